@@ -84,7 +84,7 @@ async def open_serving(
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     vllm = config.engine.kind == "vllm"
-    engine = await (_vllm(run, model, renderer) if vllm else _embedded(config, model, renderer))
+    engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
@@ -103,6 +103,7 @@ async def open_serving(
         page=None if page is None else page(renderer),
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
+        privacy=config.privacy,
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
@@ -150,7 +151,7 @@ def _router(run: Run) -> FoldedRouter | None:
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
-async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
+async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
     """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
     from ostinato.engine.embedded.engine import TorchEngine
     from ostinato.model.config import backend

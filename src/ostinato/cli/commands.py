@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
+from ostinato.cli.adapt import adapt
 from ostinato.cli.approvals import alarms, approve, refuse, rollback, ship
 from ostinato.cli.connect import connect, watch
 from ostinato.cli.corpus import corpus
@@ -39,6 +40,7 @@ app.command(worlds)
 app.command(corpus)
 app.command(reward)
 app.command(suite)
+app.command(adapt)
 for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 
@@ -269,7 +271,17 @@ app.command(log)
 def show_log(
     *,
     kind: Literal[
-        "all", "turns", "signals", "rewards", "quarantines", "holdbacks", "batches", "releases", "contracts", "alarms"
+        "all",
+        "turns",
+        "signals",
+        "rewards",
+        "quarantines",
+        "holdbacks",
+        "batches",
+        "releases",
+        "contracts",
+        "alarms",
+        "bases",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,

@@ -19,12 +19,12 @@ from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, Reward
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import by_episode, of_world
+from ostinato.reward.credit import by_episode
 from ostinato.reward.demonstrations import AnswerIds
 from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
 from ostinato.reward.line_credit import TokenBytes
-from ostinato.reward.pipeline import batch_weights, credit_of, lines_of, shown_weights, with_samples
+from ostinato.reward.pipeline import batch_weights, behind_last, credit_of, lines_of, shown_weights, with_samples
 from ostinato.reward.recent_shares import masses_of
 
 Erased = Callable[[Cursor, Turn], bool]
@@ -90,7 +90,9 @@ class CreditRefold:
         self._log, self._taught, self._erased = log, taught, erased
         self._token_bytes, self._answer_ids = token_bytes, answer_ids
         self._ledger = TurnLedger(config, gold=gold, arms=taught.arms)
-        self._drawing = False  # rows of turns that the next batch passed over have been read
+        self._passed: list[
+            tuple[Cursor, Holdback]
+        ] = []  # rows of turns that the next batch passed over: written with it
         self.erased_turns: frozenset[str] = frozenset()
 
     async def batches(self) -> AsyncIterator[RefoldedBatch]:
@@ -112,16 +114,19 @@ class CreditRefold:
                 continue
             if isinstance(left, Batch) and isinstance(row, Batch):
                 found = await self._again(row, left)
+                for at, held in self._passed:  # the desk read them after it gave credit
+                    self._ledger.apply(at, held)
+                self._passed = []
                 if place < first and found.changed:
                     raise Corrupt(
                         f"batch {row.step} was made under other settings (reward.*, learn.*) or by another version than now: credits "
                         "cannot be folded anew; use those that the run had"
                     )
                 yield found
-                self._drawing = False
-            elif isinstance(left, Holdback) and kind_of(left.reason) == PASSED_OVER and not self._drawing:
-                self._ledger.teaching.catch_up()  # as the desk did before it gave credit
-                self._drawing = True
+                left = found.row
+            elif isinstance(left, Holdback) and kind_of(left.reason) == PASSED_OVER:
+                self._passed.append((place, left))
+                continue
             self._ledger.apply(place, left)
 
     async def _find_erased(self) -> Cursor:
@@ -153,6 +158,7 @@ class CreditRefold:
                     credits=tuple(row.credits[index] for index in kept),
                     weights=tuple(row.weights[index] for index in kept if row.weights),
                     shown=tuple(row.shown[index] for index in kept if row.shown),
+                    after=tuple(row.after[index] for index in kept if row.after),
                 )
             case _:
                 return row
@@ -160,8 +166,7 @@ class CreditRefold:
     async def _again(self, recorded: Batch, left: Batch) -> RefoldedBatch:
         """A batch, of which `left` is left, with its credits at this place in the log."""
         ledger = self._ledger
-        if not self._drawing:
-            ledger.teaching.catch_up()
+        ledger.teaching.catch_up()
         if not left.turns:
             return RefoldedBatch(recorded=recorded, row=left, refused="no turn is left")
         found = await self._found(left)
@@ -170,17 +175,20 @@ class CreditRefold:
         weights = left.weights
         if weights and len(left.turns) < len(recorded.turns):
             weights = tuple(batch_weights(turns, dict(zip(values, weights, strict=True)), even=left.even))
-        drawn_from = [entry.facts.source for turn, entry in found if not of_world(turn)] + ledger.passed_over
-        masses = masses_of(drawn_from, even=True)
+        entries = [entry for _, entry in found]
+        drawn_from = [entry.facts.source for entry in entries if not entry.facts.world]
+        masses = masses_of(drawn_from + [ledger.matured[row.turn].facts.source for _, row in self._passed], even=True)
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
-        credit = credit_of(ledger, self._taught, by_turn, masses, await lines_of(self._log, self._token_bytes, found))
+        lines = await lines_of(self._log, self._token_bytes, found)
+        after = ledger.later_returns(entries, left.upto or None)
+        row = replace(left, weights=weights, after=behind_last(entries, after))
         try:
-            credits = credit(by_episode(turns), values)
+            credits = credit_of(ledger, self._taught, entries, by_turn, masses, lines)(by_episode(turns, after), values)
         except NoSignal as error:
-            return RefoldedBatch(recorded=recorded, row=replace(left, weights=weights), refused=str(error))
+            return RefoldedBatch(recorded=recorded, row=row, refused=str(error))
         corrections = self._taught.corrections if recorded.shown else 0.0
         shown = await shown_weights(self._log, turns, masses, ledger, corrections, self._answer_ids)
-        row = replace(left, credits=tuple(credits[turn.id] for turn in turns), weights=weights, shown=shown)
+        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown)
         return RefoldedBatch(recorded=recorded, row=row, refused="")
 
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:

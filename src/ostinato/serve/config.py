@@ -11,6 +11,37 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
+from ostinato.core.records import Consent
+
+# ---------------------------------------------------------------- consent
+
+
+class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
+    """What may be done with people's turns. The strictest wish counts: of these settings and of the request.
+
+    Example: ``PrivacyConfig(train=Consent.YES, tenants={"bank": Consent.NEVER})``
+    """
+
+    train: Consent = Field(
+        default=Consent.YES,
+        description="What may be done with people's turns at most: 'never' (answered; no word of them is stored), 'aggregate' (stored; "
+        "they count in metrics), 'adapt' (also the user's own dials may learn from them), 'yes' (the weights may, too).",
+    )
+    tenants: dict[str, Consent] = Field(
+        default_factory=dict[str, Consent],
+        description="The same for particular tenants, by tenant; each must have a key. What is looser than `privacy.train` has no effect.",
+    )
+    store_false: Consent = Field(
+        default=Consent.NEVER,
+        description="What a request with `store: false` asks for. 'yes' ignores the field, for clients that send it unasked, as Codex "
+        "does with every call.",
+    )
+
+    def at_most(self, tenant: str) -> Consent:
+        """What may be done with a tenant's turns at most."""
+        return Consent.strictest(self.train, self.tenants.get(tenant, Consent.YES))
+
+
 # ---------------------------------------------------------------- Auto
 
 

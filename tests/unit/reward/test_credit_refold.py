@@ -119,6 +119,7 @@ def replace_batch(row: Batch, gone: set[str], episodes: dict[str, str]) -> Batch
         turns=tuple(row.turns[i] for i in kept),
         credits=tuple(row.credits[i] for i in kept),
         weights=tuple(weights),
+        after=tuple(row.after[i] for i in kept if row.after),
     )
 
 
@@ -186,3 +187,48 @@ def test_somebody_who_comes_back_is_taken_out_only_up_to_their_request():
     assert (erased(5, replace(ann, tenant="acme")), erased(6, replace(ann, tenant="acme"))) == (True, False)
     assert erased(1 << 40, redacted)
     assert not erased(1, a_turn("c:0", user="bob"))
+
+
+class CrowdedLog(MemoryLog):
+    """Another process writes a turn just before each batch, which the desk has not read when it gives credit."""
+
+    crowd: tuple[Turn, ...] = ()
+
+    async def append(self, *rows):
+        if self.crowd and any(isinstance(row, Batch) for row in rows):
+            first, self.crowd = self.crowd[0], self.crowd[1:]
+            await super().append(first)
+        return await super().append(*rows)
+
+
+async def test_sessions_that_were_cut_are_credited_again_with_what_the_desk_knew_of_their_rest():
+    config, time, draw = RewardConfig(episode_wait_s=1.0), [1000.0], random.Random(7)
+    log = CrowdedLog()
+
+    def clock() -> float:
+        time[0] += 1e-3
+        return time[0]
+
+    def turn_of(round_: int, i: int, user: str) -> Turn:
+        sampled = tuple(range(1 + draw.randrange(4)))
+        turn = a_turn(f"{round_}-{i}:0", user=user, version=round_, prompt=(i,), sampled=sampled, ended_at=clock())
+        return replace(turn, episode=f"session of {user}")
+
+    desk = RewardDesk(log, Inline(copilot, max_abs=config.max_abs), clock, config)
+    for round_ in range(5):
+        for i in range(14):
+            turn = turn_of(round_, i, f"u{i % 7}")
+            name = "accepted" if draw.random() < (0.2 if turn.user == GONE else 0.7) else "rejected"
+            await log.append(turn, a_delivery(turn, at=time[0]), a_signal(turn, name, at=time[0]))
+        time[0] += 4000.0
+        for i in range(20, 24):  # their sessions go on: known to the desk, and not judged yet
+            await log.append(turn_of(round_, i, f"u{i % 7}"))
+        log.crowd = (turn_of(round_, 30, "u4"),)
+        await desk.batch(round_ + 1, 12, V0)
+    found = await refolded(log, config, Taught(), ["nobody"])
+    assert len(found) == 5
+    assert any(any(batch.recorded.after) for batch in found), "the case: sessions were cut"
+    assert not any(batch.changed for batch in found)
+    without_gone = await refolded(log, config, Taught(), [GONE])
+    assert any(any(batch.row.after) for batch in without_gone)
+    assert all(batch.changed for batch in without_gone)

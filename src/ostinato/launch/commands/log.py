@@ -12,7 +12,18 @@ from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
 from ostinato.core.errors import NotFound
 from ostinato.core.notices import Alarm, Stamp
-from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.records import (
+    Batch,
+    Delivered,
+    Holdback,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    SteeringBasis,
+    Turn,
+)
 from ostinato.core.seams import Log
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
@@ -20,7 +31,7 @@ from ostinato.launch.views.screen import plain
 from ostinato.reward.functions import parts_of
 
 KINDS: dict[str, set[type]] = {
-    "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm},
+    "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis},
     "turns": {Turn},
     "signals": {Signal},
     "rewards": {Reward},
@@ -30,6 +41,7 @@ KINDS: dict[str, set[type]] = {
     "releases": {ReleaseEvent},
     "contracts": {Stamp},
     "alarms": {Alarm},
+    "bases": {SteeringBasis},
 }
 SHOWN = 60
 
@@ -87,11 +99,11 @@ def _described(row: Row) -> tuple[str, str]:
             return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {count}"
         case Quarantine() | Holdback():
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
-        case Batch() | ReleaseEvent() | Stamp() | Alarm():
+        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
             return _decided(row)
 
 
-def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
+def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis) -> tuple[str, str]:
     match row:
         case Batch():
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
@@ -105,6 +117,8 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():
             return "alarm", f"{row.state}  {row.name}  {row.reason}"
+        case SteeringBasis():
+            return "basis", f"{row.hash}  {len(row.tokens) // 8} tokens  dials {', '.join(row.names)}"
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:

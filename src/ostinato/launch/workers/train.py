@@ -45,14 +45,18 @@ _LEAST_CLEANING_S = 1.0
 
 
 class ReportingTrainer:
-    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step."""
+    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step.
 
-    def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float) -> None:
-        self._inner, self._pulse, self._longest_s = inner, pulse, longest_s
+    A step of up to `most` tokens may take `longest_s` seconds, a longer one in proportion: a group of rollouts may be longer than a batch.
+    """
+
+    def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float, most: int) -> None:
+        self._inner, self._pulse, self._longest_s, self._most = inner, pulse, longest_s, most
 
     async def step(self, batch: TrainingBatch) -> Learned:
         """As the inner trainer's `step`."""
-        with self._pulse.during(f"taking step {batch.row.step}", self._longest_s):
+        longest_s = self._longest_s * max(1.0, batch.tokens / self._most)
+        with self._pulse.during(f"taking step {batch.row.step}", longest_s):
             return await self._inner.step(batch)
 
 
@@ -64,7 +68,8 @@ class TrainWorker:
 
     def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Heartbeat) -> None:
         self._longest_s = run.config.supervise.work_s
-        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s)
+        most = run.config.reward.batch_tokens
+        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s, most)
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)

@@ -20,13 +20,21 @@ from typing import Any, TypeVar, cast
 from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Purpose, Sampling, Turn
+from ostinato.core.records import Arm, Consent, Purpose, Sampling, Turn
 from ostinato.serve.arms import Assignment
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Placement, Senders, purpose_of
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
-from ostinato.serve.calls.conversations import AUTO, AnswerParser, ConversationScope, Prompt, Sessions, chain_of
+from ostinato.serve.calls.conversations import (
+    AUTO,
+    OWN_EPISODE,
+    AnswerParser,
+    ConversationScope,
+    Prompt,
+    Sessions,
+    chain_of,
+)
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
 from ostinato.serve.dialects.anthropic import parse_count
@@ -72,8 +80,8 @@ class Draws:
         for field, wanted in (
             ("logprobs", request.wants_logprobs),
             ("continue_final_message", request.continue_final_message),
-            ("tools", _uses_tools(request.conversation)),
-            ("response_format", request.conversation.demand is not None),
+            ("tools", _uses_tools(_for_auto(request.conversation))),
+            ("response_format", _for_auto(request.conversation).demand is not None),
             ("logit_bias", bool(request.logit_bias)),
             ("presence_penalty", bool(request.presence_penalty)),
             ("frequency_penalty", bool(request.frequency_penalty)),
@@ -96,6 +104,14 @@ class Draws:
             self._parts.metrics.passed_on(tenant, [*failed][-1])
         assignment = Assignment(arm=deal.release, propensity=deal.propensity)
         return Placement(slot=deal.release.value, assignment=assignment), deal
+
+
+def _for_auto(conversation: Conversation) -> Conversation:
+    """The conversation as Auto's arms get it: without tools that may not be called, as not every arm can be kept from calling them."""
+    demand = conversation.demand
+    if demand is None or not demand.forbidden:
+        return conversation
+    return replace(conversation, tools=(), demand=None if demand.schema is None else replace(demand, forbidden=False))
 
 
 def _uses_tools(conversation: Conversation) -> bool:
@@ -160,6 +176,7 @@ class EnginePrompt:
     prompt: Prompt
     purpose: Purpose = Purpose.TASK
     grammar: str = ""
+    call_token: int | None = None  # to be kept from being sampled, as calls are forbidden
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
@@ -170,6 +187,7 @@ class EnginePrompt:
 
 
 _LOG = logging.getLogger(__name__)
+_NEVER = -100.0  # the least bias that all engines take
 _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
@@ -179,16 +197,26 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log; `overheard` is given people's next messages."""
+    """Answers calls. `stored` is called with each turn in the log, `unkept` with the ids of turns whose words will not be stored, before
+    they are sampled; `overheard` is given people's next messages.
+    """
 
-    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: FollowUps) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        stored: Callable[[Turn], None],
+        unkept: Callable[[Sequence[str]], None],
+        overheard: FollowUps,
+    ) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
         self._observer = Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._draws = Draws(parts)
-        self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
+        self._senders = Senders(parts.engine, config, parts.privacy, parts.clock, parts.arms)
+        self._unkept = unkept
         budget = config.session_tokens // len(tenants)
         self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
@@ -234,6 +262,8 @@ class CallHandlers:
         rough = PER_HASHED * conversation.parts
         if not conversation.hashed:
             rough += said // PER_PARSED + PART_CHARS * conversation.parts
+        if asked.placement is None:
+            conversation = _for_auto(conversation)
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
@@ -241,7 +271,13 @@ class CallHandlers:
         purpose = purpose_of(asked.exchange.headers, conversation)
         cost = chars + PART_CHARS * conversation.parts
         prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
-        grammar = await self._grammar(tenant, conversation)
+        forbids = _forbids_calls_alone(conversation)
+        call_token = self._parts.renderer.call_token() if forbids else None
+        grammar = "" if call_token is not None else await self._grammar(tenant, conversation)
+        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
+            return EnginePrompt(
+                prompt=prompt, purpose=purpose, grammar=grammar, conversation=conversation, call_token=call_token
+            )
         self._overheard.note(tenant, question, purpose)
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
@@ -252,6 +288,7 @@ class CallHandlers:
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
+            call_token=call_token,
             conversation=conversation,
             remember=remember,
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
@@ -263,6 +300,8 @@ class CallHandlers:
         if conversation.demand is None:
             return ""
         if not self._parts.engine.capabilities().follows_grammars:
+            if _forbids_calls_alone(conversation):
+                return ""  # a call is sampled, and told as the text that it is
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
         renderer = self._parts.renderer
         grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
@@ -292,7 +331,7 @@ class CallHandlers:
         quotas.count_call(who.tenant)  # before the body is read
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
         request = await self._parsed(who.tenant, exchange, data, route.parse)
-        caller = self._senders.caller(exchange, who, request.asker)
+        caller = self._senders.caller(exchange, who, request.asker, store=request.store)
         if caller.slot is None:
             with self._parts.people.person() as person:
                 await self._placed(route, exchange, data, request, caller, person)
@@ -406,7 +445,7 @@ class CallHandlers:
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._ask(asked), dict[str, OutsideFailed]()
-        episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
+        episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
         while True:
             try:
                 call, deal = self._call(asked, attempt.id, episode, question, failed)
@@ -429,6 +468,8 @@ class CallHandlers:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
+        if call.consent is Consent.NEVER:
+            self._unkept(call.turn_ids())
         try:
             with self._at_engine(asked, call) as person:
                 await self._send(asked, capture, self._chunks(question, call, deal), question, person)
@@ -524,7 +565,7 @@ class CallHandlers:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
+        asked_for = _constrained(request.sampling(min(wanted or default, room)), question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
         call = Call(
@@ -551,7 +592,9 @@ class CallHandlers:
             tops=request.tops,
             purpose=question.purpose,
             branch=prompt.branch,
+            window=prompt.window,
             until=caller.until,
+            consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
         )
         return call, deal
@@ -565,6 +608,23 @@ class CallHandlers:
             observer=self._observer,
             stored=stored,
         )
+
+
+def _forbids_calls_alone(conversation: Conversation) -> bool:
+    """True if calls are forbidden, and nothing else is demanded, which would leave no room for one."""
+    demand = conversation.demand
+    return demand is not None and demand.forbidden and demand.schema is None
+
+
+def _constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
+    """The sampling with the grammar of the answer, and a bias that keeps a forbidden call from beginning."""
+    bias = sampling.logit_bias
+    if question.call_token is not None:
+        bias = (
+            *((token, value) for token, value in bias if token != question.call_token),
+            (question.call_token, _NEVER),
+        )
+    return replace(sampling, grammar=question.grammar, logit_bias=bias)
 
 
 def _check_logged(request: Request, max_tokens: int) -> None:

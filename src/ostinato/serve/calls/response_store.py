@@ -211,7 +211,7 @@ class IdempotencyKeys:
 
 def _whole(turn: Turn) -> bool:
     """True if the turn is a complete answer that can be replayed."""
-    return turn.finish.complete and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
+    return turn.finish.complete and not turn.redacted and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
 
 
 def body_digest(kind: str, body: Any) -> str:
