@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import Corrupt, NoSignal, NotFound
-from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn
+from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.config import RewardConfig
@@ -33,14 +33,14 @@ Erased = Callable[[Cursor, Turn], bool]
 
 def erased_people(people: Mapping[tuple[str, str | None], Cursor]) -> Erased:
     """Takes out the turns of these people, each up to a place in the log, and all whose words are erased already. A person is a tenant and
-    a user; None for all of a tenant's.
+    a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased or not.
 
     Example: ``erased_people({("acme", "ann"): log.newest()})``
     """
 
     def erased(place: Cursor, turn: Turn) -> bool:
         upto = max(people.get((turn.tenant, turn.user), 0), people.get((turn.tenant, None), 0))
-        return turn.redacted or place <= upto
+        return (turn.redacted and turn.consent is Consent.YES) or place <= upto
 
     return erased
 

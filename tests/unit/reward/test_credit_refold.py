@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import Corrupt, NotFound
-from ostinato.core.records import Batch, Delivered, Holdback, PolicyVersion, Quarantine, Reward, Signal, Turn
+from ostinato.core.records import Batch, Consent, Delivered, Holdback, PolicyVersion, Quarantine, Reward, Signal, Turn
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
 from ostinato.reward.functions import copilot
@@ -186,6 +186,7 @@ def test_somebody_who_comes_back_is_taken_out_only_up_to_their_request():
     assert (erased(10, ann), erased(11, ann)) == (True, False)
     assert (erased(5, replace(ann, tenant="acme")), erased(6, replace(ann, tenant="acme"))) == (True, False)
     assert erased(1 << 40, redacted)
+    assert not erased(1 << 40, replace(redacted, consent=Consent.NEVER)), "it was never stored, nor learned from"
     assert not erased(1, a_turn("c:0", user="bob"))
 
 
