@@ -136,10 +136,9 @@ async def plainly(config: Config, *, credits_anew: bool, own_references: bool) -
             release_ = (
                 mine[row.reference.number][0] if own_references and row.reference.number in mine else row.reference
             )
-            weights = {
-                anchor.hash: await run.follower.fetch(anchor),
-                row.reference.hash: await run.follower.fetch(row.reference),
-            }
+            weights = {anchor.hash: await run.follower.fetch(anchor)}
+            if release_ == row.reference:
+                weights[release_.hash] = await run.follower.fetch(release_)
             weights |= {version.hash: kept for version, kept in mine.values()}
             trainer.hold_nothing()
             references = References(
@@ -427,3 +426,30 @@ async def test_what_cannot_be_repeated_is_the_trainers_trouble_and_training_goes
         assert "batch 2 was made under other settings" in worker._unerased
         assert worker._pulse.trouble() == worker._unerased
         assert worker.parts.trainer.step_count == STEPS
+
+
+async def test_a_second_person_is_taken_out_of_what_came_of_the_first_replay(config):
+    async with at_work(config) as worker:
+        run = worker._run
+        await release(run)
+        assert await worker.may_learn()
+        base = await run.follower.resolve("base")
+        for number in range(8 * STEPS, 8 * STEPS + 8):
+            turn, signal = served(number, base)
+            await run.log.append(replace(turn, user="zoe" if number % 4 == 1 else f"u{number % 3}"), signal)
+        await worker.learn()
+        first = ErasureFiles(run.home).job().id
+    await forget(config, "default", "zoe", Console(quiet=True), replay=True)
+    truth = await plainly(config, credits_anew=True, own_references=True)
+    async with at_work(config) as worker:
+        job = ErasureFiles(worker._run.home).job()
+        assert (job.last, job.version) == (STEPS + 2, (STEPS + 3, truth[STEPS + 2]))
+    assert job.id != first
+    steps = lines_of(config.run.directory / "erasure" / f"{job.id}.steps.jsonl")
+    assert {line["step"]: line["root"] for line in steps} == truth
+    with open_run(config) as run:
+        taken_out = {turn.id async for _, turn in run.log.read(0, {Turn}) if turn.redacted}
+    rows = read_rows((config.run.directory / "erasure" / f"{job.id}.rows.jsonl").read_text().splitlines())
+    assert len(rows) == STEPS + 2
+    assert taken_out > GONE_TURNS
+    assert all(taken_out.isdisjoint(turns) for _, turns in rows)

@@ -336,9 +336,11 @@ class ErasureReplay:
         self, stepper: Stepper, own: OwnVersions, made: TrainingBatch, batch: RefoldedBatch
     ) -> dict[str, Any]:
         """Take a step, or count one that is refused. Returns what to note."""
-        base = None if batch.row.base is None else await own.of(batch.row.base)
-        if batch.row.base is not None and batch.row.base.number == batch.row.step:
-            base = None  # an earlier erasure: here the replay is that version already
+        base = batch.row.base
+        if (
+            base is not None
+        ):  # of an earlier erasure, if it has this step's number: here the replay is that version already
+            base = None if base.number == batch.row.step else await own.of(base)
         row = replace(batch.row, reference=await own.of(batch.row.reference), base=base)
         note: dict[str, Any] = {"step": row.step, "refused": batch.refused}
         try:
