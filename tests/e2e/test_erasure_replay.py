@@ -112,18 +112,20 @@ async def config(original, tmp_path) -> Config:
     return made
 
 
-async def plainly(config: Config, *, credits_anew: bool, own_references: bool) -> dict[int, str]:
+async def plainly(
+    config: Config, *, credits_anew: bool, own_references: bool, first: int = FIRST, user: str = GONE
+) -> dict[int, str]:
     """Training on the log without the person from the last checkpoint before them, step by step and in memory: step -> root."""
     with open_run(config) as run:
         tokens = ModelTokens(model_path(config))
-        request = ErasureRequest(tenant="default", user=GONE, upto=run.log.newest())
+        request = ErasureRequest(tenant="default", user=user, upto=run.log.newest())
         refold = open_refold(config, run.log, [request], tokens)
         trainer = PolicyTrainer(model_path(config), training(config), trainer_contract(config))
-        place = next(path for path in stored(run.home.checkpoints) if step_of(path) < FIRST)
-        alone = run.home.root / "alone"
-        alone.mkdir(exist_ok=True)
-        (alone / place.name).symlink_to(place) if not (alone / place.name).exists() else None
-        trainer.restore(load_checkpoint(alone))
+        older = [path for path in stored(run.home.checkpoints) if step_of(path) < first]
+        if older:
+            (alone := run.home.root / "alone").mkdir(exist_ok=True)
+            (alone / older[0].name).symlink_to(older[0]) if not (alone / older[0].name).exists() else None
+            trainer.restore(load_checkpoint(alone))
         anchor = await run.follower.resolve("base")
         mine: dict[int, tuple[PolicyVersion, object]] = {}
         roots: dict[int, str] = {}
@@ -453,3 +455,21 @@ async def test_a_second_person_is_taken_out_of_what_came_of_the_first_replay(con
     assert len(rows) == STEPS + 2
     assert taken_out > GONE_TURNS
     assert all(taken_out.isdisjoint(turns) for _, turns in rows)
+
+
+async def test_without_an_older_checkpoint_it_begins_at_the_start_of_training_in_a_trainer_that_just_started(
+    original, tmp_path
+):
+    shutil.copytree(original.run.directory, tmp_path / "run")
+    config = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
+    async with at_work(config) as worker:
+        await forget(config, "default", "u1", Console(quiet=True), wait_s=0.0, replay=True)
+        await worker.learn()
+        assert "restart the trainer" in worker._unerased
+        assert worker.parts.trainer.step_count == STEPS, "until then it goes on from where it was"
+    truth = await plainly(config, credits_anew=True, own_references=True, first=1, user="u1")
+    async with at_work(config) as worker:
+        assert worker.parts.candidates.last == PolicyVersion(number=STEPS + 1, hash=truth[STEPS])
+        assert ErasureFiles(worker._run.home).job().checkpoint == "base"
+    assert noted(config) == truth
+    assert truth.keys() == set(range(1, STEPS + 1))
