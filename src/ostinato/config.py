@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from ostinato.adapt.config import AdaptConfig
 from ostinato.compute.config import ComputeConfig
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.files import write_atomic
@@ -185,6 +186,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     housekeeping: HousekeepingConfig = Field(default_factory=HousekeepingConfig, description="What `up` tidies up.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
+    adapt: AdaptConfig = Field(default_factory=AdaptConfig, description="Answers that lean to each person.")
     worlds: WorldsConfig = Field(default_factory=WorldsConfig, description="Rollouts in simulated worlds.")
     compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Compute that moves.")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")

@@ -57,6 +57,11 @@ class Home:
         return self.root / "folds"
 
     @property
+    def people(self) -> Path:
+        """The cache of people's dials. It may be deleted and is then made again from the log."""
+        return self.folds / "people.sqlite"
+
+    @property
     def weights(self) -> Path:
         """The weight store."""
         return self.root / "weights"

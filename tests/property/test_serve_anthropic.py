@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ostinato.core.conversation import Message, Piece, Role, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.anthropic import Messages, MessagesRequest, parse_count, parse_messages
+from ostinato.serve.dialects.anthropic import MessagesRequest, parse_count, parse_messages
+from ostinato.serve.dialects.anthropic_reply import Messages
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
+from ostinato.adapt.dials import DialAdaptation
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import (
     NumericsMode,
@@ -34,6 +35,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.core.memory import process_limit
 from ostinato.core.seams import Engine, Renderer
+from ostinato.record.person_cache import SqlPersonCache
 from ostinato.release.alarms import note
 from ostinato.release.auto.router import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
@@ -101,6 +103,7 @@ async def open_serving(
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
+        adaptation=_adaptation(run, engine),
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
         privacy=config.privacy,
@@ -149,6 +152,19 @@ def _router(run: Run) -> FoldedRouter | None:
     """The router that draws among Auto's arms, or None if there are none."""
     arms = [arm.name for arm in run.config.serve.auto.arms]
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
+
+
+def _adaptation(run: Run, engine: Engine) -> DialAdaptation | None:
+    """What leans people's answers, or None if nobody's do. Raises BadConfig for an engine that cannot steer."""
+    config = run.config
+    if config.adapt.mode == "off":
+        return None
+    if not engine.capabilities().steers:
+        raise BadConfig(
+            f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
+        )
+    cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
+    return DialAdaptation(run.log, cache, config.adapt)
 
 
 async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:

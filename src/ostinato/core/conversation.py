@@ -214,10 +214,24 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionBlock:
+    """A summary that a client sends back in place of the messages before it. `token`: what proves where it comes from, not yet verified;
+    `field`: where the request holds it, for errors.
+
+    Example: ``CompactionBlock(content="Done so far: ...", token="eyJ2...")``
+    """
+
+    content: str
+    token: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """The messages so far, oldest first, and the tools that may be called. `continued`: the model continues the last message.
 
-    `demand`: what the next answer must be; None allows anything. `one_call`: the next answer may make one call at most.
+    `demand`: what the next answer must be; None allows anything. `one_call`: the next answer may make one call at most. `block`: the
+    summary with which it begins, which the first messages hold. `summarises`: the last message asks for a summary of all before it.
 
     Example: ``Conversation(messages=(Message(role=Role.USER, text="hi"),))``
     """
@@ -227,6 +241,8 @@ class Conversation:
     continued: bool = False
     demand: Demand | None = None
     one_call: bool = False
+    block: CompactionBlock | None = None
+    summarises: bool = False
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

@@ -15,6 +15,7 @@ from ostinato.core.records import (
     NoReward,
     ParsedCall,
     Pending,
+    Person,
     Pick,
     PolicyVersion,
     ReleaseEvent,
@@ -26,6 +27,7 @@ from ostinato.core.records import (
 from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
 from ostinato.core.sandbox import Change, ExecResult, Isolation, SandboxSpec
+from ostinato.core.steering import Steering
 from ostinato.core.weights import Learned, Snapshot, Swap
 
 R = TypeVar("R", bound=Row)
@@ -137,6 +139,59 @@ class Folds(Protocol):
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
         """The fold last saved under this name; None if there is none, or it cannot be read."""
+        ...
+
+
+PersonValue = tuple[Cursor, int | None, bytes]
+"""What is kept of a person: the place of the last change, the number of the key that it lies under, and the bytes."""
+
+
+class PersonCache(Protocol):
+    """One value per person, folded from the log, under the person's own key. It may be lost, and is then folded anew."""
+
+    def begin(self, rules: str) -> tuple[Cursor, str]:
+        """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped.
+
+        Raises StorageFull, Unavailable.
+        """
+        ...
+
+    def key(self, person: Person) -> int | None:
+        """The number of the key that a person's value lies under now; None if nothing is encrypted, or their key was destroyed."""
+        ...
+
+    def load(self, person: Person) -> bytes | None:
+        """A person's value; None without one, or if their key was destroyed. Raises Corrupt, Unavailable."""
+        ...
+
+    def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
+        """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
+
+        A value whose key is no longer the person's is dropped as well. Raises StorageFull, Unavailable; call it again.
+        """
+        ...
+
+
+class Adaptation(Protocol):
+    """Leans the answers of people towards what their ratings say."""
+
+    async def start(self) -> None:
+        """Begin to follow the log."""
+        ...
+
+    async def close(self) -> None:
+        """Stop."""
+        ...
+
+    def steering(self, person: Person, *, weights: str, verified: bool) -> Steering | None:
+        """How a person's next answer by the weights of this hash leans; None if it is the base model's.
+
+        `verified`: the tenant proved who it is. Never waits, and never raises for a state that cannot be read.
+        """
+        ...
+
+    def heard(self) -> None:
+        """Signals were written to the log. Returns at once."""
         ...
 
 

@@ -169,6 +169,15 @@ class KeyRing:
                     self._find(scope)
             return {scope: self._numbers[scope] for scope in wanted}
 
+    def living(self, scope: Scope) -> int | None:
+        """The number of a scope's key now; None if it has none, or it was destroyed, by this process or another. Raises Unavailable."""
+        with self._lock:
+            try:
+                self.refresh()
+                return self._numbers[scope] if scope in self._numbers or self._find(scope) else None
+            except driver.Error as error:
+                raise translate(error, self._path) from error
+
     def conceal(self, number: int, bound: bytes, plain: bytes) -> bytes:
         """Encrypt under a key. Raises Forgotten."""
         nonce = os.urandom(_NONCE)

@@ -473,6 +473,11 @@ class RowLog(ABC):
         its time has come. Raises StorageFull, Unavailable, Corrupt.
         """
 
+    @property
+    def keys(self) -> KeyRing | None:
+        """The keys that its rows lie under; None if nothing was ever encrypted."""
+        return self._ring
+
     async def forget(self, tenant: str, user: str | None = None) -> Cursor:
         """Make the texts of a tenant's user, or of all its users, unreadable for ever by destroying their keys.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -23,17 +24,17 @@ from ostinato.core.arm_assignment import Dealing
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.records import Arm, Turn
-from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
+from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
+from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.calls.generate import CallHandlers
 from ostinato.serve.config import PrivacyConfig, ServeConfig
-from ostinato.serve.dialects import anthropic, openai_reply
+from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.feedback.handlers import Feedback, Telemetry
 from ostinato.serve.feedback.intake import Intake
@@ -131,11 +132,11 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
 
 def _abilities(*, forms: bool) -> dict[str, Any]:
     """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
-    no = {"supported": False}
+    no, yes = {"supported": False}, {"supported": True}
     edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
     return {
         **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
-        "compaction": no | {"summarize": no},
+        "compaction": yes | {"summarize": yes},
         "context_management": no | edits,
         "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
         "server_tools": no | {"code_execution": no, "web_search": no},
@@ -172,11 +173,11 @@ def create_app(
     dealer: Dealer | None = None,
     page: Page | None = None,
     room: Callable[[], int] | None = None,
+    adaptation: Adaptation | None = None,
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
-    people wait.
+    """The gateway as an ASGI app. `app.state.metrics.swapped` takes swaps; `app.state.waits` measures how long people wait.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
@@ -190,12 +191,12 @@ def create_app(
         dealer: draws among the arms of `config.auto`; needed if there are any.
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
         room: the free bytes on the log's disk; None if that is not known.
+        adaptation: leans people's answers; started and closed with the app.
         audit: records wrong keys, and weights that an operator's key chose.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
 
     Raises:
-        BadConfig: weak or repeated keys, an unusable key file, settings of a tenant without a key, a control share outside [0, 1], a
-            missing key or dealer for Auto's arms, or Auto under the model's own name.
+        BadConfig: weak or unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
     metrics, privacy = metrics or Metrics(engine), privacy or PrivacyConfig()
     keys, visits, watched = _authentication(config, privacy, admin_keys, clock)
@@ -212,11 +213,12 @@ def create_app(
         writes=Writes(clock, slow_s=config.store_timeout_s),
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
-        thread=FairThread(),
+        blocks=_signer(config, admin_keys, model_name),
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
+        adaptation=adaptation,
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
 
@@ -225,7 +227,7 @@ def _authentication(
     config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
 ) -> tuple[Keyring, SessionCookies, Watched | None]:
     """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
-    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+    admins = _admins(config, admin_keys)
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
     check_tenants(config, privacy, keys.tenants)
@@ -238,6 +240,16 @@ def _authentication(
         return strange
 
     return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
+
+
+def _admins(config: ServeConfig, admin_keys: Sequence[SecretStr]) -> list[SecretStr]:
+    return [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+
+
+def _signer(config: ServeConfig, admin_keys: Sequence[SecretStr], model: str) -> BlockSigner:
+    """Signs with the operator's keys, so that blocks outlive the process; without any, with a key that does not."""
+    keys = [key.get_secret_value() for key in _admins(config, admin_keys)]
+    return BlockSigner(keys or [secrets.token_hex(32)], model)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -313,7 +325,9 @@ class GatewayApp(Starlette):
             ("GET", "/health"): about.health,
             ("GET", "/metrics"): about.numbers,
         }
-        errors = {("POST", route.path): route.errors for route in ROUTES} | {("POST", COUNT_PATH): anthropic.ERRORS}
+        errors = {("POST", route.path): route.errors for route in ROUTES} | {
+            ("POST", COUNT_PATH): anthropic_reply.ERRORS
+        }
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
         handlers |= {
             ("OPTIONS", path): partial(preflight, (method,), self._origins) for method, path in tuple(handlers)
@@ -345,10 +359,9 @@ class GatewayApp(Starlette):
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
         deals = self._parts.deals
-        if deals is not None:
-            await deals.start()
-        if self._judge is not None:
-            await self._judge.start()
+        beside = [each for each in (self._judge, deals, self._parts.adaptation) if each is not None]
+        for each in beside:
+            await each.start()
         watching = None if self._watched is None else asyncio.create_task(self._watched())
         yield
         if watching is not None:
@@ -357,8 +370,9 @@ class GatewayApp(Starlette):
             await self._judge.close()
         await self._calls.close()
         self._parts.thread.close()
-        if deals is not None:
-            await deals.close()
+        for each in beside:
+            if each is not self._judge:
+                await each.close()
         if self._parts.tracing is not None:
             await self._parts.tracing.close()
 

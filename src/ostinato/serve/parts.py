@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ostinato.core.seams import Clock, Engine, Log, Renderer
+from ostinato.core.seams import Adaptation, Clock, Engine, Log, Renderer
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto_deals import Deals
+from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
@@ -22,9 +23,9 @@ from ostinato.serve.writes import Writes
 class Parts:
     """The gateway's shared parts.
 
-    `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `room` tells the free
-    bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a
-    collector.
+    `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `blocks` signs summaries
+    that clients keep; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing`
+    makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -41,8 +42,10 @@ class Parts:
     writes: Writes
     arms: Arms
     people: PeopleFirst
-    thread: FairThread
+    blocks: BlockSigner
     privacy: PrivacyConfig
+    thread: FairThread = field(default_factory=FairThread)
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     tracing: Tracing | None = None
+    adaptation: Adaptation | None = None

@@ -60,6 +60,11 @@ class MemoryLog:
         found = (self._known.get((kind, each)) for each in identities)
         return [row for row in found if isinstance(row, kind)]
 
+    async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
+        """The sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
+        known = {(type(row), identity(row)): place for place, row in enumerate(self.rows, 1)}
+        return [known[kind, each] for each in identities if (kind, each) in known]
+
     async def horizon(self) -> Cursor:
         """0: nothing is ever dropped."""
         return 0

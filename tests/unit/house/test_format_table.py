@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ostinato.app import machine
 from ostinato.corpus import manifest as corpus
-from ostinato.record import backup, folds
+from ostinato.record import backup, folds, person_cache
 from ostinato.record.postgres import schema as postgres
 from ostinato.record.segments import segment as segments
 from ostinato.release.auto import router
@@ -30,6 +30,7 @@ FORMATS = {
     "fold of Auto": (router._FORMAT, {router._FORMAT}),
     "fold of the status": (summary._FORMAT, {summary._FORMAT}),
     "page's index": (page.FORMAT, {page.FORMAT}),
+    "people's dials": (person_cache.FORMAT, {person_cache.FORMAT}),
     "weights: manifests in `weights/objects`": (weights.FORMAT, {weights.FORMAT}),
     "certificate of an erasure": (certificate.FORMAT, {certificate.FORMAT}),
     "checkpoint of one process": (checkpoint.FORMAT, CHECKPOINTS),

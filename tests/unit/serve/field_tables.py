@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ostinato.serve.dialects import anthropic, openai, responses, responses_items
+from ostinato.serve.dialects.compaction_blocks import packed_token
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.field_rules import UNSUPPORTED, Ignored, Only
 
@@ -110,6 +111,7 @@ TABLES: dict[str, list[Object]] = {
         Object(name="The request of `/v1/messages/count_tokens`", model=anthropic.CountRequest,
                sample={"model": "m", "messages": [HI]}, within=_same, parse=anthropic.parse_count),
         _messages("`metadata`", anthropic.Metadata, {"user_id": "ann"}, lambda o: {"metadata": o}),
+        _messages("`compaction`", anthropic.CompactionConfig, {"type": "summarize"}, lambda o: {"compaction": o}),
         _messages("`context_management`", anthropic.ContextManagement, {}, lambda o: {"context_management": o}),
         _messages("An edit of `context_management`", anthropic.ContextEdit, {"type": "compact_20260112"},
                   lambda o: {"context_management": {"edits": [o]}}),
@@ -123,6 +125,7 @@ TABLES: dict[str, list[Object]] = {
         _block("A `thinking` block", anthropic.ThinkingBlock, {"type": "thinking", "thinking": "x"}, "assistant"),
         _block("A `redacted_thinking` block", anthropic.RedactedThinkingBlock,
                {"type": "redacted_thinking", "data": "x"}, "assistant"),
+        _block("A `compaction` block", anthropic.CompactionContentBlock, {"type": "compaction"}, "assistant"),
         _block("A `tool_use` block", anthropic.ToolUseBlock,
                {"type": "tool_use", "id": "c1", "name": "read", "input": {}}, "assistant"),
         _block("A `tool_result` block", anthropic.ToolResultBlock, {"type": "tool_result", "tool_use_id": "c1"}),
@@ -145,6 +148,10 @@ TABLES: dict[str, list[Object]] = {
                    lambda o: {"text": {"format": o}}),
         _responses("`tool_choice` as an object", responses.ResponsesNamedTool, {"type": "function", "name": "read"},
                    lambda o: {"tools": [{"type": "function", "name": "read"}], "tool_choice": o}),
+        Object(name="The request of `/v1/responses/compact`", model=responses.CompactRequest, sample=RESPONSES,
+               within=_same, parse=responses.parse_compact),
+        _item("A `compaction` item", responses_items.CompactionItem,
+              {"type": "compaction", "encrypted_content": packed_token({"text": "x"}, b"")}),
         _item("A `message` item", responses_items.MessageItem, {"type": "message", **HI}),
         _item("A `function_call` item", responses_items.CallItem,
               {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}),

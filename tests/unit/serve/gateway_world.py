@@ -21,7 +21,7 @@ ADMIN = "admin-0123456789abcdef"
 
 
 class World:
-    def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None, privacy=None):
+    def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None, privacy=None, adaptation=None):
         self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
@@ -37,6 +37,7 @@ class World:
             admin_keys=[SecretStr(key) for key in admin_keys],
             dealer=dealer,
             room=lambda: self.room,
+            adaptation=adaptation,
             audit=lambda act, **facts: self.audited.append((act, facts)),
             privacy=privacy,
         )
@@ -106,13 +107,21 @@ async def world(
     wrap=None,
     admin_keys=(),
     dealer=None,
+    adaptation=None,
     privacy=None,
     **config,
 ):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
     engine = engine or FakeEngine(lambda request: script)
     w = World(
-        engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer(), admin_keys, dealer, privacy
+        engine,
+        log or MemoryLog(),
+        ServeConfig(**config),
+        renderer or ByteRenderer(),
+        admin_keys,
+        dealer,
+        privacy,
+        adaptation,
     )
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:

@@ -5,7 +5,8 @@ import pytest
 from ostinato.core.conversation import Conversation, Message, Piece, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, TooLarge, Unauthorized, Unavailable
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.anthropic import ERRORS, SIGNATURE, Messages, parse_count, parse_messages
+from ostinato.serve.dialects.anthropic import parse_count, parse_messages
+from ostinato.serve.dialects.anthropic_reply import ERRORS, SIGNATURE, Messages
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, Heading, Tokens, Whole
 
 ASK = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
@@ -242,7 +243,17 @@ def test_harmless_and_inert_fields_are_taken():
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
         ({"messages": [user("x")]}, "messages[0].content[0]"),
-        ({"messages": [user({"type": "compaction"})]}, "messages[0].content[0].type"),
+        ({"messages": [user({"type": "compaction"})]}, "messages"),
+        ({"messages": [user({"type": "compaction", "content": ""})]}, "messages[0].content[0].content"),
+        ({"system": [{"type": "compaction", "content": "x"}]}, "system[0]"),
+        ({"compaction": {"type": "forget"}}, "compaction.type"),
+        ({"compaction": {"type": "summarize"}, "stop_sequences": ["x"]}, "stop_sequences"),
+        ({"compaction": {"type": "summarize"}, "context_management": {"edits": []}}, "context_management"),
+        ({"compaction": {"type": "summarize"}, "tools": [READ], "tool_choice": {"type": "any"}}, "tool_choice"),
+        (
+            {"compaction": {"type": "summarize"}, "output_format": {"type": "json_schema", "schema": {}}},
+            "output_config.format",
+        ),
         ({"messages": [user({"type": "tool_use"})]}, "messages[0].content[0].type"),
         ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
         ({"messages": [user(text("x") | {"txt": 1})]}, "messages[0].content[0].txt"),

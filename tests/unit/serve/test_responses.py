@@ -107,7 +107,17 @@ def test_items_become_messages_that_take_turns():
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input"),
+        ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction_trigger"}, {"role": "user", "content": "x"}]}, "input"),
+        (
+            {
+                "input": [{"role": "user", "content": "x"}, {"type": "compaction_trigger"}],
+                "tool_choice": "required",
+                "tools": [READ],
+            },
+            "tool_choice",
+        ),
         ({"input": [7]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "smell"}]}]}, "input[0].content[0].type"),

@@ -159,10 +159,27 @@ class Answer:
             EngineFailed, StoreSlow, StorageFull: the answer cannot be completed.
             GrammarTooComplex: the answer's form cannot be enforced to its end.
         """
+        await self._kept(self._events() if stream else self._whole(), stream=stream)
+
+    async def sample(self, *, stream: bool) -> None:
+        """Sample the whole answer and store its turns, but send nothing of it, only heartbeats of a stream. Raises as `send`."""
+        await self._kept(self._beating() if stream else self._sampled(), stream=False)
+
+    async def deliver(self, data: bytes, *, stream: bool) -> None:
+        """Send what was made of a sampled answer, as a body or as all of a stream's events."""
+        if not stream:
+            await self._exchange.reply(200, data, self._headers())
+            return
+        if not self._exchange.status:
+            await self._exchange.start(200, STREAM + self._headers())
+        await self._exchange.write(data, last=True)
+
+    async def _kept(self, work: Coroutine[Any, Any, None], *, stream: bool) -> None:
+        """Do the work; whatever ends it, the turns of what was sampled are written."""
         capture = self._capture
         try:
             try:
-                await (self._events() if stream else self._whole())
+                await work
             finally:
                 close = getattr(self._chunks, "aclose", None)
                 if close is not None:
@@ -195,11 +212,14 @@ class Answer:
 
     # ------------------------------------------------------------ at once
 
-    async def _whole(self) -> None:
-        capture = self._capture
-        while not capture.complete:
+    async def _sampled(self) -> None:
+        while not self._capture.complete:
             await self._next()
-        await self._store(*range(len(capture.choices)))
+        await self._store(*range(len(self._capture.choices)))
+
+    async def _whole(self) -> None:
+        await self._sampled()
+        capture = self._capture
         few = capture.tokens * (1 + capture.call.tops) <= _AT_ONCE_TOKENS
         body = self._body() if few else await asyncio.to_thread(self._body)
         await self._exchange.reply(200, body, self._headers())
@@ -214,7 +234,7 @@ class Answer:
             )
             for choice, reading in zip(self._capture.choices, self._readings, strict=True)
         ]
-        return self._writer.body(answers, self._counts(), self._ostinato())
+        return self._writer.body(answers, self.counts(), self.ostinato())
 
     # ------------------------------------------------------------ as a stream
 
@@ -238,6 +258,16 @@ class Answer:
         finally:
             pulse.stop()
 
+    async def _beating(self) -> None:
+        """Sample the whole answer while the silent stream is kept alive."""
+        pulse = StreamHeartbeat(self._config.heartbeat_s, self._beat)
+        try:
+            pulse.silence()
+            await self._sampled()
+            await pulse.over()
+        finally:
+            pulse.stop()
+
     async def _beat(self) -> None:
         """Keep a silent stream alive: send its head, if not yet sent, and a comment. While another arm of Auto may still have to answer,
         the head names no arm; the end of the answer does.
@@ -254,7 +284,7 @@ class Answer:
         choice = self._capture.choices[chunk.index]
         if choice.finish is None:
             return data
-        closing = (self._counts(), self._ostinato()) if self._capture.complete else None
+        closing = (self.counts(), self.ostinato()) if self._capture.complete else None
         return data + self._writer.ending(chunk.index, choice.finish, self._stop_of(choice), closing)
 
     # ------------------------------------------------------------ both
@@ -326,10 +356,11 @@ class Answer:
             f"{self._capture.call.id}:0 may be kept or not, and is not learned from. Send the request again."
         )
 
-    def _counts(self) -> Counts:
+    def counts(self) -> Counts:
+        """Tokens of the prompt and of all answers."""
         return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
-    def _ostinato(self) -> Json:
+    def ostinato(self) -> Json:
         """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, the window after a summary, and the
         turns that a deadline ended.
         """
@@ -365,6 +396,8 @@ class Answer:
             headers.append((b"x-ostinato-train", call.consent.value.encode()))
         if call.overridden:
             headers.append((b"x-ostinato-sampling", call.overridden.encode()))
+        if call.steering is not None:
+            headers.append((b"x-ostinato-adapted", self._adapted(call.steering.basis.hash)))
         if call.auto is not None:
             headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
         if self._policy is not None:
@@ -373,6 +406,12 @@ class Answer:
         if call.numerics:
             headers.append((b"x-ostinato-numerics", call.numerics.encode()))
         return headers
+
+    def _adapted(self, basis: str) -> bytes:
+        """The basis, and, once the answer is complete, the KL divergence of each choice in nats."""
+        told = [choice.steered for choice in self._capture.choices]
+        spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in told)
+        return (f"{basis}; kl={spent}" if self._capture.complete else basis).encode()
 
 
 # ---------------------------------------------------------------- delivered answers

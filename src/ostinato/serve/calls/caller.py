@@ -12,22 +12,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.core.conversation import Conversation, Demand
+from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, Consent, PolicyVersion, Purpose
 from ostinato.core.seams import Clock, Engine, Renderer
 from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
 from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.conversations import ConversationScope
 from ostinato.serve.config import PrivacyConfig, ServeConfig
-from ostinato.serve.dialects import anthropic, openai_reply, responses
-from ostinato.serve.dialects.dialect import ContextExceeded, ErrorShape, Heading, Request, Writer
+from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
+from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Request, Writer
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.openai import parse_chat, parse_completion
+from ostinato.serve.dialects.openai import ChatRequest, parse_chat, parse_completion
+from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
 
 # ---------------------------------------------------------------- the purpose of a call
@@ -224,6 +226,75 @@ def _agents_session(exchange: Exchange) -> str | None:
     return next((session for name in SESSION_HEADERS if (session := exchange.text(name)) is not None), None)
 
 
+# ---------------------------------------------------------------- auto's draws
+
+
+class Draws:
+    """The calls' interface to Auto; also used in a gateway without Auto, where `asked` is never true.
+
+    Example::
+
+        if draws.asked(request, caller):
+            placement, deal = draws.draw(caller.tenant, episode)
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def asked(self, request: Request, caller: Caller) -> bool:
+        """True if the request is for Auto, False if it is for the model.
+
+        Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
+        """
+        model, deals = self._parts.model, self._parts.deals
+        if deals is None or request.model != deals.name:
+            if request.model == model:
+                return False
+            raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
+        if not isinstance(request, ChatRequest):
+            raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
+        for field, wanted in (
+            ("logprobs", request.wants_logprobs),
+            ("continue_final_message", request.continue_final_message),
+            ("tools", _has_tools(for_auto(request.conversation))),
+            ("response_format", for_auto(request.conversation).demand is not None),
+            ("logit_bias", bool(request.logit_bias)),
+            ("presence_penalty", bool(request.presence_penalty)),
+            ("frequency_penalty", bool(request.frequency_penalty)),
+        ):
+            if wanted:
+                raise BadRequest(
+                    f"{field}: not every arm of {deals.name} can do it; ask {model!r} instead.", field=field
+                )
+        if caller.slot is not None:
+            raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
+        return True
+
+    def draw(self, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
+        """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
+        deals = self._parts.deals
+        assert deals is not None, "a request for Auto is refused where there is none"
+        releases = self._parts.arms.releases(self._parts.engine.slots())
+        deal = deals.deal(tenant, episode, releases, failed)
+        if failed:
+            self._parts.metrics.passed_on(tenant, [*failed][-1])
+        assignment = Assignment(arm=deal.release, propensity=deal.propensity)
+        return Placement(slot=deal.release.value, assignment=assignment), deal
+
+
+def for_auto(conversation: Conversation) -> Conversation:
+    """The conversation as Auto's arms get it: without tools that may not be called, as not every arm can be kept from calling them."""
+    demand = conversation.demand
+    if demand is None or not demand.forbidden:
+        return conversation
+    return replace(conversation, tools=(), demand=None if demand.schema is None else replace(demand, forbidden=False))
+
+
+def _has_tools(conversation: Conversation) -> bool:
+    told = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
+    return told or bool(conversation.tools)
+
+
 # ---------------------------------------------------------------- routes
 
 
@@ -241,6 +312,7 @@ class CallRoute:
         errors: the dialect's shape of errors.
         overflow: makes the stream that answers a streamed request whose prompt is too long; None: the answer is an HTTP error.
         default_tokens: an answer's token budget if the client names none; None: the gateway's default.
+        compacted: shapes the whole answer to a request for a summary, in dialects that have such requests.
     """
 
     path: str
@@ -252,6 +324,7 @@ class CallRoute:
     overflow: Callable[[Any, Heading, ContextExceeded], str] | None = None
     default_tokens: int | None = None
     form: str = ""
+    compacted: Callable[[Any, Heading, CompactionBlock, Counts, Json], bytes] | None = None
 
     def form_fields(self, demand: Demand | None) -> str:
         """The fields of a request that may hold the grammar of this demand.
@@ -280,8 +353,9 @@ ROUTES = (
         field="messages",
         form="output_config.format",
         parse=anthropic.parse_messages,
-        writer=lambda request, heading, renderer: anthropic.Messages(heading),
-        errors=anthropic.ERRORS,
+        writer=lambda request, heading, renderer: anthropic_reply.Messages(heading),
+        compacted=anthropic_reply.compaction_answer,
+        errors=anthropic_reply.ERRORS,
     ),
     CallRoute(
         path="/v1/responses",
@@ -294,6 +368,16 @@ ROUTES = (
         overflow=lambda request, heading, error: responses.Responses(
             heading, request.offered, request.repeated
         ).refused(error),
+        compacted=responses.compaction_answer,
+    ),
+    CallRoute(
+        path="/v1/responses/compact",
+        kind="resp",
+        field="input",
+        parse=responses.parse_compact,
+        writer=lambda request, heading, renderer: responses.Responses(heading),
+        errors=responses.ERRORS,
+        compacted=responses.compaction_answer,
     ),
     CallRoute(
         path="/v1/completions",

@@ -1,4 +1,5 @@
-"""Context compaction: recognises the summary with which a conversation begins anew after its earlier messages were dropped.
+"""Context compaction: recognises the summary with which a conversation begins anew after its earlier messages were dropped, and signs the
+summaries that the gateway makes for its clients.
 
 Agents summarise a long conversation and go on in a new one that begins with the summary. Its messages are others, so it continues no turn;
 what links it to the conversation before is that the long lines of one earlier answer stand in it. Lines are compared, since agents cut tags
@@ -7,15 +8,20 @@ and analysis off a summary before they use it.
 
 from __future__ import annotations
 
+import hmac
+import json
 import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
+from typing import Any
 
-from ostinato.core.conversation import Message, Role
+from ostinato.core.conversation import CompactionBlock, Message, Role
 from ostinato.core.records import Window, WindowMaker
+from ostinato.serve.dialects.compaction_blocks import CompactionRefused, packed_token, signature_invalid, unpacked_token
 
 _LONG = 40  # characters of a line that tells texts apart
 _LEAST = 200  # characters of such lines that must be found again
@@ -116,3 +122,64 @@ def _long_lines(text: str) -> Iterator[str]:
         normal = " ".join(line.split())
         if len(normal) >= _LONG:
             yield normal
+
+
+# ---------------------------------------------------------------- signed blocks
+
+
+_VERSION = 1
+
+
+class BlockSigner:
+    """Signs the summaries that clients keep, and verifies those that they send back. Stateless: a block is valid after a restart, too.
+
+    A signature covers the tenant, the model's name (not its version, which changes with every release), the dialect, the summary's turn,
+    episode and window, whose conversation it was, and the content.
+
+    Args:
+        keys: secrets; the first signs, and all verify, so that a key can be replaced by putting the new one in front.
+        model: the name under which the model is served.
+    """
+
+    def __init__(self, keys: Sequence[str], model: str) -> None:
+        self._keys = [blake2b(key.encode(), person=b"compaction").digest() for key in keys]
+        self._model = model
+
+    def sign(
+        self, tenant: str, dialect: str, place: bytes, summary: SummaryTurn, content: str, *, inside: bool
+    ) -> CompactionBlock:
+        """The block of a summary. `place`: whose conversations may be continued; `inside`: the token holds the content, too."""
+        fields: dict[str, Any] = {
+            "turn": summary.turn,
+            "episode": summary.episode,
+            "number": summary.number,
+            "place": place.hex(),
+        }
+        fields |= {"content": _digest(content)} | ({"text": content} if inside else {})
+        mac = self._mac(self._keys[0], tenant, dialect, fields)
+        return CompactionBlock(content=content, token=packed_token(fields, mac))
+
+    def summary(self, tenant: str, dialect: str, place: bytes, block: CompactionBlock) -> SummaryTurn | None:
+        """The turn that wrote a block; None if it was written in a conversation of another user or arm, whose text alone is taken.
+
+        Raises CompactionRefused unless this server signed it for this tenant, model and dialect, with this content.
+        """
+        fields, mac = unpacked_token(block.token, block.field)
+        if not any(hmac.compare_digest(mac, self._mac(key, tenant, dialect, fields)) for key in self._keys):
+            raise signature_invalid(block.field)
+        if fields["content"] != _digest(block.content):
+            message = "The compaction block's content is not what was signed; send the block back as it was returned."
+            raise CompactionRefused("content_mismatch", message, block.field)
+        if fields["place"] != place.hex():
+            return None
+        return SummaryTurn(
+            turn=fields["turn"], episode=fields["episode"], number=fields["number"], by=WindowMaker.GATEWAY
+        )
+
+    def _mac(self, key: bytes, tenant: str, dialect: str, fields: dict[str, Any]) -> bytes:
+        signed = json.dumps([_VERSION, self._model, tenant, dialect, fields], sort_keys=True)
+        return hmac.digest(key, signed.encode(), "sha256")
+
+
+def _digest(content: str) -> str:
+    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -165,6 +165,11 @@ class ConversationScope:
     episode: str | None = None
 
     @property
+    def place(self) -> bytes:
+        """Identifies the tenant, user and arm."""
+        return _place(self.tenant, self.user, self.arm)
+
+    @property
     def shared(self) -> bool:
         """True if its callers may be different people, who must not see each other's conversations."""
         return self.user == ANONYMOUS and self.episode is None
@@ -285,8 +290,14 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._entries) + sum(map(len, self._cold.values()))
 
-    def look(self, scope: ConversationScope, conversation: Conversation, chain: list[bytes]) -> PendingPrompt:
-        """Recognise a conversation. `chain`: its hashes (`chain_of`)."""
+    def look(
+        self,
+        scope: ConversationScope,
+        conversation: Conversation,
+        chain: list[bytes],
+        summary: SummaryTurn | None = None,
+    ) -> PendingPrompt:
+        """Recognise a conversation. `chain`: its hashes (`chain_of`); `summary`: the one with which it begins, as its client proves."""
         # strangers may ask the same question, and any user may begin two conversations with the same words
         spoken = _spoken(conversation.messages)
         telling = not scope.shared and (scope.episode is not None or bool(spoken))
@@ -297,6 +308,7 @@ class Sessions:
             spoken=spoken,
             known=0,
             entry=None,
+            summary=summary if summary is not None and scope.episode in (None, summary.episode) else None,
             again=telling and self._questions.again(chain[-1], scope.episode or ""),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
@@ -378,7 +390,7 @@ class Sessions:
     def _find_cold(self, question: PendingPrompt) -> None:
         """Walk through the conversation's answers, finding each among the log's turns by the ids of its prompt."""
         scope, conversation = question.scope, question.conversation
-        place = _place(scope.tenant, scope.user, scope.arm)
+        place = scope.place
         cold = [entry for entry in self._cold.get(place, ()) if scope.episode in (None, entry.episode)]
         spoken = question.spoken[::-1]
         if not cold or not spoken or (scope.shared and not conversation.messages[spoken[0]].calls):
@@ -568,7 +580,7 @@ def _first(conversation: Conversation, count: int) -> Conversation:
 
 def chain_of(scope: ConversationScope, conversation: Conversation) -> list[bytes]:
     """A hash of the tenant, user, arm and tools, then one hash per message, each covering everything before it. Pure."""
-    last = digest(_place(scope.tenant, scope.user, scope.arm), tools_digest(conversation.tools))
+    last = digest(scope.place, tools_digest(conversation.tools))
     hashes = [last]
     for message in conversation.messages:
         last = _next(last, message.digest)
@@ -578,7 +590,7 @@ def chain_of(scope: ConversationScope, conversation: Conversation) -> list[bytes
 
 def _answers_of(scope: ConversationScope) -> bytes:
     """Where a user's answers are remembered: those of an episode that the client has named apart from all others."""
-    return digest(_place(scope.tenant, scope.user, scope.arm), _named(scope))
+    return digest(scope.place, _named(scope))
 
 
 def _named(scope: ConversationScope) -> str:

@@ -11,21 +11,23 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
-from ostinato.core.errors import BadRequest, NotFound, Unavailable
+from ostinato.core.conversation import PART_CHARS, Conversation, Message
+from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Consent, Purpose, Sampling, Turn
-from ostinato.serve.arms import Assignment
+from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Sampling, Turn, WindowMaker
+from ostinato.core.steering import Steering
+from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, CallRoute, Placement, Senders, purpose_of
-from ostinato.serve.calls.capture import Both, Call, Capture, again, played
+from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Placement, Senders, for_auto, purpose_of
+from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, played
+from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.conversations import (
     AUTO,
     OWN_EPISODE,
@@ -37,11 +39,13 @@ from ostinato.serve.calls.conversations import (
 )
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
-from ostinato.serve.dialects.anthropic import parse_count
+from ostinato.serve.dialects.anthropic import MessagesRequest, parse_count
+from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
+from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.dialects.responses import ResponsesRequest
 from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
@@ -49,75 +53,6 @@ from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
-
-# ---------------------------------------------------------------- auto's draws
-
-
-class Draws:
-    """The calls' interface to Auto; also used in a gateway without Auto, where `asked` is never true.
-
-    Example::
-
-        if draws.asked(request, caller):
-            placement, deal = draws.draw(caller.tenant, episode)
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def asked(self, request: Request, caller: Caller) -> bool:
-        """True if the request is for Auto, False if it is for the model.
-
-        Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
-        """
-        model, deals = self._parts.model, self._parts.deals
-        if deals is None or request.model != deals.name:
-            if request.model == model:
-                return False
-            raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
-        if not isinstance(request, ChatRequest):
-            raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
-        for field, wanted in (
-            ("logprobs", request.wants_logprobs),
-            ("continue_final_message", request.continue_final_message),
-            ("tools", _uses_tools(_for_auto(request.conversation))),
-            ("response_format", _for_auto(request.conversation).demand is not None),
-            ("logit_bias", bool(request.logit_bias)),
-            ("presence_penalty", bool(request.presence_penalty)),
-            ("frequency_penalty", bool(request.frequency_penalty)),
-        ):
-            if wanted:
-                raise BadRequest(
-                    f"{field}: not every arm of {deals.name} can do it; ask {model!r} instead.", field=field
-                )
-        if caller.slot is not None:
-            raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
-        return True
-
-    def draw(self, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
-        """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
-        deals = self._parts.deals
-        assert deals is not None, "a request for Auto is refused where there is none"
-        releases = self._parts.arms.releases(self._parts.engine.slots())
-        deal = deals.deal(tenant, episode, releases, failed)
-        if failed:
-            self._parts.metrics.passed_on(tenant, [*failed][-1])
-        assignment = Assignment(arm=deal.release, propensity=deal.propensity)
-        return Placement(slot=deal.release.value, assignment=assignment), deal
-
-
-def _for_auto(conversation: Conversation) -> Conversation:
-    """The conversation as Auto's arms get it: without tools that may not be called, as not every arm can be kept from calling them."""
-    demand = conversation.demand
-    if demand is None or not demand.forbidden:
-        return conversation
-    return replace(conversation, tools=(), demand=None if demand.schema is None else replace(demand, forbidden=False))
-
-
-def _uses_tools(conversation: Conversation) -> bool:
-    told = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
-    return told or bool(conversation.tools)
-
 
 # ---------------------------------------------------------------- the operator's rules
 
@@ -187,11 +122,13 @@ class EnginePrompt:
 
 
 _LOG = logging.getLogger(__name__)
+_SUMMARY_TRIES = 3
 _NEVER = -100.0  # the least bias that all engines take
 _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 _T = TypeVar("_T")
+_LEANING = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers lean to the person
 _ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
@@ -263,12 +200,14 @@ class CallHandlers:
         if not conversation.hashed:
             rough += said // PER_PARSED + PART_CHARS * conversation.parts
         if asked.placement is None:
-            conversation = _for_auto(conversation)
+            conversation = for_auto(conversation)
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
-        question = sessions.look(asked.scope, conversation, chain)
-        purpose = purpose_of(asked.exchange.headers, conversation)
+        summary = self._summary(asked, conversation)
+        question = sessions.look(asked.scope, conversation, chain, summary)
+        summarises = conversation.summarises
+        purpose = Purpose.COMPACTION if summarises else purpose_of(asked.exchange.headers, conversation)
         cost = chars + PART_CHARS * conversation.parts
         prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
         forbids = _forbids_calls_alone(conversation)
@@ -282,7 +221,8 @@ class CallHandlers:
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
             sessions.remember(question, turn, answer, seen=seen)
-            previous.keep(request, turn, answer)
+            if not summarises:
+                previous.keep(request, turn, answer)
 
         return EnginePrompt(
             prompt=prompt,
@@ -294,6 +234,11 @@ class CallHandlers:
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
             left=partial(self._overheard.left, question) if self._overheard.on else None,
         )
+
+    def _summary(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
+        """The turn that wrote the summary with which a conversation begins, if its client proves that. Raises CompactionRefused."""
+        block, scope = conversation.block, asked.scope
+        return block and self._parts.blocks.summary(scope.tenant, asked.route.kind, scope.place, block)
 
     async def _grammar(self, tenant: str, conversation: Conversation) -> str:
         """The grammar that the answer must follow, compiled; "" for free text. Raises BadRequest."""
@@ -417,7 +362,7 @@ class CallHandlers:
 
         shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
         async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
-            if attempt.turns:
+            if attempt.turns and not _compacts(asked.request):
                 await self._repeat(asked, attempt.turns)
             else:
                 await self._sample(asked, attempt)
@@ -434,7 +379,7 @@ class CallHandlers:
         """Sample an answer. A prompt that is too long is told in the stream where the dialect does so."""
         overflow = asked.route.overflow
         try:
-            await self._sample_fitting(asked, attempt)
+            await (self._compact if _compacts(asked.request) else self._sample_fitting)(asked, attempt)
         except ContextExceeded as error:
             if overflow is None or not asked.request.stream:
                 raise
@@ -465,14 +410,20 @@ class CallHandlers:
     async def _answer(
         self, asked: CallContext, attempt: Try, question: EnginePrompt, call: Call, deal: Deal | None
     ) -> None:
+        capture = self._capture(call, stored=False)
+        with self._charged(asked, attempt, capture), self._at_engine(asked, call) as person:
+            await self._send(asked, capture, self._chunks(question, call, deal), question, person)
+
+    @contextmanager
+    def _charged(self, asked: CallContext, attempt: Try, capture: Capture) -> Generator[None]:
+        """Count what is sampled against the tenant's quota, and trace it."""
+        call = capture.call
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
-        capture = self._capture(call, stored=False)
         if call.consent is Consent.NEVER:
             self._unkept(call.turn_ids())
         try:
-            with self._at_engine(asked, call) as person:
-                await self._send(asked, capture, self._chunks(question, call, deal), question, person)
+            yield
         finally:
             attempt.writes += capture.begun
             self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.charged_tokens)
@@ -493,6 +444,83 @@ class CallHandlers:
             return self._parts.engine.generate(call.request())
         return deals.chunks(deal, OutsideQuery(conversation=conversation, sampling=call.sampling, n=call.n))
 
+    # ------------------------------------------------------------ summaries
+
+    async def _compact(self, asked: CallContext, attempt: Try) -> None:
+        """Answer a request for a summary with a signed block. A summary that cannot be used is a turn, too, and another is sampled, under
+        the next id; a repeat of the call finds them all again.
+
+        Raises CompactionUnavailable if none can be used.
+        """
+        question, repeated, ids = await self._ask(asked), bool(attempt.turns), list[str]()
+        assert question.conversation is not None, "only conversations are summarised"
+        episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
+        for number in range(_SUMMARY_TRIES):
+            if turns := await self._stored(attempt) if repeated else []:
+                capture, chunks = self._capture(again(turns), stored=True), played(turns)
+            else:
+                call, _ = self._call(asked, attempt.id, episode, question, ())
+                call = replace(call, branch=Branch.AGAIN) if number else call
+                capture, chunks = self._capture(call, stored=False), self._parts.engine.generate(call.request())
+            answer, text = await self._summarise(asked, attempt, capture, chunks, question)
+            ids += capture.call.turn_ids()
+            if text:
+                await self._hand_over(asked, capture, answer, text)
+                self._deliveries.note(ids)  # those that could not be used have ended, too, and are learned from
+                self._parts.metrics.delivered(capture.call.tenant, 1)
+                return
+            attempt.again()
+        self._deliveries.note(ids)
+        raise CompactionUnavailable(
+            f"The model wrote no summary that can be used, {_SUMMARY_TRIES} times; send the request again."
+        )
+
+    async def _stored(self, attempt: Try) -> list[Turn]:
+        """The turn that an earlier try left under this id, or the first id after it that records no failure; [] if there is none."""
+        while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not turns[0].finish.complete:
+            attempt.again()
+        return turns
+
+    async def _summarise(
+        self, asked: CallContext, attempt: Try, capture: Capture, chunks: AsyncIterator[Chunk], question: EnginePrompt
+    ) -> tuple[Answer, str]:
+        """Sample a summary, or play a stored one. Returns its text, "" if it cannot be used: empty, cut off, or with a call."""
+        conversation = cast("Conversation", question.conversation)
+        parser = self._reading(conversation, capture.call.turn_ids()[0])
+        stored = capture.choices[0].written
+        try:
+            with (
+                nullcontext() if stored else self._charged(asked, attempt, capture),
+                nullcontext(asked.person) if stored else self._at_engine(asked, capture.call) as person,
+            ):
+                answer = self._replying(asked, capture, chunks, question, [parser], person, None)
+                await answer.sample(stream=bool(asked.request.stream))
+        except EngineFailed as error:
+            raise CompactionUnavailable(f"No summary came about: {error}") from error
+        choice = capture.choices[0]
+        with_calls = self._reading(replace(conversation, demand=None), capture.call.turn_ids()[0])
+        with_calls.take("".join(choice.text), last=True)
+        usable = choice.finish is Finish.STOP and not with_calls.parsed_calls()
+        return answer, parser.message().text.strip() if usable else ""
+
+    async def _hand_over(self, asked: CallContext, capture: Capture, answer: Answer, text: str) -> None:
+        """Sign a summary, and send it as the dialect shapes it."""
+        call, scope, route = capture.call, asked.scope, asked.route
+        assert route.compacted is not None, "no other route asks for summaries"
+        turn = call.turn_ids()[0]
+        number = 0 if call.window is None else call.window.number
+        summary = SummaryTurn(turn=turn, episode=call.episode, number=number, by=WindowMaker.GATEWAY)
+        block = self._parts.blocks.sign(
+            scope.tenant, route.kind, scope.place, summary, text, inside=route.kind == "resp"
+        )
+        if call.consent is not Consent.NEVER:
+            self._previous[call.tenant].keep_block(asked.request, call.id, block)
+        heading = self._heading(call.id, call.started_at, asked.request, prompt_tokens=len(call.prompt_ids))
+        data = route.compacted(asked.request, heading, block, answer.counts(), answer.ostinato())
+        await answer.deliver(data, stream=bool(asked.request.stream))
+
+    # ------------------------------------------------------------ both
+
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
         told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
@@ -511,9 +539,27 @@ class CallHandlers:
         headers: Headers | None = None,
     ) -> None:
         call, request = capture.call, asked.request
-        heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
         readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
-        answer = Answer(
+        answer = self._replying(asked, capture, chunks, question, readings, person, headers)
+        await answer.send(stream=bool(request.stream))
+        self._deliveries.note(call.turn_ids())
+        if question.answered is not None:
+            question.answered(call.turn_ids(), [reading.message() for reading in readings])
+        self._parts.metrics.delivered(call.tenant, call.n)
+
+    def _replying(
+        self,
+        asked: CallContext,
+        capture: Capture,
+        chunks: AsyncIterator[Chunk],
+        question: EnginePrompt,
+        readings: Sequence[AnswerParser],
+        person: Person,
+        headers: Headers | None,
+    ) -> Answer:
+        call, request = capture.call, asked.request
+        heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
+        return Answer(
             capture,
             chunks,
             writer=asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None),
@@ -529,11 +575,6 @@ class CallHandlers:
             person=person,
             headers=[*(headers or []), *_omitted(request)],
         )
-        await answer.send(stream=bool(request.stream))
-        self._deliveries.note(call.turn_ids())
-        if question.answered is not None:
-            question.answered(call.turn_ids(), [reading.message() for reading in readings])
-        self._parts.metrics.delivered(call.tenant, call.n)
 
     @staticmethod
     def _heading(id: str, created: float, request: Request, *, prompt_tokens: int) -> Heading:
@@ -565,9 +606,12 @@ class CallHandlers:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
+        if _compacts(request):
+            default = max(default, self._context // _LEAST_SHARE)
         asked_for = _constrained(request.sampling(min(wanted or default, room)), question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
+        free = not sampling.grammar and question.purpose in _LEANING and caller.consent in (Consent.ADAPT, Consent.YES)
         call = Call(
             id=id,
             episode=episode,
@@ -594,10 +638,25 @@ class CallHandlers:
             branch=prompt.branch,
             window=prompt.window,
             until=caller.until,
+            steering=self._steering(asked, placement) if free else None,
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
         )
         return call, deal
+
+    def _steering(self, asked: CallContext, placement: Placement) -> Steering | None:
+        """How the answer leans to its person; None for a named slot, the control arm, outside models and a caller without a name, or if the
+        caller wants none. Raises BadRequest for a header that says neither.
+        """
+        caller, wanted = asked.caller, asked.exchange.text("X-Ostinato-Adapt")
+        if wanted not in (None, "on", "off"):
+            raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
+        adaptation, policy = self._parts.adaptation, self._parts.engine.slots().get(placement.slot)
+        if adaptation is None or policy is None or wanted == "off" or caller.slot is not None:
+            return None
+        if caller.user == ANONYMOUS or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
+            return None
+        return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
 
     def _capture(self, call: Call, *, stored: bool) -> Capture:
         return Capture(
@@ -608,6 +667,11 @@ class CallHandlers:
             observer=self._observer,
             stored=stored,
         )
+
+
+def _compacts(request: Request) -> bool:
+    """True for a request that asks for a summary, and for nothing else."""
+    return isinstance(request, MessagesRequest | ResponsesRequest) and request.compacts
 
 
 def _forbids_calls_alone(conversation: Conversation) -> bool:

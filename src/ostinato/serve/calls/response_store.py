@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ostinato.core.conversation import Conversation, Message
+from ostinato.core.conversation import CompactionBlock, Conversation, Message
 from ostinato.core.errors import BadRequest, Conflict
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Log
-from ostinato.serve.dialects.dialect import ConversationRequest
+from ostinato.serve.dialects.compaction_blocks import block_message
+from ostinato.serve.dialects.dialect import ConversationRequest, Request
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses import ResponsesRequest
 
@@ -78,8 +79,14 @@ class ResponseStore:
         """Keep an answer, unless the client sent `store` false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
-        id = turn.id.rpartition(":")[0]
-        kept = _Kept(request.previous_response_id, (*request.read.parts, answer))
+        self._put(turn.id.rpartition(":")[0], _Kept(request.previous_response_id, (*request.read.parts, answer)))
+
+    def keep_block(self, request: Request, id: str, block: CompactionBlock) -> None:
+        """Keep a summary, with which a conversation that goes on from this answer begins."""
+        if isinstance(request, ResponsesRequest) and request.store is not False:
+            self._put(id, _Kept(None, (block_message(block),)))
+
+    def _put(self, id: str, kept: _Kept) -> None:
         self._held += kept.cost - (self._kept[id].cost if id in self._kept else 0)
         self._kept[id] = kept
         while self._held > self._budget:

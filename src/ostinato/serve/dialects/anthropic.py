@@ -1,9 +1,7 @@
-"""The Anthropic dialect: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests, and answers to replies.
+"""The Anthropic dialect: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
 
 Every field is used, known to change nothing, or refused by name (`rules`). Field list: anthropic-python 2.12,
 `types/message_create_params.py` and `types/beta/message_create_params.py`.
-
-A stream is a sequence of blocks, each closed before the next begins. Every answer has at least one, because clients retry without any.
 """
 
 from __future__ import annotations
@@ -15,27 +13,26 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ostinato.core.conversation import Conversation, Message, Piece, Role, Tool, ToolCall
-from ostinato.core.errors import BadRequest, OstinatoError, Overloaded
-from ostinato.core.lines import json_line, one_line
-from ostinato.core.records import Finish
+from ostinato.core.conversation import CompactionBlock, Conversation, Message, Role, Tool, ToolCall
+from ostinato.core.errors import BadRequest
+from ostinato.serve.dialects.compaction_blocks import (
+    BlockMessage,
+    CompactionRefused,
+    block_message,
+    check_alone,
+    misplaced,
+    replaced,
+    summarised,
+)
 from ostinato.serve.dialects.dialect import (
     AUTO,
     MAX_MESSAGES,
     NONE,
     REQUIRED,
-    ContextExceeded,
-    Counts,
-    ErrorShape,
-    Heading,
-    Json,
     Name,
     Omissions,
     OneAnswer,
-    Tokens,
     User,
-    Whole,
-    Writer,
     check_stops,
     demanded,
     printable,
@@ -79,15 +76,25 @@ def read_messages(
     system: str | list[dict[str, Any]] | None,
     omissions: Omissions,
     items: ReadItems | None = None,
-) -> tuple[Message, ...]:
-    """The messages, preceded by the system's text. `omissions` is told what is left out of them. Raises BadRequest naming the field."""
+) -> tuple[tuple[Message, ...], CompactionBlock | None]:
+    """The messages, preceded by the system's text, and the summary with which they begin. `omissions` is told what is left out of them.
+
+    Raises BadRequest naming the field.
+    """
     known = items or ReadItems()
     parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
     if not parts:
         raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
+    blocks = [place for place, part in enumerate(parts) if isinstance(part, BlockMessage)]
+    if len(blocks) > 1:
+        message = "messages holds several compaction blocks; keep the newest, and leave out what is before it."
+        raise CompactionRefused("block_ambiguous", message, "messages")
+    if blocks not in ([], [0]):
+        raise misplaced("messages")
+    parts, block = replaced(parts)
     if text := "" if system is None else _texts(system, "system", ("text",), omissions):
         parts.insert(0, Message(role=Role.SYSTEM, text=text))
-    return tuple(joined(parts, items))
+    return tuple(joined(parts, items)), block
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -131,6 +138,15 @@ class RedactedThinkingBlock(_Block):
     """Thinking that only Anthropic's servers can read; it is left out."""
 
     data: Annotated[Any, Ignored("is encrypted")] = None
+
+
+class CompactionContentBlock(_Block):
+    """A summary that this server made of the messages before it. Without content it is a summary that failed, and is left out."""
+
+    content: str | None = Field(default=None, min_length=1)
+    signature: str | None = None
+    encrypted_content: str | None = None
+    tool_changes: list[Any] | None = None
 
 
 class _Direct(Fields):
@@ -214,6 +230,8 @@ def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message |
     if role is not Role.SYSTEM and _given(block, where) in _HOSTED:
         omissions.add("hosted-tools")
         return None
+    if role is not Role.SYSTEM and _given(block, where) == "compaction":
+        return _compacted(validate(CompactionContentBlock, block, where))
     match _type(block, where, _TAKEN[role], f"a message of role {role}"):
         case "thinking":
             return Message(role=role, reasoning=validate(ThinkingBlock, block, where).thinking)
@@ -232,6 +250,16 @@ def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message |
         case type:
             text = _text(type, block, where, omissions)
             return Message(role=role, text=text) if text or role is not Role.ASSISTANT else None
+
+
+def _compacted(block: CompactionContentBlock) -> Message | None:
+    if block.content is None:
+        return None
+    if block.tool_changes:
+        message = "The compaction block's tool_changes are not those that this server returned; send the block back as it was returned."
+        raise CompactionRefused("tool_changes_mismatch", message, "messages")
+    token = block.signature or block.encrypted_content or ""
+    return block_message(CompactionBlock(content=block.content, token=token, field="messages"))
 
 
 def _text(type: str, block: Any, where: str, omissions: Omissions) -> str:
@@ -278,6 +306,8 @@ def _texts(content: Any, where: str, taken: tuple[str, ...], omissions: Omission
 def _type(block: Any, where: str, taken: tuple[str, ...], place: str) -> str:
     """A block's type. Raises BadRequest unless it is allowed in that place."""
     given = _given(block, where)
+    if given == "compaction":
+        raise misplaced(where)
     if given not in taken:
         raise BadRequest(
             f"{where}: a block of type {given[:100]!r} is not supported in {place}; send {' or '.join(taken)}.",
@@ -387,6 +417,13 @@ class ToolChoice(Fields):
         return self
 
 
+class CompactionConfig(Fields):
+    """Asks for a summary of the conversation, and nothing else."""
+
+    type: Literal["summarize"]
+    instructions: str | None = None
+
+
 class ContextEdit(Fields):
     """A way to shorten the prompt, which is not applied: the header says so."""
 
@@ -428,7 +465,7 @@ class _Asked(WithItems):
     speed: _Billing = None
     user_profile_id: _Billing = None
     workspace_id: _Billing = None
-    compaction: Annotated[Any, Only()] = None
+    compaction: CompactionConfig | None = None
     container: Annotated[Any, Only()] = None
     inference_geo: Annotated[Any, Only()] = None
     mcp_servers: Annotated[
@@ -442,8 +479,8 @@ class _Asked(WithItems):
         omissions = Omissions()
         for edit in self.context_management.edits if self.context_management else ():
             omissions.add(edit.type.replace("_", "-"))
-        messages = read_messages(self.messages, self.system, omissions, self._items)
-        continued = messages[-1].role is Role.ASSISTANT
+        messages, block = read_messages(self.messages, self.system, omissions, self._items)
+        continued = messages[-1].role is Role.ASSISTANT and not self.compacts
         if continued and (messages[-1].calls or messages[-1].reasoning):
             where = f"messages[{len(self.messages) - 1}]"
             raise BadRequest(
@@ -468,8 +505,24 @@ class _Asked(WithItems):
             continued=continued,
             demand=demand,
             one_call=bool(choice.disable_parallel_tool_use),
+            block=block,
         )
+        if self.compacts and self.compaction is not None:
+            check_alone(
+                {
+                    "context_management": self.context_management,
+                    "stop_sequences": getattr(self, "stop_sequences", None),
+                    "tool_choice": choice.type in ("any", "tool"),
+                    "output_config.format": form,
+                }
+            )
+            conversation = summarised(conversation, self.compaction.instructions, "messages")
         return conversation, omissions.words
+
+    @property
+    def compacts(self) -> bool:
+        """True if a summary of the conversation is asked for, and nothing else."""
+        return self.compaction is not None
 
     @property
     def conversation(self) -> Conversation:
@@ -497,6 +550,11 @@ class CountRequest(_Asked):
     logprobs: _CountOnly = None
     seed: _CountOnly = None
     n_: Annotated[_CountOnly, Field(alias="n")] = None
+
+    @property
+    def compacts(self) -> bool:
+        """False: the conversation is counted as it was sent."""
+        return False
 
 
 class MessagesRequest(_Asked, OneAnswer):
@@ -558,159 +616,3 @@ def _identities(user_id: str | None) -> dict[str, str]:
     if not isinstance(named, dict):
         return {}
     return {name: named[name] for name in _IDENTITIES if isinstance(named.get(name), str) and named[name]}
-
-
-# ---------------------------------------------------------------- the reply
-
-
-SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
-_REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-_OVERLOADED = 529
-
-_text_block = json_line
-
-
-class Messages(Writer):
-    """`/v1/messages`. In a stream, a tool call is sent whole, in one delta, when it is complete."""
-
-    def __init__(self, heading: Heading) -> None:
-        self._heading = heading
-        self._head: Json = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
-        self._open = ""  # the type of the block that is open
-        self._blocks = 0  # blocks so far, including the open one
-
-    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        (answer,) = answers
-        said = answer.message
-        blocks = [_tool_use(call, _input(call)) for call in said.calls]
-        if said.text or not (blocks or said.reasoning):
-            blocks.insert(0, _text_block({"type": "text", "text": said.text}))
-        if said.reasoning:
-            blocks.insert(0, _text_block({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
-        rest: Json = {**_stopped(answer.finish, answer.stop), "usage": _usage(counts), "ostinato": ostinato}
-        return f'{_text_block(self._head)[:-1]},"content":[{",".join(blocks)}],{_text_block(rest)[1:]}'.encode()
-
-    def opening(self) -> str:
-        counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
-        begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
-        return _event("message_start", f'"message":{_text_block(begun)}') + _event("ping")
-
-    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
-        return "".join(map(self._piece, pieces))
-
-    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        data = self._close() if self._blocks else self._begin("text", '"text":""') + self._close()
-        if closing is None:  # comes with the last answer, and there is only one
-            return data
-        counts, ostinato = closing
-        last = f'"delta":{_text_block(_stopped(finish, stop))},"usage":{_text_block(_usage(counts))},"ostinato":{_text_block(ostinato)}'
-        return data + _event("message_delta", last) + _event("message_stop")
-
-    # ------------------------------------------------------------ blocks
-
-    def _piece(self, piece: Piece) -> str:
-        if piece.call is not None:
-            return self._call(piece.call)
-        if piece.reasoning:
-            data = self._switch("thinking", '"thinking":"","signature":""')
-            return data + self._delta("thinking_delta", "thinking", piece.reasoning)
-        if piece.text:
-            return self._switch("text", '"text":""') + self._delta("text_delta", "text", piece.text)
-        return ""
-
-    def _call(self, call: ToolCall) -> str:
-        start = _event("content_block_start", f'"index":{self._blocks},"content_block":{_tool_use(call, "{}")}')
-        data = self._close() + start
-        self._open = "tool_use"
-        self._blocks += 1
-        return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
-
-    def _switch(self, type: str, fields: str) -> str:
-        """The events that make a block of this type the open one."""
-        return "" if self._open == type else self._close() + self._begin(type, fields)
-
-    def _begin(self, type: str, fields: str) -> str:
-        data = f'"index":{self._blocks},"content_block":{{"type":"{type}",{fields}}}'
-        self._open = type
-        self._blocks += 1
-        return _event("content_block_start", data)
-
-    def _delta(self, type: str, field: str, text: str) -> str:
-        data = f'"index":{self._blocks - 1},"delta":{{"type":"{type}","{field}":{_text_block(text)}}}'
-        return _event("content_block_delta", data)
-
-    def _close(self) -> str:
-        """The end of the open block, if there is one."""
-        if not self._open:
-            return ""
-        signed = self._delta("signature_delta", "signature", SIGNATURE) if self._open == "thinking" else ""
-        self._open = ""
-        return signed + _event("content_block_stop", f'"index":{self._blocks - 1}')
-
-
-def _event(type: str, fields: str = "") -> str:
-    """One event; `fields` is its JSON besides the type."""
-    return f'event: {type}\ndata: {{"type":"{type}"{"," if fields else ""}{fields}}}\n\n'
-
-
-def _tool_use(call: ToolCall, input: str) -> str:
-    name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
-    return f'{{"type":"tool_use","id":{_text_block(call.id)},"name":{name},"input":{one_line(input)}}}'
-
-
-def _input(call: ToolCall) -> str:
-    """A call's arguments as the model wrote them; {} if they are not a JSON object to a client, whose tool then reports what is missing."""
-    try:
-        values = json.loads(call.arguments, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return "{}"
-    return call.arguments if isinstance(values, dict) else "{}"
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _stopped(finish: Finish, stop: str) -> Json:
-    """Why an answer ended. A call comes before a stop string, because clients look for `tool_use`; any other cut reads as `max_tokens`."""
-    if finish is Finish.STOP and stop:
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
-
-
-def _usage(counts: Counts) -> Json:
-    return {
-        "input_tokens": counts.prompt,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": counts.answer,
-    }
-
-
-def error_body(error: OstinatoError) -> Json:
-    """An error in Anthropic's shape."""
-    other = "api_error" if error.status >= 500 else "invalid_request_error"
-    message = str(error)
-    if isinstance(error, ContextExceeded):
-        message = f"prompt is too long: {error.prompt} tokens > {error.context - error.answer} maximum. {message}"
-    return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.status, other), "message": message}}
-
-
-def error_event(error: OstinatoError) -> str:
-    """An error as a stream's last event."""
-    return f"event: error\ndata: {_text_block(error_body(error))}\n\n"
-
-
-def _status(error: OstinatoError) -> int:
-    return _OVERLOADED if isinstance(error, Overloaded) else error.status
-
-
-ERRORS = ErrorShape(body=error_body, event=error_event, status=_status)

@@ -73,7 +73,8 @@ class ReadItems:
 
 
 def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator[Message]:
-    """Merge adjacent parts of the same role into one message, because templates expect alternating roles. Tool results stay separate.
+    """Merge adjacent parts of the same role into one message, because templates expect alternating roles. Tool results stay separate, and
+    so do compaction blocks.
 
     An assistant's parts are joined without a separator, as they are pieces of one answer's text. Texts keep their order and so do calls,
     but not the order between texts and calls. `items`: those of earlier requests.
@@ -81,11 +82,16 @@ def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator
     listed, at = tuple(parts), 0
     while at < len(listed):
         first, end = listed[at], at + 1
-        while end < len(listed) and listed[end].role is first.role is not Role.TOOL:
+        while end < len(listed) and listed[end].role is first.role is not Role.TOOL and _plain(first, listed[end]):
             end += 1
         same = listed[at:end]
         yield first if len(same) == 1 else _merged(same) if items is None else items.merged(same)
         at = end
+
+
+def _plain(*parts: Message) -> bool:
+    """True unless one of them is more than a message: a compaction block, which must still be told apart."""
+    return all(type(part) is Message for part in parts)
 
 
 def _merged(parts: Sequence[Message]) -> Message:

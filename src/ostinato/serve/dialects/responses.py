@@ -9,20 +9,22 @@ A response is a list of items, each done before the next is added; agents run a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall
+from ostinato.core.conversation import CompactionBlock, Conversation, Message, Piece, Role, ToolCall
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError
 from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
+from ostinato.serve.dialects.compaction_blocks import TriggerMessage, check_alone, replaced, summarised
 from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
     MAX_MESSAGES,
+    NONE,
     REQUIRED,
     ContextExceeded,
     Counts,
@@ -147,7 +149,14 @@ class ResponsesRequest(OneAnswer, WithItems):
             if len(self.input) > MAX_MESSAGES:
                 raise BadRequest(f"input holds {len(self.input)} items; send at most {MAX_MESSAGES}.", field="input")
             read_items(self.input, read, self._items)
+        if any(isinstance(part, TriggerMessage) for part in read.parts[:-1]):
+            raise BadRequest("input: a compaction_trigger must be the last item.", field="input")
         return read
+
+    @property
+    def compacts(self) -> bool:
+        """True if a summary of the conversation is asked for, and nothing else."""
+        return bool(self.read.parts) and isinstance(self.read.parts[-1], TriggerMessage)
 
     @cached_property
     def conversation(self) -> Conversation:
@@ -162,7 +171,9 @@ class ResponsesRequest(OneAnswer, WithItems):
         if not self.read.parts:
             raise BadRequest("input holds nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
-        messages = tuple(joined([*told, *earlier, *self.read.parts], self._items))
+        said = self.read.parts[:-1] if self.compacts else self.read.parts
+        parts, block = replaced([*told, *earlier, *said])
+        messages = tuple(joined(parts, self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
         tools = tuple(self.read.tools)
         demand = demanded(
@@ -174,7 +185,19 @@ class ResponsesRequest(OneAnswer, WithItems):
             omissions=self.read.omissions,
         )
         one_call = self.parallel_tool_calls is False
-        return Conversation(messages=messages, tools=tools, demand=demand, one_call=one_call)
+        conversation = Conversation(messages=messages, tools=tools, demand=demand, one_call=one_call, block=block)
+        if not self.compacts:
+            return conversation
+        check_alone(
+            {
+                "context_management": self.context_management,
+                "tool_choice": self.tool_choice not in (None, AUTO, NONE),
+                "text.format": form is not None and form.type != "text",
+            }
+        )
+        if self.previous_response_id is not None and not earlier:  # not known yet
+            return replace(conversation, summarises=True)
+        return summarised(conversation, None, "input")
 
     @property
     def omitted(self) -> Sequence[str]:
@@ -218,6 +241,29 @@ class ResponsesRequest(OneAnswer, WithItems):
     def budget(self) -> int | None:
         """The most tokens that the client wants."""
         return self.max_output_tokens
+
+
+class CompactRequest(ResponsesRequest):
+    """`POST /v1/responses/compact`: a summary of the conversation, in one item behind the user's messages."""
+
+    input: str | list[Any] = Field(default_factory=list[Any], max_length=50_000_000)
+    stream: Annotated[Any, Only(why="is not supported here: send a compaction_trigger to /v1/responses")] = None
+    image: Annotated[Any, Ignored("the model reads text only")] = None
+
+    @cached_property
+    def read(self) -> Read:
+        """The parsed input and tools, and the trigger that the path stands for. Raises BadRequest."""
+        read = super().read
+        if not (read.parts and isinstance(read.parts[-1], TriggerMessage)):
+            read.parts.append(TriggerMessage(role=Role.USER))
+        return read
+
+
+def parse_compact(body: Any, items: ReadItems | None = None) -> CompactRequest:
+    """A request for a summary. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    request = validate(CompactRequest, body).reading(items)
+    _ = request.conversation  # so that errors in items are raised here
+    return request
 
 
 def parse_responses(body: Any, items: ReadItems | None = None) -> ResponsesRequest:
@@ -314,6 +360,16 @@ class Responses(Writer):
         begun = self.opening() + self._event("error", error=told, **described)
         return begun + self.failed({name: told[name] for name in ("code", "message")})
 
+    def compacted(self, item: Json, counts: Counts, ostinato: Json, *, stream: bool) -> bytes:
+        """The whole answer that consists of a compaction item, as a body or as a stream."""
+        if not stream:
+            self._items.append(item)
+            return json_bytes({**self._response("completed", counts), "ostinato": ostinato})
+        data = self.opening() + self._event("response.output_item.added", output_index=0, item=item)
+        data += self._event("response.compaction.compacting", output_index=0, item_id=item["id"]) + self._done(item)
+        response = {**self._response("completed", counts), "ostinato": ostinato}
+        return (data + self._event("response.completed", response=response)).encode()
+
     # ------------------------------------------------------------ events
 
     def _event(self, type: str, **fields: object) -> str:
@@ -404,6 +460,30 @@ class Responses(Writer):
             **self._echo,
             "usage": None if counts is None else _usage(counts),
         }
+
+
+def compaction_answer(
+    request: ResponsesRequest, heading: Heading, block: CompactionBlock, counts: Counts, ostinato: Json
+) -> bytes:
+    """The whole answer to a request for a summary: one item, behind the user's messages if the path was that of compactions."""
+    item: Json = {"id": f"cmp_{heading.id}", "type": "compaction", "encrypted_content": block.token}
+    if isinstance(request, CompactRequest):
+        texts = [part.text for part in request.read.parts if part.role is Role.USER and type(part) is Message]
+        said: list[Json] = [
+            {
+                "id": f"msg_{heading.id}_{place}",
+                "type": "message",
+                "role": "user",
+                "status": "completed",
+                "content": [{"type": "input_text", "text": text}],
+            }
+            for place, text in enumerate(texts)
+        ]
+        head: Json = {"id": heading.id, "object": "response.compaction", "created_at": int(heading.created)}
+        return json_bytes({**head, "output": [*said, item], "usage": _usage(counts), "ostinato": ostinato})
+    return Responses(heading, request.offered, request.repeated).compacted(
+        item, counts, ostinato, stream=bool(request.stream)
+    )
 
 
 _DELTAS = {"message": "output_text", "reasoning": "reasoning_text"}

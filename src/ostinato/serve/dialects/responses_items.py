@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.core.conversation import Message, Role, Tool, ToolCall
+from ostinato.core.conversation import CompactionBlock, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
+from ostinato.serve.dialects.compaction_blocks import TriggerMessage, block_message, signature_invalid, unpacked_token
 from ostinato.serve.dialects.dialect import MEDIA_TYPES, Name, Omissions, validate
 from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems
@@ -129,6 +130,13 @@ class MessageItem(BaseModel):
     content: Any
 
 
+class CompactionItem(BaseModel):
+    """A summary that this server made of everything before it."""
+
+    model_config = _ITEM
+    encrypted_content: str
+
+
 class CallItem(BaseModel):
     """A call of a function."""
 
@@ -223,6 +231,20 @@ def _reasoning(item: Mapping[str, Any], where: str, omissions: Omissions) -> Ite
 
 
 _TOOLS_IN_ITEMS = ("additional_tools", "tool_search_output")  # where Codex puts its tools for some models
+
+
+def _compaction(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
+    token = validate(CompactionItem, item, where).encrypted_content
+    content = unpacked_token(token, "input")[0].get("text")
+    if not isinstance(content, str) or not content:
+        raise signature_invalid("input")
+    yield block_message(CompactionBlock(content=content, token=token, field="input"))
+
+
+def _trigger(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
+    yield TriggerMessage(role=Role.USER)
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any], str, Omissions], Iterator[Message]]] = {
     "message": _message,
     "function_call": _call,
@@ -230,6 +252,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str, Omissions], Iterator[Messa
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
     "reasoning": _reasoning,
+    "compaction": _compaction,
+    "compaction_trigger": _trigger,
     "local_shell_call": _client_call,
     "local_shell_call_output": _client_result,
     "shell_call": _client_call,

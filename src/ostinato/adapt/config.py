@@ -1,0 +1,79 @@
+"""Settings of the adaptation to a person."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+
+class ResetConfig(BaseModel, frozen=True, extra="forbid"):
+    """When a person whose wishes have changed begins anew."""
+
+    drift: float = Field(
+        default=0.2, ge=0, description="How far a rating may fall below its prediction, on average, without counting."
+    )
+    limit: float = Field(
+        default=3.0,
+        gt=0,
+        description="The sum of what exceeds `drift`, of ratings in a row, at which a person returns to the prior. Smaller is quicker, and "
+        "at 2.0 one honest person in twelve was returned within a hundred ratings (simulated).",
+    )
+
+
+class TenantAdaptConfig(BaseModel, frozen=True, extra="forbid"):
+    """A tenant's own settings."""
+
+    prior: Literal["shared", "off"] = Field(
+        default="shared", description="What its people begin with: 'shared', as everybody; 'off': they have no dials."
+    )
+
+
+class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
+    """Dials that lean answers towards what each person's ratings say they like."""
+
+    mode: Literal["off", "dials"] = Field(
+        default="off", description="'dials': answers of the model to people lean. 'off': nobody's do."
+    )
+    users: Literal["verified", "declared"] = Field(
+        default="verified",
+        description="Who has dials: users that the tenant proved (`user_signature`), or any name that a caller gives.",
+    )
+    cap: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="The most that dials may change the distribution of one token, in nats of KL divergence; held exactly.",
+    )
+    answer_budget: float = Field(
+        default=3.0,
+        gt=0,
+        description="The same of an answer, summed over its tokens, in nats; the rest of an answer that has spent it is the base model's.",
+    )
+    decay: float = Field(
+        default=0.99,
+        gt=0,
+        le=1,
+        description="What an answer's weight is multiplied by with each later answer that the person rates. 1: nothing is forgotten.",
+    )
+    holdout: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Share of people whose answers never lean, by a hash of tenant and name: what the others are compared with.",
+    )
+    reset: ResetConfig = Field(default=ResetConfig(), description="When a person begins anew.")
+    signals: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
+        default={"accepted": 1.0, "rejected": 0.0, "undone": 0.0},
+        description="The signals that count as ratings, each with the reward that it stands for, 0 to 1, at the value 1. At the value 0 it "
+        "stands for the opposite. Several about one answer count as their mean.",
+    )
+    most_states: int = Field(
+        default=100_000,
+        ge=1,
+        description="People of one tenant whose ratings are kept, about 1 KB each; beyond them, those who have rated nothing for longest "
+        "begin anew.",
+    )
+    tenants: dict[str, TenantAdaptConfig] = Field(
+        default={}, description="Settings of single tenants, as tables [adapt.tenants.NAME]."
+    )

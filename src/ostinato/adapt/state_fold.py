@@ -1,0 +1,349 @@
+"""Everybody's states: a fold of the log's steered turns and of the signals about them, with a cache that may be lost.
+
+A state depends on the log's rows up to a place and on the rules alone, so two gateways that have read equally far have the same bits,
+and so has one that was killed or lost its cache. Erasing a person takes effect with the next look at their state: their key is gone,
+and what lay under it, in memory too, is used no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import numpy as np
+
+from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash
+from ostinato.core.errors import Corrupt, OstinatoError
+from ostinato.core.pending_signals import PendingSignals
+from ostinato.core.records import Consent, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
+from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
+
+_LOG = logging.getLogger(__name__)
+
+_RULES = 1  # of folding: to be raised with every change that gives other states for the same rows
+_STATES = 10_000  # states in memory
+_ANSWERS = 50_000  # answers whose features are in memory
+_EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
+_MADE_UP, _MADE_UP_TOKENS = (
+    20.0,
+    20.0,
+)  # answers, with so many tokens and features of variance 1, that stand for the first
+_KEPT = 0.999  # of the moments, with each answer
+_LARGEST = 1000.0  # |feature|
+_CHOICES = 1 << 12  # choices of one call that are told apart
+
+_UNSAVED = 5_000  # states in memory that are not in the cache
+
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal})
+
+
+class PlacedLog(Log, Protocol):
+    """A log that tells where a row is."""
+
+    async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
+        """The sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRules:
+    """What decides a state beside the log's rows.
+
+    `names`: of the dials. `signals`: the reward that each signal stands for, with value 1; one of value v counts as
+    v reward + (1 - v)(1 - reward). `priors`: of tenants with one of their own; everybody else has `prior`. `without`: the tenants whose
+    people have no states.
+    """
+
+    names: tuple[str, ...]
+    signals: Mapping[str, float]
+    regression: Regression
+    prior: Prior
+    priors: Mapping[str, Prior]
+    without: frozenset[str] = frozenset()
+
+    def prior_of(self, tenant: str) -> Prior:
+        """The prior of a tenant's people."""
+        return self.priors.get(tenant, self.prior)
+
+    @property
+    def hash(self) -> str:
+        """A hash of everything."""
+        told = blake2b(digest_size=16)
+        signals, without = sorted(self.signals.items()), sorted(self.without)
+        told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression)]).encode())
+        for tenant, prior in (("", self.prior), *sorted(self.priors.items())):
+            told.update(json.dumps(tenant).encode() + prior.mean_D.tobytes() + prior.covariance_DD.tobytes())
+        return told.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A steered answer: whose it was, under which key, its place among theirs, and its features."""
+
+    person: Person
+    key: int | None
+    place: int
+    features: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A state in memory, and the key that it lay under when it was read or made."""
+
+    key: int | None
+    state: PersonState
+
+
+class FeatureMoments:
+    """What answers' features are like: their mean outer product and the mean number of steered tokens, of about the last thousand."""
+
+    def __init__(self, dials: int) -> None:
+        self._weight, self._tokens = _MADE_UP, _MADE_UP * _MADE_UP_TOKENS
+        self._outer_KK: Floats = _MADE_UP * np.eye(dials)
+
+    @property
+    def fisher_KK(self) -> Floats:
+        """The features' mean outer product; their mean is 0."""
+        return self._outer_KK / self._weight
+
+    @property
+    def tokens(self) -> float:
+        """The mean number of tokens."""
+        return self._tokens / self._weight
+
+    def add(self, features: Sequence[float], tokens: int) -> None:
+        """Take in an answer."""
+        row_K = np.clip(np.asarray(features, np.float64), -_LARGEST, _LARGEST)
+        self._weight = _KEPT * self._weight + 1.0
+        self._tokens = _KEPT * self._tokens + tokens
+        self._outer_KK = _KEPT * self._outer_KK + np.outer(row_K, row_K)
+
+    def state(self) -> list[Any]:
+        """Everything, as JSON's types."""
+        return [self._weight, self._tokens, self._outer_KK.tolist()]
+
+    def restore(self, state: list[Any]) -> None:
+        """The inverse of `state`."""
+        self._weight, self._tokens, self._outer_KK = state[0], state[1], np.array(state[2], np.float64)
+
+
+class StateFold:
+    """Follows the log and keeps people's states.
+
+    A state begins with a person's first rating. Dials are known by their names: an answer under another basis tells of
+    those that both have.
+
+    Example::
+
+        fold = StateFold(log, cache, rules)
+        await fold.start()
+        await fold.catch_up()
+        fold.state(("acme", "ann"))
+        await fold.save()
+    """
+
+    def __init__(self, log: PlacedLog, cache: PersonCache, rules: StateRules) -> None:
+        self.cursor: Cursor = 0
+        self._log, self._cache, self._rules = log, cache, rules
+        self._names = names_hash(rules.names)
+        self._states = OrderedDict[Person, _Entry]()
+        self._dirty, self._writing = dict[Person, _Entry](), dict[Person, _Entry]()
+        self._saved: Cursor = -1  # the place of the last write
+        self._gone = set[Person]()  # their values are to be dropped from the cache
+        self._last: list[Any] = []  # kind and identity of the row at the cursor
+        self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
+        self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
+        self._early = self._none_early()
+        self.moments = FeatureMoments(len(rules.names))
+        self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
+
+    async def start(self) -> None:
+        """Go on where the cache ends, or begin with the log's first row. Raises StorageFull, Unavailable."""
+        self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash)
+        state: dict[str, Any] = json.loads(note) if note else {}
+        if self.cursor and not await self._continues(state.get("last", [])):
+            _LOG.warning("People's states were made from another log, or a newer copy of it; they are made again.")
+            await asyncio.to_thread(self._cache.begin, "")
+            self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash)
+            state = {}
+        if state:
+            self._last = state["last"]
+            self._early.restore(state, state["time"], tuple)
+            self.moments.restore(state["moments"])
+            self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
+
+    async def _continues(self, last: list[Any]) -> bool:
+        """True if the log goes on where the cache ended."""
+        if self.cursor <= await self._log.horizon():
+            return True
+        found = await anext(aiter(self._log.read(self.cursor - 1, set(KINDS))), None)
+        return found is not None and found[0] == self.cursor and _named(found[1]) == last
+
+    async def catch_up(self) -> None:
+        """Take in the log's new rows. Raises Corrupt, Unavailable; StorageFull once too much waits to be saved."""
+        async with self._reading:
+            async for seq, row in self._log.read(self.cursor, set(KINDS)):
+                if len(self._dirty) >= _UNSAVED:
+                    await self.save()
+                if isinstance(row, SteeringBasis):
+                    self._bases[row.hash] = row.names
+                elif isinstance(row, Turn):
+                    self._take_turn(seq, row)
+                elif isinstance(row, Signal):
+                    await self._take_signal(seq, row)
+                self.cursor, self._last = seq, _named(row)
+
+    async def save(self) -> None:
+        """Write what is new, and the place up to which it was folded, in one transaction. Raises StorageFull, Unavailable; it is kept."""
+        await asyncio.shield(
+            asyncio.ensure_future(self._save())
+        )  # a write that has begun is not left alone with its thread
+
+    async def _save(self) -> None:
+        async with self._saving:
+            if self.cursor == self._saved and not self._gone:
+                return
+            cursor, batch, gone = self.cursor, self._dirty, self._gone
+            self._dirty, self._gone, self._writing = {}, set(), batch
+            early = {**self._early.snapshot(), "time": self._early.time}
+            note = json.dumps({**early, "last": self._last, "moments": self.moments.state(), "bases": self._bases})
+            told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
+            for person, entry in batch.items():
+                told[person] = (entry.state.cursor, entry.key, entry.state.pack())
+            try:
+                await asyncio.to_thread(self._cache.write, cursor, note, told)
+            except OstinatoError:
+                self._dirty, self._gone = {**batch, **self._dirty}, gone | self._gone
+                raise
+            finally:
+                self._writing = {}
+            self._saved = cursor
+
+    def state(self, person: Person) -> PersonState | None:
+        """A person's state; None before the first rating, and once the person was forgotten. Raises Unavailable."""
+        key = self._cache.key(person)
+        entry = self._states.get(person) or self._dirty.get(person) or self._writing.get(person)
+        if entry is not None and entry.key != key:  # the person was forgotten
+            for known in (self._states, self._dirty):
+                known.pop(person, None)
+            self._gone.add(person)
+            entry = None
+        if entry is None and person not in self._gone:
+            entry = self._loaded(person, key)
+        if entry is None:
+            return None
+        self._remember(person, entry)
+        return entry.state
+
+    # ------------------------------------------------------------ rows
+
+    def _take_turn(self, seq: Cursor, turn: Turn) -> None:
+        self._early.advance(turn.ended_at)
+        answer = self._note(turn)
+        early = self._early.claim(turn.tenant, turn.id)
+        if answer is None or turn.steered is None:
+            return
+        self.moments.add(answer.features, turn.steered.tokens)
+        state = self.state(answer.person)
+        if state is not None:
+            self._put(answer, state.spend(turn.steered.kl))
+        for signal, reward in early:
+            self._rate(seq, answer, signal, reward)
+
+    async def _take_signal(self, seq: Cursor, signal: Signal) -> None:
+        self._early.advance(signal.received_at)
+        if signal.retracts is None and signal.name not in self._rules.signals:
+            return
+        told = _hashed(signal.retracts or signal.id), self._reward(signal)
+        if signal.turn not in self._answers and min(await self._log.places(Turn, [(signal.turn,)]), default=seq) < seq:
+            for turn in await self._log.find(Turn, [(signal.turn,)]):
+                self._note(turn)
+        if signal.turn not in self._answers:
+            self._early.add(signal.tenant, signal.turn, told)
+            return
+        answer = self._answers[signal.turn]
+        if answer is not None and answer.person[0] == signal.tenant:
+            self._rate(seq, answer, *told)
+
+    def _reward(self, signal: Signal) -> float | None:
+        """The reward in [0, 1] that a signal stands for; None for one that retracts another."""
+        if signal.retracts is not None:
+            return None
+        value, reward = min(1.0, max(0.0, signal.value)), self._rules.signals[signal.name]
+        return value * reward + (1.0 - value) * (1.0 - reward)
+
+    def _rate(self, seq: Cursor, answer: _Answer, signal: int, reward: float | None) -> None:
+        if self._cache.key(answer.person) != answer.key:
+            return  # the person was forgotten since
+        state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
+        prior = self._rules.prior_of(answer.person[0])
+        rated = state.rate(answer.place, answer.features, signal, reward, prior, self._rules.regression)
+        if rated is not state:
+            self._put(answer, replace(rated, cursor=seq))
+
+    def _note(self, turn: Turn) -> _Answer | None:
+        """What is remembered of a turn in the log."""
+        steered, answer = turn.steered, None
+        names = () if steered is None else self._bases.get(steered.basis, ())
+        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in self._rules.without
+        if steered is not None and allowed and not set(self._rules.names).isdisjoint(names):
+            told = dict(zip(names, steered.features, strict=False))
+            features = tuple(told.get(name, 0.0) for name in self._rules.names)
+            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)
+        self._answers[turn.id] = answer
+        self._answers.move_to_end(turn.id)
+        if len(self._answers) > _ANSWERS:
+            self._answers.popitem(last=False)
+        return answer
+
+    # ------------------------------------------------------------ states
+
+    def _loaded(self, person: Person, key: int | None) -> _Entry | None:
+        try:
+            packed = self._cache.load(person)
+            if packed is None:
+                return None
+            state = PersonState.unpack(packed)
+        except Corrupt as error:
+            _LOG.warning("A person's state cannot be read, and begins anew: %s", error)
+            return None
+        if state.names != self._names:
+            return None
+        prior = state.prior(self._rules.prior_of(person[0]), self._rules.regression)
+        return _Entry(key, state.ready(prior, self._rules.regression))
+
+    def _put(self, answer: _Answer, state: PersonState) -> None:
+        entry = _Entry(answer.key, state)
+        self._dirty[answer.person] = entry
+        self._gone.discard(answer.person)
+        self._remember(answer.person, entry)
+
+    def _remember(self, person: Person, entry: _Entry) -> None:
+        self._states[person] = entry
+        self._states.move_to_end(person)
+        if len(self._states) > _STATES:
+            self._states.popitem(last=False)
+
+    @staticmethod
+    def _none_early() -> PendingSignals[tuple[int, float | None]]:
+        return PendingSignals(most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
+
+
+def _place_of(turn: Turn) -> int:
+    """An answer's place among its person's: when it began, in microseconds, and the number of the choice."""
+    _, _, choice = turn.id.rpartition(":")
+    return int(turn.started_at * 1e6) * _CHOICES + (int(choice) % _CHOICES if choice.isdecimal() else 0)
+
+
+def _hashed(signal: str) -> int:
+    return int.from_bytes(blake2b(signal.encode(), digest_size=4).digest(), "little")
+
+
+def _named(row: Row) -> list[Any]:
+    return [type(row).__name__, *identity(row)]

@@ -1,0 +1,217 @@
+"""A cache of one value per person beside the log, under each person's key: what a fold of the log keeps of people.
+
+It may be deleted at any time, and is then folded anew. A row is found by an HMAC of tenant and user under a secret beside the file, so that
+a copy of the file names nobody. Destroying a person's key (`ostinato forget`) makes their value unreadable in every copy.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.core.files import write_atomic
+from ostinato.core.records import Person
+from ostinato.core.seams import Cursor, PersonValue
+from ostinato.record.codec.turns import Forgotten
+from ostinato.record.config import Encrypt
+from ostinato.record.keys import KeyRing, Scope
+from ostinato.record.sqlite import connect, create, driver, remove, translate
+
+FORMAT = 1
+_KEY_BYTES = 16  # of a person's key in the file
+_SECRET_BYTES = 32
+_STATEMENTS = (
+    # `at`: the place in the log up to which the value was changed; `secret`: the number of the key that it lies under
+    # with row ids, as a value of a kilobyte does not fit into a page of an index
+    "CREATE TABLE people (person BLOB PRIMARY KEY, tenant BLOB NOT NULL, at INTEGER NOT NULL, secret INTEGER, value BLOB NOT NULL)",
+    "CREATE INDEX people_by_age ON people (tenant, at)",
+    "CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    f"PRAGMA user_version={FORMAT}",
+)
+
+
+class SqlPersonCache:
+    """`core.seams.PersonCache` in an SQLite file. Reads and writes may come from two threads; one process uses a file.
+
+    Args:
+        path: the file; its secret lies beside it, with the suffix ``.key``.
+        ring: the log's keys; None if nothing is encrypted.
+        mode: whose key a value lies under.
+        most: people of one tenant at most; beyond them, those whose value has not changed for longest are dropped.
+
+    Raises BadConfig, StorageFull.
+
+    Example::
+
+        values = SqlPersonCache(run / "folds" / "people.sqlite", ring, Encrypt.USER, most=100_000)
+        cursor, note = values.begin("dials@1")
+        ann = ("acme", "ann")
+        values.write(cursor + 9, "{}", {ann: (cursor + 7, values.key(ann), b"...")})
+    """
+
+    def __init__(self, path: Path, ring: KeyRing | None, mode: Encrypt, *, most: int) -> None:
+        self._path, self._ring, self._mode, self._most = path, None if mode is Encrypt.NONE else ring, mode, most
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._secret = _secret(path.with_suffix(".key"))
+            self._read, self._write = self._open()
+        except driver.Error as error:
+            raise translate(error, path) from error
+        except OSError as error:
+            raise StorageFull(f"{path} cannot be made: {error}; free space or repair the disk") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._read.close()
+        self._write.close()
+
+    def begin(self, rules: str) -> tuple[Cursor, str]:
+        """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped."""
+        rules = f"{rules} {self._tenant('')[0].hex()}"  # with another secret no value would be found
+        try:
+            state = dict(self._read.execute("SELECT name, value FROM state").fetchall())
+            if state.get("rules") == rules:
+                return int(state["cursor"]), state["note"]
+            with self._transaction():
+                self._write.execute("DELETE FROM people")
+                self._put_state(rules=rules, cursor="0", note="")
+        except driver.Error as error:
+            raise translate(error, self._path) from error
+        return 0, ""
+
+    def key(self, person: Person) -> int | None:
+        """The number of the key that a person's value lies under now; None if nothing is encrypted, or their key was destroyed."""
+        if self._ring is None:
+            return None
+        tenant, user = person
+        return self._ring.living(Scope(tenant, user=user if self._mode is Encrypt.USER else None))
+
+    def load(self, person: Person) -> bytes | None:
+        """A person's value; None without one, or if their key was destroyed. Raises Corrupt, Unavailable."""
+        _, row = self._places(person)
+        try:
+            found = self._read.execute("SELECT secret, value FROM people WHERE person = ?", (row,)).fetchone()
+        except driver.Error as error:
+            raise translate(error, self._path) from error
+        if found is None or found[0] != self.key(person):
+            return None
+        if found[0] is None or self._ring is None:
+            return found[1] if self._ring is None else None
+        try:
+            return self._ring.reveal(found[0], row, found[1])
+        except Forgotten:
+            return None
+
+    def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
+        """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
+
+        A value whose key is no longer the person's is dropped as well. Nothing is synced: a cache that a power cut sets back is folded on
+        from an earlier place. Raises StorageFull, Unavailable; call it again.
+        """
+        try:
+            rows = {self._places(person): self._sealed(person, value) for person, value in values.items()}
+            kept = [(row, tenant, *sealed) for (tenant, row), sealed in rows.items() if sealed is not None]
+            with self._transaction():
+                gone = [(row,) for (_, row), sealed in rows.items() if sealed is None]
+                self._write.executemany("DELETE FROM people WHERE person = ?", gone)
+                self._write.executemany("INSERT OR REPLACE INTO people VALUES (?, ?, ?, ?, ?)", kept)
+                for tenant in sorted({tenant for _, tenant, *_ in kept}):
+                    self._limit(tenant)
+                self._put_state(cursor=str(cursor), note=note)
+        except driver.Error as error:
+            raise translate(error, self._path) from error
+
+    def count(self, tenant: str) -> int:
+        """How many people of a tenant have a value."""
+        query = "SELECT count(*) FROM people WHERE tenant = ?"
+        return self._read.execute(query, (self._places((tenant, ""))[0],)).fetchone()[0]
+
+    # ------------------------------------------------------------ rows
+
+    def _limit(self, tenant: bytes) -> None:
+        excess = "(SELECT count(*) FROM people WHERE tenant = :tenant) - :most"
+        self._write.execute(
+            "DELETE FROM people WHERE person IN (SELECT person FROM people WHERE tenant = :tenant ORDER BY at, person "
+            f"LIMIT max(0, {excess}))",
+            {"tenant": tenant, "most": self._most},
+        )
+
+    def _sealed(self, person: Person, value: PersonValue | None) -> tuple[Cursor, int | None, bytes] | None:
+        """A value's columns; None if it must not be kept."""
+        if value is None or value[1] != self.key(person):
+            return None
+        at, key, plain = value
+        if self._ring is None:
+            return at, None, plain
+        if (
+            key is None
+        ):  # the log does not keep this person's words under a key, so there is none to keep their value under
+            return None
+        try:
+            return at, key, self._ring.conceal(key, self._places(person)[1], plain)
+        except Forgotten:
+            return None
+
+    def _places(self, person: Person) -> tuple[bytes, bytes]:
+        """The tenant's and the person's keys in the file."""
+        secret = self._tenant(person[0])[1]
+        return self._tenant(person[0])[0], hmac.digest(secret, person[1].encode(), "sha256")[:_KEY_BYTES]
+
+    def _tenant(self, tenant: str) -> tuple[bytes, bytes]:
+        """A tenant's key in the file, and the secret that the keys of its people are made with."""
+        digest = hmac.digest(self._secret, tenant.encode(), "sha512")
+        return digest[:8], digest[32:]
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        self._write.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._write.execute("COMMIT")
+        except BaseException:
+            self._write.execute("ROLLBACK")
+            raise
+
+    def _put_state(self, **values: str) -> None:
+        self._write.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(values.items()))
+
+    def _open(self) -> tuple[Any, Any]:
+        """Two connections to the file; one that is damaged or has another format is made anew."""
+        for attempt in range(2):
+            create(self._path, _build)
+            try:
+                read, write = connect(self._path, write=False), connect(self._path, write=True)
+                if read.execute("PRAGMA user_version").fetchone() == (FORMAT,):
+                    read.execute("SELECT count(*) FROM state").fetchone()
+                    write.execute(
+                        "PRAGMA synchronous=NORMAL"
+                    )  # with a write-ahead log: nothing is torn, and no commit waits
+                    return read, write
+                read.close()
+                write.close()
+            except driver.DatabaseError as error:
+                if attempt or not isinstance(translate(error, self._path), Corrupt):
+                    raise
+            remove(self._path)
+        raise Corrupt(f"{self._path} cannot be made; remove it")
+
+
+def _build(db: Any) -> None:
+    for statement in _STATEMENTS:
+        db.execute(statement)
+
+
+def _secret(path: Path) -> bytes:
+    """The secret in a file, made once. A file that was cut off is replaced, after which the values are found no longer."""
+    with suppress(FileNotFoundError, ValueError):
+        secret = bytes.fromhex(path.read_text())
+        if len(secret) == _SECRET_BYTES:
+            return secret
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    write_atomic(path, secret.hex(), durable=True)
+    return secret

@@ -1,0 +1,207 @@
+"""Answers in the Anthropic dialect: replies of `/v1/messages`, compaction blocks among them, and its errors.
+
+A stream is a sequence of blocks, each closed before the next begins. Every answer has at least one, because clients retry without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ostinato.core.conversation import CompactionBlock, Piece, ToolCall
+from ostinato.core.errors import OstinatoError, Overloaded
+from ostinato.core.lines import json_line, one_line
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.dialect import (
+    ContextExceeded,
+    Counts,
+    ErrorShape,
+    Heading,
+    Json,
+    Request,
+    Tokens,
+    Whole,
+    Writer,
+)
+
+SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
+_REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_OVERLOADED = 529
+
+_text_block = json_line
+
+
+class Messages(Writer):
+    """`/v1/messages`. In a stream, a tool call is sent whole, in one delta, when it is complete."""
+
+    def __init__(self, heading: Heading) -> None:
+        self._heading = heading
+        self._head: Json = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
+        self._open = ""  # the type of the block that is open
+        self._blocks = 0  # blocks so far, including the open one
+
+    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
+        (answer,) = answers
+        said = answer.message
+        blocks = [_tool_use(call, _input(call)) for call in said.calls]
+        if said.text or not (blocks or said.reasoning):
+            blocks.insert(0, _text_block({"type": "text", "text": said.text}))
+        if said.reasoning:
+            blocks.insert(0, _text_block({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
+        rest: Json = {**_stopped(answer.finish, answer.stop), "usage": _usage(counts), "ostinato": ostinato}
+        return f'{_text_block(self._head)[:-1]},"content":[{",".join(blocks)}],{_text_block(rest)[1:]}'.encode()
+
+    def opening(self) -> str:
+        counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
+        begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
+        return _event("message_start", f'"message":{_text_block(begun)}') + _event("ping")
+
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
+        return "".join(map(self._piece, pieces))
+
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
+        data = self._close() if self._blocks else self._begin("text", '"text":""') + self._close()
+        if closing is None:  # comes with the last answer, and there is only one
+            return data
+        counts, ostinato = closing
+        last = f'"delta":{_text_block(_stopped(finish, stop))},"usage":{_text_block(_usage(counts))},"ostinato":{_text_block(ostinato)}'
+        return data + _event("message_delta", last) + _event("message_stop")
+
+    # ------------------------------------------------------------ blocks
+
+    def _piece(self, piece: Piece) -> str:
+        if piece.call is not None:
+            return self._call(piece.call)
+        if piece.reasoning:
+            data = self._switch("thinking", '"thinking":"","signature":""')
+            return data + self._delta("thinking_delta", "thinking", piece.reasoning)
+        if piece.text:
+            return self._switch("text", '"text":""') + self._delta("text_delta", "text", piece.text)
+        return ""
+
+    def _call(self, call: ToolCall) -> str:
+        start = _event("content_block_start", f'"index":{self._blocks},"content_block":{_tool_use(call, "{}")}')
+        data = self._close() + start
+        self._open = "tool_use"
+        self._blocks += 1
+        return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
+
+    def _switch(self, type: str, fields: str) -> str:
+        """The events that make a block of this type the open one."""
+        return "" if self._open == type else self._close() + self._begin(type, fields)
+
+    def _begin(self, type: str, fields: str) -> str:
+        data = f'"index":{self._blocks},"content_block":{{"type":"{type}",{fields}}}'
+        self._open = type
+        self._blocks += 1
+        return _event("content_block_start", data)
+
+    def _delta(self, type: str, field: str, text: str) -> str:
+        data = f'"index":{self._blocks - 1},"delta":{{"type":"{type}","{field}":{_text_block(text)}}}'
+        return _event("content_block_delta", data)
+
+    def _close(self) -> str:
+        """The end of the open block, if there is one."""
+        if not self._open:
+            return ""
+        signed = self._delta("signature_delta", "signature", SIGNATURE) if self._open == "thinking" else ""
+        self._open = ""
+        return signed + _event("content_block_stop", f'"index":{self._blocks - 1}')
+
+
+def compaction_answer(
+    request: Request, heading: Heading, block: CompactionBlock, counts: Counts, ostinato: Json
+) -> bytes:
+    """The whole answer to a request for a summary: one block, as a body or as a stream."""
+    writer = Messages(heading)
+    told: Json = {"type": "compaction", "content": block.content, "signature": block.token, "tool_changes": []}
+    stopped: Json = {"stop_reason": "compaction", "stop_sequence": None}
+    rest: Json = {**stopped, "usage": _usage(counts), "ostinato": ostinato}
+    if not request.stream:
+        head = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
+        return json_line({**head, "content": [told], **rest}).encode()
+    begun = f'"index":0,"content_block":{json_line(told | {"content": None})}'
+    # the stream has no delta for a signature: it stands at the beginning of the block, and again as what the delta may hold
+    delta = json_line({"type": "compaction_delta", "content": block.content, "encrypted_content": block.token})
+    last = f'"delta":{json_line(stopped)},"usage":{json_line(_usage(counts))},"ostinato":{json_line(ostinato)}'
+    return "".join(
+        [
+            writer.opening(),
+            _event("content_block_start", begun),
+            _event("content_block_delta", f'"index":0,"delta":{delta}'),
+            _event("content_block_stop", '"index":0'),
+            _event("message_delta", last),
+            _event("message_stop"),
+        ]
+    ).encode()
+
+
+def _event(type: str, fields: str = "") -> str:
+    """One event; `fields` is its JSON besides the type."""
+    return f'event: {type}\ndata: {{"type":"{type}"{"," if fields else ""}{fields}}}\n\n'
+
+
+def _tool_use(call: ToolCall, input: str) -> str:
+    name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
+    return f'{{"type":"tool_use","id":{_text_block(call.id)},"name":{name},"input":{one_line(input)}}}'
+
+
+def _input(call: ToolCall) -> str:
+    """A call's arguments as the model wrote them; {} if they are not a JSON object to a client, whose tool then reports what is missing."""
+    try:
+        values = json.loads(call.arguments, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return "{}"
+    return call.arguments if isinstance(values, dict) else "{}"
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _stopped(finish: Finish, stop: str) -> Json:
+    """Why an answer ended. A call comes before a stop string, because clients look for `tool_use`; any other cut reads as `max_tokens`."""
+    if finish is Finish.STOP and stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": counts.answer,
+    }
+
+
+def error_body(error: OstinatoError) -> Json:
+    """An error in Anthropic's shape."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    message = str(error)
+    if isinstance(error, ContextExceeded):
+        message = f"prompt is too long: {error.prompt} tokens > {error.context - error.answer} maximum. {message}"
+    told: Json = {"type": _ERROR_TYPES.get(error.status, other), "message": message}
+    if error.code.startswith("compaction_"):
+        told["details"] = {"error_code": error.code}  # by which Anthropic's clients choose the exception
+    return {"type": "error", "error": told}
+
+
+def error_event(error: OstinatoError) -> str:
+    """An error as a stream's last event."""
+    return f"event: error\ndata: {_text_block(error_body(error))}\n\n"
+
+
+def _status(error: OstinatoError) -> int:
+    return _OVERLOADED if isinstance(error, Overloaded) else error.status
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event, status=_status)

@@ -1,0 +1,57 @@
+"""People's states survive kill -9: whatever was saved is gone on from, and the bits are those of a process that was never killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.unit.adapt.people import RULES, cache_at, folded, log_of, packed, traffic
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from ostinato.adapt.state_fold import StateFold
+from tests.unit.adapt.people import RULES, cache_at, traffic
+from ostinato.testing.log import MemoryLog
+
+async def main(directory, rows):
+    log, fold = MemoryLog(), None
+    for number, row in enumerate(rows):
+        await log.append(row)
+    fold = StateFold(log, cache_at(directory), RULES)
+    await fold.start()
+    kept, log.rows = log.rows, log.rows[: fold.cursor]
+    while len(log.rows) < len(kept):
+        log.rows = kept[: len(log.rows) + 3]
+        await fold.catch_up()
+        await fold.save()
+        print(fold.cursor, flush=True)
+
+asyncio.run(main(Path(sys.argv[1]), traffic(6, 150)))
+"""
+
+
+def test_a_process_killed_at_any_time_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """kill -9 after the first, the second, ... saved place that the child tells, in the middle of its next write."""
+    reached = 0
+    for kill in (1, 2, 4, 7):
+        command = [sys.executable, "-c", CHILD, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as child:
+            assert child.stdout is not None
+            places = [int(child.stdout.readline()) for _ in range(kill)]
+            os.kill(child.pid, signal.SIGKILL)
+        assert places[0] > reached
+        reached = places[-1]
+    rows = traffic(6, 150)
+
+    async def compare() -> None:
+        log = await log_of(rows)
+        cache = cache_at(tmp_path)
+        assert cache.begin(RULES.hash)[0] >= reached
+        fold = await folded(log, cache)
+        assert fold.cursor == len(log.rows)
+        assert packed(fold, rows) == packed(await folded(log, cache_at(tmp_path / "undisturbed")), rows)
+
+    asyncio.run(compare())

@@ -1,0 +1,213 @@
+"""Which calls lean to their person, what the log and the client are told, and that feedback reaches the dials."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.adapt.people import cache_at
+from tests.unit.serve.gateway_world import ADMIN, V0, V1, world
+
+from ostinato.adapt.config import AdaptConfig, ResetConfig, TenantAdaptConfig
+from ostinato.adapt.dials import DialAdaptation
+from ostinato.core.records import SteeringBasis
+from ostinato.core.steering import Basis, Steered, Steering
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+
+BASIS = Basis(
+    names=("brief", "lists"), tokens_M=np.array([2, 7]), directions_KM=np.eye(2, dtype=np.float32), weights=V0.hash
+)
+
+
+class SteeringEngine(FakeEngine):
+    """Tells of every steered answer that its tokens lay one unit along the first dial, whatever the dials."""
+
+    def __init__(self, script=None, **more):
+        super().__init__(script, **more)
+        self.steerings = []
+
+    async def generate(self, request):
+        told = None
+        self.steerings.append(request.steering)
+        if request.steering is not None:
+            asked = request.steering
+            told = Steered(
+                basis=asked.basis.hash,
+                dials=asked.dials,
+                cap=asked.cap,
+                budget=asked.budget,
+                tokens=5,
+                kl=0.04,
+                features=(1.0, 0.0),
+            )
+        async for chunk in super().generate(replace(request, steering=None)):
+            yield replace(chunk, steered=told)
+
+
+class Everybody:
+    """Leans everybody; notes whom it was asked for."""
+
+    def __init__(self):
+        self.asked, self.feedback, self.open = [], 0, False
+
+    async def start(self):
+        self.open = True
+
+    async def close(self):
+        self.open = False
+
+    def steering(self, person, *, weights, verified):
+        self.asked.append((person, weights, verified))
+        return Steering(basis=BASIS, dials=(0.5, 0.0), cap=0.1, budget=3.0)
+
+    def heard(self):
+        self.feedback += 1
+
+
+async def test_a_persons_answer_leans_and_the_log_and_the_client_are_told():
+    adaptation = Everybody()
+    async with world(engine=SteeringEngine(lambda request: "hello"), adaptation=adaptation) as w:
+        assert adaptation.open
+        status, headers, _ = await w.chat(user="ann", n=2)
+        assert status == 200
+        assert headers["x-ostinato-adapted"] == f"{BASIS.hash}; kl=0.04,0.04"
+        assert adaptation.asked == [(("default", "ann"), V0.hash, False)]
+        assert [turn.steered.dials for turn in w.log.turns()] == [(0.5, 0.0)] * 2
+        assert "x-ostinato-adapted" in (await w.chat({"x-ostinato-train": "adapt"}, user="ann"))[1]
+        _, headers, _ = await w.chat(user="ann", stream=True)
+        assert headers["x-ostinato-adapted"] == BASIS.hash
+        assert w.engine.steerings[-1].dials == (0.5, 0.0)
+        await w.feedback(w.log.turns()[0].id)
+        assert adaptation.feedback == 1
+    assert not adaptation.open
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"x-ostinato-adapt": "off"}, {"user": "ann"}),
+        ({"x-ostinato-purpose": "side"}, {"user": "ann"}),
+        ({"x-ostinato-purpose": "compaction"}, {"user": "ann"}),
+        ({"x-api-key": ADMIN, "x-ostinato-slot": "live"}, {"user": "ann"}),
+        ({}, {}),
+        ({}, {"user": "ann", "response_format": {"type": "json_object"}}),
+        ({"x-ostinato-train": "aggregate"}, {"user": "ann"}),
+    ],
+    ids=["off", "side", "compaction", "slot", "nobody", "form", "no consent"],
+)
+async def test_other_calls_are_the_base_models_to_the_bit(headers, fields):
+    adaptation = Everybody()
+    async with world(engine=SteeringEngine(lambda request: "{}"), adaptation=adaptation, admin_keys=[ADMIN]) as w:
+        status, told, _ = await w.chat(headers, **fields)
+        assert status == 200
+        assert "x-ostinato-adapted" not in told
+        assert adaptation.asked == []
+        assert w.engine.steerings == [None]
+        assert w.log.turns()[0].steered is None
+
+
+async def test_the_control_arm_never_leans():
+    adaptation, engine = Everybody(), SteeringEngine(slots={"live": V1, "control": V0})
+    async with world(engine=engine, adaptation=adaptation, control_share=1.0) as w:
+        await w.chat(user="ann")
+        assert w.log.turns()[0].arm == "control"
+        assert adaptation.asked == []
+
+
+async def test_a_header_that_says_neither_is_refused_by_name():
+    async with world(adaptation=Everybody()) as w:
+        status, _, body = await w.chat({"x-ostinato-adapt": "maybe"}, user="ann")
+        assert status == 400
+        assert body["error"]["param"] == "X-Ostinato-Adapt"
+        assert body["error"]["message"] == "X-Ostinato-Adapt takes on or off."
+
+
+# ---------------------------------------------------------------- with dials
+
+
+OPEN = AdaptConfig(mode="dials", users="declared", holdout=0.0)
+
+
+async def adaptation_of(log, tmp_path, config=OPEN, bases=(BASIS,)):
+    await log.append(*(SteeringBasis.of(basis, at=1.0) for basis in bases))
+    adaptation = DialAdaptation(log, cache_at(tmp_path), config)
+    await adaptation.follow()
+    return adaptation
+
+
+async def test_what_a_person_accepts_moves_their_dials_and_nobody_elses(tmp_path):
+    log = MemoryLog()
+    adaptation = await adaptation_of(log, tmp_path)
+    async with world(engine=SteeringEngine(lambda request: "hello"), log=log, adaptation=adaptation) as w:
+        for number in range(8):
+            await w.chat(user="ann")
+            await w.feedback(w.log.turns()[-1].id, id=f"s{number}")
+            await adaptation.follow()
+        await w.chat(user="bob")
+        await w.chat(user="ann")
+        first, bob, ann = (w.log.turns()[place].steered.dials for place in (0, -2, -1))
+        assert first == bob == (0.0, 0.0)
+        assert ann[0] > 0.05
+        assert ann[1] == 0.0
+
+
+async def test_who_has_dials(tmp_path):
+    ann, weights = ("acme", "ann"), BASIS.weights
+
+    async def asked(config=OPEN, bases=(BASIS,), *, person=ann, weights=weights, verified=False):
+        adaptation = await adaptation_of(MemoryLog(), tmp_path, config, bases)
+        return adaptation.steering(person, weights=weights, verified=verified)
+
+    steering = await asked()
+    assert (steering.basis.hash, steering.dials, steering.cap, steering.budget) == (BASIS.hash, (0.0, 0.0), 0.1, 3.0)
+    assert await asked(bases=()) is None
+    assert await asked(weights=V1.hash) is None  # the basis was fitted to other weights
+    assert await asked(OPEN.model_copy(update={"users": "verified"})) is None
+    assert await asked(OPEN.model_copy(update={"users": "verified"}), verified=True) is not None
+    assert await asked(OPEN.model_copy(update={"holdout": 1.0}), verified=True) is None
+    off = OPEN.model_copy(update={"tenants": {"acme": TenantAdaptConfig(prior="off")}})
+    assert await asked(off) is None
+    assert await asked(off, person=("bolt", "ann")) is not None
+
+
+async def test_the_holdout_is_dealt_by_name_alone_and_keeps_whom_it_has(tmp_path):
+    people = [("acme", f"user {number}") for number in range(2000)]
+
+    async def held(share):
+        adaptation = await adaptation_of(MemoryLog(), tmp_path, OPEN.model_copy(update={"holdout": share}))
+        return {person for person in people if adaptation.held_out(person)}
+
+    few, more = await held(0.1), await held(0.2)
+    assert few < more
+    assert 140 < len(few) < 260
+    assert await held(0.0) == set()
+
+
+async def test_a_new_basis_of_other_names_begins_other_states(tmp_path):
+    log, ann = MemoryLog(), ("acme", "ann")
+    adaptation = await adaptation_of(log, tmp_path)
+
+    async def add(names, directions, weights):
+        basis = Basis(names=names, tokens_M=BASIS.tokens_M, directions_KM=directions, weights=weights)
+        await log.append(SteeringBasis.of(basis, at=2.0))
+        await adaptation.follow()
+        return basis
+
+    def basis_of(weights):
+        steering = adaptation.steering(ann, weights=weights, verified=False)
+        return None if steering is None else steering.basis.hash
+
+    same = await add(BASIS.names, 2 * BASIS.directions_KM, V1.hash)
+    assert (basis_of(V0.hash), basis_of(V1.hash)) == (BASIS.hash, same.hash)
+    await log.append(replace(SteeringBasis.of(same, at=3.0), hash="0" * 32))  # not what its hash names
+    await add(tuple(f"dial {number}" for number in range(17)), np.ones((17, 2), np.float32), "fake2")
+    assert (basis_of(V0.hash), basis_of(V1.hash), basis_of("fake2")) == (BASIS.hash, same.hash, None)
+    other = await add(("you",), BASIS.directions_KM[:1], "fake3")
+    assert (basis_of(V1.hash), basis_of("fake3")) == (None, other.hash)
+
+
+def test_the_default_settings_are_off_and_name_their_reasons():
+    config = AdaptConfig()
+    assert (config.mode, config.users, config.reset) == ("off", "verified", ResetConfig(drift=0.2, limit=3.0))
+    with pytest.raises(ValueError, match="signals"):
+        AdaptConfig(signals={"accepted": 2.0})
