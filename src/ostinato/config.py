@@ -89,6 +89,14 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         description="Steps between two checkpoints; after a crash the steps since the last one are repeated.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints are kept.")
+    checkpoint_ladder: int = Field(
+        default=0,
+        ge=0,
+        le=20,
+        description="Octaves of older checkpoints that are kept beside the newest, about two an octave: n octaves reach back 2^n times "
+        "`checkpoint_every` steps, so that `ostinato forget --replay` repeats at most twice the steps since somebody's first. 12 bytes "
+        "per parameter each (1.6 GB at 135M). 0: none; a replay of older steps then begins at the start of training.",
+    )
     share_checkpoints: bool = Field(
         default=True,
         description="With record.url and weights.url: also copy checkpoints to weights.url, in the background, so that a trainer on "

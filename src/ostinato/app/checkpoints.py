@@ -129,7 +129,7 @@ class SharedCheckpoints:
     async def _send(self) -> None:
         linking = self._place / _SENDING
         try:
-            linked = _link(stored(self._place)[0], linking)
+            linked = link_checkpoint(stored(self._place)[0], linking)
             batch = await self._batch_of(_step(linked.name))
             write_atomic(linked / _BATCH, batch, durable=False)
             if self._signer is not None:
@@ -163,7 +163,7 @@ def _step(name: str) -> int:
     return int(step) if step.isdecimal() else -1
 
 
-def _link(directory: Path, under: Path) -> Path:
+def link_checkpoint(directory: Path, under: Path) -> Path:
     """Hard links to a checkpoint's files, which stay while newer checkpoints replace it."""
     shutil.rmtree(under, ignore_errors=True)
     under.mkdir(mode=0o700, parents=True)

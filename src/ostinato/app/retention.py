@@ -40,14 +40,15 @@ async def _released(log: Log, count: int) -> list[PolicyVersion]:
 
 
 def _retaken(log: RowLog, config: Config) -> list[PolicyVersion]:
-    """The reference and base versions of the steps that a restarted trainer repeats."""
-    batches = _batches(log, config)
+    """The reference and base versions of the steps that a restarted trainer repeats, or a replay from the ladder of checkpoints."""
+    octaves = config.learn.checkpoint_ladder
+    batches = _batches(log, config, config.learn.checkpoint_every << octaves if octaves else 0)
     return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]
 
 
-def _batches(log: RowLog, config: Config) -> list[Batch]:
-    """The steps that a trainer repeats from its oldest checkpoint."""
-    steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
+def _batches(log: RowLog, config: Config, least: int = 0) -> list[Batch]:
+    """The steps that a trainer repeats from its oldest checkpoint, or at least so many."""
+    steps = max(least, config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1))
     return [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
 
 

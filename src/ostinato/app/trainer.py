@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """The training worker's parts. `learner` holds the loop's stages over the other parts."""
+    """The training worker's parts. `learner` holds the loop's stages over the other parts. `anchor` gives the release that training is
+    kept near for ever, `tokens` the model's tokens, `numerics` the id of the trainer's contract.
+    """
 
     learner: Learner
     trainer: PolicyTrainer | ShardedTrainer
@@ -50,6 +52,9 @@ class Learning:
     ancestry: Ancestry
     candidates: Candidates
     stored: Overlapped
+    anchor: Callable[[], Awaitable[PolicyVersion | None]]
+    tokens: ModelTokens
+    numerics: str
 
 
 def open_desk(
@@ -143,7 +148,8 @@ def open_learning(
     config = run.config
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     trainer, lines = _trainer(model, config, contract, settings)
-    desk = open_desk(config, run.log, run.folds, contract, asker, ModelTokens(model))
+    tokens = ModelTokens(model)
+    desk = open_desk(config, run.log, run.folds, contract, asker, tokens)
     # of the fetched versions keep the anchor and the newest release: the next one is built from these
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)
@@ -179,6 +185,9 @@ def open_learning(
         ancestry=Ancestry(run.log),
         candidates=candidates,
         stored=Overlapped(candidates),
+        anchor=anchor,
+        tokens=tokens,
+        numerics=contract.id,
     )
 
 

@@ -23,7 +23,7 @@ from ostinato.cli.suite import suite
 from ostinato.cli.weights import weights
 from ostinato.cli.workers import compute, housekeeping, plan, rollout, run_worker, serve, train
 from ostinato.cli.worlds import worlds
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import BadRequest, OstinatoError
 
 app = App(
     name="ostinato",
@@ -384,7 +384,17 @@ def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> N
 
 
 @app.command
-def forget(tenant: str, *, user: str | None = None, wait: float = 120.0, common: Common | None = None) -> None:
+def forget(
+    tenant: str = "",
+    *,
+    user: str | None = None,
+    wait: float = 120.0,
+    replay: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    verify: Path | None = None,
+    turns: Path | None = None,
+    common: Common | None = None,
+) -> None:
     """Make what people wrote unreadable forever, by destroying the keys that encrypt it (`record.encrypt`).
 
     A running trainer is asked for a checkpoint first, so that a crash repeats no step without the turns that became unreadable.
@@ -397,10 +407,29 @@ def forget(tenant: str, *, user: str | None = None, wait: float = 120.0, common:
         Only this user. Default: every user of the tenant.
     wait
         Seconds to wait for the trainer's checkpoint, which it writes between two steps.
+    replay
+        Also take what was learned from them out of the weights: the trainer repeats its steps since their first effect without them.
+    dry_run
+        With --replay: say what would be done, and do nothing.
+    verify
+        Forget nobody, but check this certificate of a replay.
+    turns
+        With --verify: a file of turn ids, one a line, none of which may be behind the weights.
     """
-    from ostinato.launch.commands.log import forget as run
+    from ostinato.launch.commands import erasure, log
 
-    asyncio.run(run((common or Common()).of_run(), tenant, user, Console(), wait_s=wait))
+    config = (common or Common()).of_run()
+    if verify is not None:
+        erasure.verify(config, verify, turns, Console())
+        return
+    if not tenant:
+        raise BadRequest("name the tenant to forget; `default` if there is only one", field="tenant")
+    if dry_run and not replay:
+        raise BadRequest("--dry-run says what --replay would do: give both", field="dry-run")
+    if dry_run:
+        asyncio.run(erasure.show_plan(config, tenant, user, Console()))
+        return
+    asyncio.run(log.forget(config, tenant, user, Console(), wait_s=wait, replay=replay))
 
 
 @app.command

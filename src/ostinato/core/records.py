@@ -536,7 +536,8 @@ class Batch:
     the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
     the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
     imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was cut behind, what the credit took
-    to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut.
+    to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut. `upto`: the last row of the log that had been read
+    when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier versions.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -551,6 +552,7 @@ class Batch:
     weights: tuple[float, ...] = ()
     shown: tuple[float, ...] = ()
     after: tuple[Advantages, ...] = ()
+    upto: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

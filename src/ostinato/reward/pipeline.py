@@ -50,6 +50,7 @@ from ostinato.reward.ledger import (
     TOO_FEW,
     TOO_LONG,
     UNTAKEN,
+    TurnLedger,
     returns_of,
 )
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
@@ -75,14 +76,18 @@ async def recorded(
             raise Corrupt(
                 f"batch {step} is not in the log any more: resume from a checkpoint of step {step} or later, or restore the log"
             )
-        identities = [(turn,) for turn in found[0].turns]
-        turns, rewards = await log.find(Turn, identities), await log.find(Reward, identities)
-        made = training_batch(found[0], turns, rewards)
-        if found[0].shown and answer_ids is not None:
-            texts = await corrections_of(log, turns, rewards)
-            shown = demonstrations(made.samples, found[0].shown, texts, answer_ids)
-            made = replace(made, samples=(*made.samples, *shown))
-        yield made
+        yield await with_samples(log, found[0], answer_ids)
+
+
+async def with_samples(log: Log, row: Batch, answer_ids: AnswerIds | None = None) -> TrainingBatch:
+    """A batch's row with its samples and, if `answer_ids` is given, its corrections. Raises Corrupt if a turn or reward is missing."""
+    identities = [(turn,) for turn in row.turns]
+    turns, rewards = await log.find(Turn, identities), await log.find(Reward, identities)
+    made = training_batch(row, turns, rewards)
+    if not row.shown or answer_ids is None:
+        return made
+    texts = await corrections_of(log, turns, rewards)
+    return replace(made, samples=(*made.samples, *demonstrations(made.samples, row.shown, texts, answer_ids)))
 
 
 def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward]) -> TrainingBatch:
@@ -93,7 +98,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
     if missing:
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
-    weights = batch.weights or _weights(ordered, {}, even=batch.even)
+    weights = batch.weights or batch_weights(ordered, {}, even=batch.even)
     samples = (
         Sample(
             turn=turn,
@@ -107,7 +112,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
     return TrainingBatch(row=batch, samples=tuple(samples))
 
 
-def _weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even: bool) -> list[float]:
+def batch_weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even: bool) -> list[float]:
     """Each turn's weight in a batch: people's turns as `turn_weights` has it, times their `relative` weights, if there are any."""
     people = [turn for turn in turns if not of_world(turn)]
     equal = turn_weights([(turn.tenant, turn.episode) for turn in people], even=even)
@@ -117,6 +122,52 @@ def _weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even: bool
     simulated = iter(turn_weights([(turn.tenant, turn.episode) for turn in turns if of_world(turn)], even=False))
     served = iter(equal)
     return [next(simulated if of_world(turn) else served) for turn in turns]
+
+
+# ---------------------------------------------------------------- credit at a place in the log
+
+
+def credit_of(
+    ledger: TurnLedger,
+    taught: Taught,
+    entries: Sequence[Matured],
+    weights: Mapping[str, float] | None,
+    masses: Mapping[Person, float],
+    lines: Mapping[str, TurnLines],
+) -> Credit:
+    """The credit assignment of a batch of these turns that follows the rows that the ledger has read. For the rest see `SingleRollout`."""
+    outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
+    single = SingleRollout(
+        ledger.config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
+    )
+    return ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=taught.worlds_weight, weights=weights)
+
+
+async def lines_of(
+    log: Log, token_bytes: TokenBytes | None, chosen: Sequence[tuple[Turn, Matured]]
+) -> dict[str, TurnLines]:
+    """What single lines are worth, by turn, where rewards say so."""
+    turns = {turn.id: turn for turn, entry in chosen if entry.lines[1]}
+    rewards = await log.find(Reward, [(turn,) for turn in turns]) if turns else []
+    return {reward.turn: turn_lines(turns[reward.turn], reward, token_bytes) for reward in rewards}
+
+
+async def shown_weights(
+    log: Log,
+    turns: Sequence[Turn],
+    masses: Mapping[Person, float],
+    ledger: TurnLedger,
+    corrections: float,
+    answer_ids: AnswerIds | None,
+) -> tuple[float, ...]:
+    """The weight of each turn's correction. A person's are cut as their turns are."""
+    if not corrections or answer_ids is None:
+        return ()
+    rewards = await log.find(Reward, [(turn.id,) for turn in turns])
+    texts = await corrections_of(log, turns, rewards)
+    scales = scales_of(masses, ledger.recent, ledger.config)
+    cut = [scales.get(counted_as(turn, ledger.config.users), 1.0) for turn in turns]
+    return demonstration_weights(turns, texts, cut, answer_ids, corrections)
 
 
 # ---------------------------------------------------------------- the desk
@@ -478,18 +529,14 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        weights = _weights(turns, chosen.weights, even=True) if chosen.weights else []
+        weights = batch_weights(turns, chosen.weights, even=True) if chosen.weights else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
         masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
-        lines = await self._lines(found)
-        outcomes = {turn.id for turn, entry in found if entry.reach is RewardReach.EPISODE}
-        after = ledger.later_returns([entry for _, entry in found])
-        single = SingleRollout(
-            self._config, ledger.baseline, ledger.recent, by_turn, masses=masses, lines=lines, outcomes=outcomes
-        )
-        credit: Credit = ByOrigin(
-            people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight, weights=by_turn
+        entries = [entry for _, entry in found]
+        after = ledger.later_returns(entries)
+        credit = credit_of(
+            ledger, self._taught, entries, by_turn, masses, await lines_of(self._log, self._token_bytes, found)
         )
         try:
             credits = credit(by_episode(turns, after), values)
@@ -506,8 +553,9 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(weights),
-            shown=await self._shown(turns, masses),
-            after=_behind_last([entry for _, entry in found], after),
+            shown=await shown_weights(self._log, turns, masses, ledger, self._taught.corrections, self._answer_ids),
+            after=behind_last(entries, after),
+            upto=self._reading.cursor,
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -519,22 +567,6 @@ class RewardDesk:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
         return await anext(recorded(self._log, step, step, self._answer_ids))
 
-    async def _lines(self, chosen: Sequence[tuple[Turn, Matured]]) -> dict[str, TurnLines]:
-        """What single lines are worth, by turn, where rewards say so."""
-        turns = {turn.id: turn for turn, entry in chosen if entry.lines[1]}
-        rewards = await self._log.find(Reward, [(turn,) for turn in turns]) if turns else []
-        return {reward.turn: turn_lines(turns[reward.turn], reward, self._token_bytes) for reward in rewards}
-
-    async def _shown(self, turns: Sequence[Turn], masses: Mapping[Person, float]) -> tuple[float, ...]:
-        """The weight of each turn's correction. A person's are cut as their turns are."""
-        if not self._taught.corrections or self._answer_ids is None:
-            return ()
-        rewards = await self._log.find(Reward, [(turn.id,) for turn in turns])
-        texts = await corrections_of(self._log, turns, rewards)
-        scales = scales_of(masses, self._reading.ledger.recent, self._config)
-        cut = [scales.get(counted_as(turn, self._config.users), 1.0) for turn in turns]
-        return demonstration_weights(turns, texts, cut, self._answer_ids, self._taught.corrections)
-
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):
             await self._log.append(*rows[start : start + CHUNK])
@@ -542,7 +574,7 @@ class RewardDesk:
             await self._reading.catch_up()
 
 
-def _behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
+def behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
     """For `Batch.after`: what came after each turn that an episode was cut behind, () for all others; () if none was cut."""
     last = {entry.episode: entry.facts.id for entry in entries}
     ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}

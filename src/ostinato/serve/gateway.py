@@ -192,7 +192,7 @@ def create_app(
         audit: records wrong keys, and weights that an operator's key chose.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
 
-    Raises BadConfig for weak or unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
+    Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
     metrics, privacy = metrics or Metrics(engine), privacy or PrivacyConfig()
     keys, visits, watched = _authentication(config, privacy, admin_keys, clock)

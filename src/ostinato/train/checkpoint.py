@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -38,6 +38,8 @@ FORMAT = "ostinato-checkpoint@1"
 SHARDED = "ostinato-checkpoint@2"
 MANIFEST = "checkpoint.json"
 """The file that a complete checkpoint has."""
+ALL = 1 << 30
+"""As many checkpoints as there are."""
 _LATEST = "LATEST"
 _PARTIAL = ".partial-"
 _FILE = re.compile(r"(weights|optimizer)(-\d{5}-of-\d{5})?\.safetensors")
@@ -201,6 +203,34 @@ def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
             "to train again from the first release."
         )
     return None
+
+
+def thin(directory: Path, *, keep: int, every: int, ladder: int) -> None:
+    """Remove all checkpoints but the newest `keep` and a ladder of older ones, `ladder` octaves of distance from the newest.
+
+    With checkpoints every `every` steps, of those between 2^k and 2^(k+1) checkpoints back every 2^(k-1)-th stays: two an octave. So
+    from the checkpoint before any step within the ladder it is at most twice as far to the newest as from the step.
+    """
+    found = stored(directory)
+    steps = kept_steps([step_of(path) for path in found], keep=keep, every=every, ladder=ladder)
+    for path in found:
+        if step_of(path) not in steps:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def kept_steps(steps: Iterable[int], *, keep: int, every: int, ladder: int) -> set[int]:
+    """The steps whose checkpoints stay. See `thin`.
+
+    Example: ``kept_steps(range(0, 101, 5), keep=2, every=5, ladder=4) == {100, 95, 90, 85, 80, 70, 60, 40}``
+    """
+    newest_first = sorted(set(steps), reverse=True)
+    kept = set(newest_first[:keep])
+    for step in newest_first[keep:]:
+        octave = (newest_first[0] // every - step // every).bit_length() - 1
+        rung = step // every % (1 << max(0, octave - 1)) == 0 and step % every == 0
+        if ladder and octave < ladder and rung:
+            kept.add(step)
+    return kept
 
 
 def adopt(partial: Path) -> Path:

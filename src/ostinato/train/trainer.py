@@ -158,6 +158,7 @@ class PolicyTrainer:
         self.contract = contract
         self.step_count = 0
         self._held = {0}  # the policy numbers that have the present weights
+        self._promised = True  # False: no number does, whatever `_held` says
         self._policy, self._masters, self._ranks = (
             _whole(model_path, config, backend) if group is None else _divided(model_path, config, group)
         )
@@ -196,6 +197,8 @@ class PolicyTrainer:
 
         alone = self._ranks.count == 1  # several ranks must all stop at the same point: before a micro-batch
 
+        held = self._held if self._promised else set[int]()
+
         def check_layer() -> None:
             refuse(alone and stop())
 
@@ -218,12 +221,10 @@ class PolicyTrainer:
             anchor_beta = self._consult(work, references, check)
             laps.end("reference")
             done = self._passes.run(
-                work, shown, held=self._held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
+                work, shown, held=held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
             )
             norm = self._masters.grad_norm()
-            metrics = judge(
-                work, loss=done.loss, norm=norm, step=self.step_count + 1, held=self._held, config=self.config
-            )
+            metrics = judge(work, loss=done.loss, norm=norm, step=self.step_count + 1, held=held, config=self.config)
         except BaseException:
             self._masters.clear_grads()
             self._experts.settle()
@@ -349,7 +350,7 @@ class PolicyTrainer:
         if "signal" in checkpoint.moments:  # checkpoints of earlier versions have none
             self._signal.restore(checkpoint.moments["signal"])
         self.step_count = checkpoint.step
-        self._held = {checkpoint.step}
+        self._held, self._promised = {checkpoint.step}, True
 
     def save(self, directory: Path, *, cursor: int, keep: int) -> None:
         """Write a checkpoint (`checkpoint.save`); `cursor` is the log position up to which batches are in the weights."""
@@ -374,6 +375,10 @@ class PolicyTrainer:
         self._masters.forget_mean()
         self._signal.forget_mean()
         self._held = set() if number is None else {number}
+
+    def hold_nothing(self) -> None:
+        """Until the next `restore` no recorded token counts as made by the present weights: the numbers in the log are of other weights."""
+        self._promised = False
 
     def skip_step(self) -> None:
         """Count a refused step, so that step numbers and recorded batches stay in line. Weights and moments stay as they are."""

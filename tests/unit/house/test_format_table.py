@@ -14,6 +14,7 @@ from ostinato.reward import log_fold
 from ostinato.status import log_index as page
 from ostinato.status import summary
 from ostinato.train import checkpoint
+from ostinato.weights.version import certificate
 from ostinato.weights.version import manifest as weights
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +32,7 @@ FORMATS = {
     "page's index": (page.FORMAT, {page.FORMAT}),
     "people's dials": (person_cache.FORMAT, {person_cache.FORMAT}),
     "weights: manifests in `weights/objects`": (weights.FORMAT, {weights.FORMAT}),
+    "certificate of an erasure": (certificate.FORMAT, {certificate.FORMAT}),
     "checkpoint of one process": (checkpoint.FORMAT, CHECKPOINTS),
     "checkpoint of several processes": (checkpoint.SHARDED, CHECKPOINTS),
     "corpus": (corpus.FORMAT, {corpus.FORMAT}),

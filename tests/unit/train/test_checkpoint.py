@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.train import checkpoint as module
-from ostinato.train.checkpoint import Checkpoint, load, save
+from ostinato.train.checkpoint import ALL, Checkpoint, kept_steps, load, save, stored, thin
 
 
 def made(step: int) -> Checkpoint:
@@ -109,3 +109,25 @@ def test_a_full_disk_keeps_the_one_before_and_leaves_no_rubbish(tmp_path: Path, 
         save(tmp_path, made(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert same(load(tmp_path), made(1))
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_ladder_of_checkpoints_at_most_doubles_the_way_back_to_any_step(every: int):
+    ladder, kept, most = 6, set[int](), 0
+    for newest in range(0, 700 * every, every):
+        kept = kept_steps({*kept, newest}, keep=2, every=every, ladder=ladder)
+        most = max(most, len(kept))
+        for step in range(max(1, newest - (every << (ladder - 1))), newest + 1, max(1, every // 2)):
+            older = max(each for each in kept if each < step)
+            assert newest - older <= 2 * (newest - step + every)
+    assert most == 2 * ladder
+
+
+def test_without_a_ladder_the_newest_stay_alone_and_odd_steps_are_no_rungs(tmp_path: Path):
+    assert kept_steps(range(50), keep=3, every=5, ladder=0) == {47, 48, 49}
+    assert kept_steps([3, 7, 11, 10], keep=1, every=5, ladder=4) == {11, 10}
+    for step in (2, 4, 5, 6):
+        save(tmp_path, made(step), keep=ALL)
+    thin(tmp_path, keep=1, every=2, ladder=1)
+    assert [int(path.name.split("-")[0]) for path in stored(tmp_path)] == [6, 4]
+    assert same(load(tmp_path), made(6))

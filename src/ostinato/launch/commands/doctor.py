@@ -252,6 +252,53 @@ def _log(config: Config) -> str:
     return name if there else f"{name} can be reached; the log is created at the first start"
 
 
+def _erasure(config: Config) -> str:
+    """What `ostinato forget` can promise under these settings, and in this run so far."""
+    days, octaves = config.record.retain_days, config.learn.checkpoint_ladder
+    words = f"record.encrypt is {config.record.encrypt.value!r}"
+    if config.record.encrypt.value == "none":
+        return f"{words}: nobody can be forgotten"
+    words += ": words can be forgotten"
+    weights = "of a person alone" if config.record.encrypt.value == "user" else "of a tenant's users together"
+    reach = config.learn.checkpoint_every << octaves
+    tail = (
+        f"a replay begins at most twice as far back as their first step, up to {reach} steps (learn.checkpoint_ladder = {octaves})"
+        if octaves
+        else "a replay begins at the start of training, unless one of learn.keep_checkpoints is older than their first step"
+    )
+    lines = [f"{words} {weights}", tail]
+    dropped, first = _dropped(config)
+    if dropped:
+        lines.append(
+            f"warning: rows up to {dropped} were dropped, and live may rest on turns among them (steps from {first} on): nobody can be "
+            "replayed out of the weights; train again from the base, with record.retain_days unset or longer than the weights live"
+        )
+    elif days is not None:
+        lines.append(
+            f"warning: record.retain_days = {days:g}: once rows are dropped, nobody can be replayed out of weights that rest on them, "
+            "since credits are folded anew from the first row on; unset it, or train again from the base at least as often"
+        )
+    else:
+        lines.append("no row is ever dropped (record.retain_days): whoever is forgotten can be replayed out")
+    return _BELOW.join(lines)
+
+
+def _dropped(config: Config) -> tuple[int, int]:
+    """The place up to which this run's rows were dropped, 0 if none was, and the first recorded step."""
+    place = Home(config.run.directory)
+    if config.record.url or not any(place.log.glob("*.db")):
+        return 0, 0
+    from ostinato.app.storage import open_log
+    from ostinato.core.records import Batch
+
+    async def look() -> tuple[int, int]:
+        with open_log(config) as log:
+            first = await anext(aiter(log.read(0, {Batch})), None)
+            return await log.horizon(), 0 if first is None or not isinstance(first[1], Batch) else first[1].step
+
+    return asyncio.run(look())
+
+
 def _memory(config: Config) -> str:
     check_room(config)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
@@ -286,6 +333,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("memory", _memory),
     ("disk", _disk),
     ("log", _log),
+    ("erasure", _erasure),
     ("port", _address),
 )
 

@@ -1,17 +1,22 @@
-"""`ostinato forget` and the trainer: a checkpoint of every step taken, before the turns that a crash would repeat become unreadable."""
+"""`ostinato forget` and the trainer: a checkpoint before turns become unreadable; with `--replay`, erasure from the weights."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
 
 from ostinato.app.roles import open_roles
-from ostinato.app.storage import Home, open_log
+from ostinato.app.storage import Home, open_log, open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import Conflict
+from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch
+from ostinato.status.progress_lines import Lines
 
 CHECKPOINT_WAIT_S = 120.0
 """How long `ostinato forget` waits for the trainer's checkpoint by default: a trainer looks for the request between two steps."""
@@ -54,3 +59,102 @@ async def _training(config: Config) -> bool:
         return True
     tenure.close()
     return False
+
+
+# ---------------------------------------------------------------- erasure from the weights
+
+
+async def ask_replay(config: Config, tenant: str, user: str | None, upto: int, console: Console) -> None:
+    """Ask the run's trainer to train again without somebody whose words are erased."""
+    from ostinato.app.erasure import ErasureFiles, ErasureRequest
+
+    place = Home(config.run.directory)
+    ErasureFiles(place).request(ErasureRequest(tenant=tenant, user=user, upto=upto))
+    when = "as soon as its present step is done" if await _training(config) else "at its next start"
+    console.print(
+        f"the trainer trains again without them {when}; what comes out is a candidate for the gate, and once it is live the versions and "
+        f"checkpoints that knew them are deleted. Certificates: {place.erasure}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
+    """Print what `ostinato forget --replay` would do, and change nothing. Raises NotFound, Corrupt."""
+    if not Home(config.run.directory).log.exists() and not config.record.url:
+        raise NotFound(f"no run in {config.run.directory}; --set run.directory=... names another")
+    from ostinato.app.erasure import ErasureFiles, ErasureRequest, knowing, plan_erasure
+    from ostinato.app.storage import model_path
+    from ostinato.app.trainer import ModelTokens
+
+    with open_run(config) as run:
+        request = ErasureRequest(tenant=tenant, user=user, upto=run.log.newest())
+        people, tokens = [*ErasureFiles(run.home).requests(), request], ModelTokens(model_path(config))
+        plan = await plan_erasure(config, run.log, run.home, people, tokens)
+        if plan.first is None:
+            console.print(
+                f"none of {plan.last} steps would differ without them: there is nothing to train again", highlight=False
+            )
+            return
+        found = await knowing(run, plan.first, plan.last)
+    start = (
+        "the start of training (no checkpoint is older)"
+        if plan.checkpoint is None
+        else f"checkpoint {plan.checkpoint.name}"
+    )
+    steps = plan.last - plan.start
+    lines = [
+        f"{plan.erased_turns} turns are taken out; {plan.touched} of {plan.last} steps differ without them, the first is step {plan.first}",
+        f"{steps} steps are taken again, from {start}{_time(config, steps)}",
+        f"the result is version {plan.last + 1}, a candidate; once it or a later one is live, these are deleted: {found.line()}",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _time(config: Config, steps: int) -> str:
+    """How long so many steps take by the last ones' time; "" if none is known."""
+    lines = Lines(Home(config.run.directory).progress("train")).new()
+    seconds = [float(line["seconds"]) for line in lines if line["kind"] == "step" and "seconds" in line][-20:]
+    return f", about {steps * sum(seconds) / len(seconds):.0f} s by the last steps' time" if seconds else ""
+
+
+def verify(config: Config, path: Path, turns: Path | None, console: Console) -> None:
+    """Check a certificate of an erasure, and that none of the turns in a file, an id a line, is behind the weights that it is about.
+
+    Raises Corrupt, BadConfig, NotFound.
+    """
+    from ostinato.weights.version.certificate import check_erasure, read_certificate, read_rows
+
+    certificate = read_certificate(_read(path, "the certificate").encode())
+    beside = path.with_name(f"{certificate.id}.rows.jsonl")
+    rows = read_rows(_read(beside, "the batches of the certificate").splitlines())
+    ids: Sequence[str] = (
+        [] if turns is None else [line.strip() for line in _read(turns, "--turns").splitlines() if line.strip()]
+    )
+    if turns is not None and not ids:
+        raise BadConfig(f"--turns {turns}: holds no id; write one on each line")
+    check_erasure(certificate, rows, ids, config.follow.trusted)
+    signature = certificate.signature
+    by = (
+        "by nobody"
+        if signature is None
+        else f"by {signature.key}" + ("" if config.follow.trusted else " (follow.trusted is empty)")
+    )
+    console.print(
+        f"certificate {certificate.id}, signed {by}: v{certificate.weights[0]} with root {certificate.weights[1]} rests on "
+        f"{sum(len(ids) for _, ids in rows)} turns of {len(rows)} steps; "
+        + (f"none of the {len(ids)} given turns is among them" if ids else "no turns were given to look for (--turns)"),
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        certificate.model_dump_json(indent=1, exclude={"signature"}), highlight=False, markup=False, soft_wrap=True
+    )
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"{what} {path} cannot be read: {error}") from error

@@ -31,7 +31,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.seams import Log
-from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, await_checkpoint
+from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
 from ostinato.reward.functions import parts_of
@@ -155,10 +155,16 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
 
 
 async def forget(
-    config: Config, tenant: str, user: str | None, console: Console, *, wait_s: float = CHECKPOINT_WAIT_S
+    config: Config,
+    tenant: str,
+    user: str | None,
+    console: Console,
+    *,
+    wait_s: float = CHECKPOINT_WAIT_S,
+    replay: bool = False,
 ) -> None:
     """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Waits up to `wait_s` seconds for the trainer to write
-    a checkpoint first. Raises NotFound, BadConfig.
+    a checkpoint first. `replay`: also ask the trainer to train again without them. Raises NotFound, BadConfig.
     """
     place = existing(config)
     if said := await await_checkpoint(config, wait_s):
@@ -178,6 +184,8 @@ async def forget(
         highlight=False,
         soft_wrap=True,
     )
+    if replay:
+        await ask_replay(config, tenant, user, newest, console)
 
 
 async def consent(config: Config, tenant: str, user: str, level: Consent | None, console: Console) -> None:

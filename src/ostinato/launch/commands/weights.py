@@ -323,6 +323,8 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     last = run.log.tail(1, {Batch})
     try:
         async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0, parts.desk.answer_ids):
+            if any(sample.turn.redacted for sample in batch.samples):
+                raise Corrupt(f"turns of step {batch.row.step} were erased: it cannot be taken again as it was")
             with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused now
                 await parts.learner.trainer.step(batch)
                 roots[batch.row.step] = weights_root(await asyncio.to_thread(parts.trainer.weights))

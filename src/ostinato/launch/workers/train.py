@@ -11,12 +11,13 @@ from dataclasses import replace
 import torch
 
 from ostinato.app.checkpoints import shared_checkpoints
+from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import Run
 from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
-from ostinato.core.errors import BadWeights, NoSignal, StorageFull
+from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.memory import process_limit
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import TrainingBatch
@@ -32,7 +33,7 @@ from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of
-from ostinato.train.checkpoint import newest_step
+from ostinato.train.checkpoint import ALL, newest_step, thin
 from ostinato.train.sharding.trainer import return_freed_memory
 from ostinato.weights.follow.follower import versions_between
 
@@ -72,14 +73,21 @@ class TrainWorker:
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
-        pulse.trouble = lambda: learning.stored.trouble or (self._shared and self._shared.trouble)
+        self._erasure, self._unerased = ErasureReplay(run, learning), ""
+        pulse.trouble = lambda: (
+            learning.stored.trouble or (self._shared and self._shared.trouble) or self._unerased or None
+        )
         self._settings = run.config.learn
         turns, groups = f"{self._settings.least_turns} turns", f"{run.config.worlds.groups} groups of rollouts"
         self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
 
     async def resume(self) -> None:
-        """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits."""
+        """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits. A replay without forgotten people
+        that was begun or is asked for comes first.
+        """
         parts = self.parts
+        if await self._erase(fresh=True):
+            return
         if self._shared:
             # no limit: a large checkpoint takes hours
             with self._pulse.during("looking for a newer checkpoint of another host"):
@@ -127,6 +135,30 @@ class TrainWorker:
         parts.candidates.last = row.base
         await self._checkpoint()
 
+    async def _erase(self, *, fresh: bool) -> bool:
+        """Train again without forgotten people, if that is due; True if training goes on from what came out.
+
+        If it cannot be done, that is the worker's trouble until it starts again, and training goes on as it would have.
+        """
+        if self._unerased:
+            return False
+        try:
+            if not self._erasure.pending:
+                return False
+            await self._settle()
+            return await self._erasure.replay(self._say, fresh=fresh)
+        except (Corrupt, NotFound, Conflict, BadConfig) as error:
+            self._unerased = f"the training is not repeated without forgotten people: {error}"
+            logger.error("%s", self._unerased)
+            if fresh and self.parts.trainer.step_count and not newest_step(self._run.home.checkpoints):
+                raise  # there is no state to go on from but what the replay has changed
+        if not fresh:
+            await self.resume()
+        return False
+
+    def _say(self, what: str, limited: bool) -> None:
+        self._pulse.begin(what, self._longest_s if limited else None)
+
     async def _present(self) -> PolicyVersion | None:
         """The stored version whose weights the trainer has at present, or None."""
         return await self.parts.candidates.known(await asyncio.to_thread(self.parts.trainer.present))
@@ -139,6 +171,8 @@ class TrainWorker:
         """
         parts = self.parts
         await self._checkpoint_if_wanted()
+        if await self._erase(fresh=False):
+            return
         may, ready = await self.may_learn(), await parts.source.look()
         if may and not ready:
             self._pulse.begin(f"waiting for {self._what} to learn from")
@@ -155,8 +189,10 @@ class TrainWorker:
         parts, place = self.parts, self._run.home.checkpoints
         with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
             await parts.stored.settle()
-            cursor, keep = await self._run.log.append(), self._settings.keep_checkpoints
-            await asyncio.to_thread(parts.trainer.save, place, cursor=cursor, keep=keep)
+            cursor, settings = await self._run.log.append(), self._settings
+            await asyncio.to_thread(parts.trainer.save, place, cursor=cursor, keep=ALL)
+            keep, every = settings.keep_checkpoints, settings.checkpoint_every
+            await asyncio.to_thread(thin, place, keep=keep, every=every, ladder=settings.checkpoint_ladder)
             if self._shared:
                 self._shared.begin()
         await parts.desk.save()
@@ -202,7 +238,12 @@ class TrainWorker:
         parts = self.parts
         await parts.releases.refresh()
         harmful = parts.releases.harmful
-        if harmful is None or parts.trainer.step_count <= harmful.above or parts.source.base is not None:
+        if (
+            self._erasure.knows_erased(live)
+            or harmful is None
+            or parts.trainer.step_count <= harmful.above
+            or parts.source.base is not None
+        ):
             return
         if await parts.ancestry.clean_from(harmful) is None:
             logger.warning("what came after v%d was taken back: training goes back to %s", harmful.above, live)
@@ -216,6 +257,8 @@ class TrainWorker:
         """
         parts = self.parts
         live = await parts.released.refresh()
+        if said := await self._erasure.purge(live):
+            logger.info("deleted what knew forgotten people: %s", said)
         await self._leave_harm(live)
         if parts.source.base is not None:
             return True  # the next step is the first from there
@@ -227,16 +270,17 @@ class TrainWorker:
             return True
         await self._settle()
         newest = parts.candidates.last
-        if newest is None or newest.hash == live.hash:
+        erased = self._erasure.knows_erased(live)
+        if not erased and (newest is None or newest.hash == live.hash):
             logger.warning("every step since %s was refused: training goes back to it", live)
             parts.source.base = live
             return True
         await parts.candidates.offer()
-        if newest.hash in (await parts.releases.refresh()).refused:
+        if not erased and newest is not None and newest.hash in (await parts.releases.refresh()).refused:
             logger.warning("%s was refused and %s is live: training goes back to it", newest, live)
             parts.source.base = live
             return True
-        what = "a verdict on" if self._run.config.evaluate.suite else "`ostinato ship`, to go on from"
+        what = "a verdict on" if self._run.config.evaluate.suite and not erased else "`ostinato ship`, to go on from"
         self._pulse.begin(f"waiting for {what} {newest}, {ahead} steps ahead of {live}")
         return False
 

@@ -315,7 +315,7 @@ SMALL = (
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after", "upto"),
         for_ever=True,
     ),
     Kind(

@@ -49,7 +49,7 @@ class RankCall:
     Example: ``RankCall(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
     """
 
-    method: Literal["step", "go_back", "skip_step", "weights", "present", "save", "resume"]
+    method: Literal["step", "go_back", "hold_nothing", "skip_step", "weights", "present", "save", "resume"]
     samples: tuple[Sample, ...] = ()
     bases: tuple[SteeringBasis, ...] = ()
     held: bool = False

@@ -188,6 +188,10 @@ class ShardedTrainer:
         """See `PolicyTrainer.go_back`."""
         self._all(RankCall(method="go_back", number=number), lambda: self._own.go_back(weights, number))
 
+    def hold_nothing(self) -> None:
+        """See `PolicyTrainer.hold_nothing`."""
+        self._all(RankCall(method="hold_nothing"), self._own.hold_nothing)
+
     def skip_step(self) -> None:
         """See `PolicyTrainer.skip_step`."""
         self._all(RankCall(method="skip_step"), self._own.skip_step)
@@ -345,10 +349,8 @@ def _take(trainer: PolicyTrainer, call: RankCall, group: RankGroup, on_learned: 
             on_learned(trainer.step(call.samples, references if call.held else None))
         case "go_back":
             trainer.go_back({}, call.number)
-        case "skip_step":
-            trainer.skip_step()
-        case "weights":
-            trainer.weights()
+        case "hold_nothing" | "skip_step" | "weights":
+            getattr(trainer, call.method)()
         case "present":
             on_learned(trainer.present())
         case "save":

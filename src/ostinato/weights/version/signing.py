@@ -21,6 +21,7 @@ from ostinato.weights.version.manifest import Manifest, Signature, to_bytes
 
 _DOMAIN: Final = b"ostinato manifest\n"
 _CHECKPOINT: Final = b"ostinato checkpoint\n"
+_CERTIFICATE: Final = b"ostinato erasure certificate\n"
 
 
 class Signer:
@@ -69,6 +70,10 @@ class Signer:
         """The signature of a checkpoint's manifest, which holds the hashes of its files, and of the last batch in its weights, a digest."""
         return self._signature(_checkpoint(manifest, batch))
 
+    def sign_certificate(self, body: bytes) -> Signature:
+        """The signature of a certificate of an erasure (`certificate`), in its canonical form."""
+        return self._signature(_CERTIFICATE + body)
+
     def _signature(self, message: bytes) -> Signature:
         return Signature(key=self.public, value=self._key.sign(message).hex())
 
@@ -76,6 +81,11 @@ class Signer:
 def check_checkpoint(manifest: bytes, batch: str, signature: Signature | None, trusted: Sequence[str]) -> None:
     """Refuse a checkpoint that none of the `trusted` public keys signed for this batch; without keys accept any. Raises Corrupt."""
     _check(_checkpoint(manifest, batch), signature, trusted, "the checkpoint")
+
+
+def check_certificate(body: bytes, signature: Signature | None, trusted: Sequence[str]) -> None:
+    """Refuse a certificate that none of the `trusted` public keys signed; without keys accept any. Raises Corrupt."""
+    _check(_CERTIFICATE + body, signature, trusted, "the certificate")
 
 
 def check_signature(manifest: Manifest, hash: str, trusted: Sequence[str]) -> None:

@@ -1,0 +1,206 @@
+"""The log's batches without some people: counterfactual credit assignment, as by a desk over a log that never held these people's rows.
+
+L is the log, L without u the log without every row about u's turns, and with these taken out of every batch. To leave turns out of a
+batch is not enough: the credits of the others were made with a baseline that u's rewards taught, normalised by an RMS that u's
+advantages are in, cut by shares that u's turns are part of. So the ledger is folded anew from the rows that are left, and each batch is
+credited again at its place in the log.
+
+What stays as it happened: which turns each step took, and the chances with which they were drawn (`Batch.weights`; if turns are
+taken out, the others' weights keep their ratios). A desk that never saw u would have cut other batches, and sampled other turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ostinato.core.errors import Corrupt, NoSignal, NotFound
+from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn
+from ostinato.core.samples import TrainingBatch
+from ostinato.core.seams import Cursor, Log
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit import by_episode
+from ostinato.reward.demonstrations import AnswerIds
+from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
+from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
+from ostinato.reward.line_credit import TokenBytes
+from ostinato.reward.pipeline import batch_weights, behind_last, credit_of, lines_of, shown_weights, with_samples
+from ostinato.reward.recent_shares import masses_of
+
+Erased = Callable[[Cursor, Turn], bool]
+"""Whether a turn, at its place in the log, is taken out."""
+
+
+def erased_people(people: Mapping[tuple[str, str | None], Cursor]) -> Erased:
+    """Takes out the turns of these people, each up to a place in the log, and all whose words are erased already. A person is a tenant and
+    a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased or not.
+
+    Example: ``erased_people({("acme", "ann"): log.newest()})``
+    """
+
+    def erased(place: Cursor, turn: Turn) -> bool:
+        upto = max(people.get((turn.tenant, turn.user), 0), people.get((turn.tenant, None), 0))
+        return (turn.redacted and turn.consent is Consent.YES) or place <= upto
+
+    return erased
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefoldedBatch:
+    """A batch as recorded, and as it is without the people who are taken out.
+
+    `refused`: why nothing is to be learned from it any more, and its step is only counted; "" if there is.
+
+    Example: ``RefoldedBatch(recorded=row, row=replace(row, turns=row.turns[1:], credits=credits), refused="")``
+    """
+
+    recorded: Batch
+    row: Batch
+    refused: str
+
+    @property
+    def changed(self) -> bool:
+        """True if a trainer would learn something else from it than from the recorded one."""
+        return self.row != self.recorded or (bool(self.refused) and bool(self.recorded.turns))
+
+
+class CreditRefold:
+    """Reads a log once, and gives its batches without the turns that are taken out.
+
+    The other arguments are the desk's (`RewardDesk`). `erased_turns`: the ids of what is taken out, once `batches` has begun.
+
+    Example::
+
+        refold = CreditRefold(log, config, taught, erased_people({("acme", "ann"): log.newest()}))
+        async for batch in refold.batches():
+            batch.row.turns, batch.row.credits
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        config: RewardConfig,
+        taught: Taught,
+        erased: Erased,
+        *,
+        gold: Gold = nobody,
+        token_bytes: TokenBytes | None = None,
+        answer_ids: AnswerIds | None = None,
+    ) -> None:
+        self._log, self._taught, self._erased = log, taught, erased
+        self._token_bytes, self._answer_ids = token_bytes, answer_ids
+        self._ledger = TurnLedger(config, gold=gold, arms=taught.arms)
+        self._passed: list[
+            tuple[Cursor, Holdback]
+        ] = []  # rows of turns that the next batch passed over: written with it
+        self.erased_turns: frozenset[str] = frozenset()
+
+    async def batches(self) -> AsyncIterator[RefoldedBatch]:
+        """Every recorded batch, oldest first.
+
+        Raises NotFound if retention has dropped rows; Corrupt if a batch that nobody who is taken out can have touched has other credits
+        than those recorded: the settings, or the version, are not those that it was made under.
+        """
+        if horizon := await self._log.horizon():
+            raise NotFound(
+                f"rows up to {horizon} were dropped (record.retain_days), so credits cannot be folded anew from the first turn on: train "
+                "again from the base, or without retention from now on",
+                field="record.retain_days",
+            )
+        first = await self._find_erased()
+        async for place, row in self._log.read(0, set(KINDS)):
+            left = self._left(row)
+            if left is None:
+                continue
+            if isinstance(left, Batch) and isinstance(row, Batch):
+                found = await self._again(row, left)
+                for at, held in self._passed:  # the desk read them after it gave credit
+                    self._ledger.apply(at, held)
+                self._passed = []
+                if place < first and found.changed:
+                    raise Corrupt(
+                        f"batch {row.step} was made under other settings (reward.*, learn.*) or by another version than now: credits "
+                        "cannot be folded anew; use those that the run had"
+                    )
+                yield found
+                left = found.row
+            elif isinstance(left, Holdback) and kind_of(left.reason) == PASSED_OVER:
+                self._passed.append((place, left))
+                continue
+            self._ledger.apply(place, left)
+
+    async def _find_erased(self) -> Cursor:
+        """Find the turns to take out; returns the place of the first row about one, past the end of the log if there is none."""
+        found, first = set[str](), None
+        async for place, row in self._log.read(0, {Turn}):
+            if isinstance(row, Turn) and self._erased(place, row):
+                found.add(row.id)
+                first = place if first is None else first
+        self.erased_turns = frozenset(found)
+        return 1 << 62 if first is None else first
+
+    def _left(self, row: Row) -> Row | None:
+        """What is left of a row; None if it is about erased turns alone."""
+        gone = self.erased_turns
+        match row:
+            case Turn():
+                return None if row.id in gone else row
+            case Signal() | Reward() | Quarantine() | Holdback():
+                return None if row.turn in gone else row
+            case Delivered() if not gone.isdisjoint(row.turns):
+                left = tuple(turn for turn in row.turns if turn not in gone)
+                return replace(row, turns=left) if left else None
+            case Batch() if not gone.isdisjoint(row.turns):
+                kept = [index for index, turn in enumerate(row.turns) if turn not in gone]
+                return replace(
+                    row,
+                    turns=tuple(row.turns[index] for index in kept),
+                    credits=tuple(row.credits[index] for index in kept),
+                    weights=tuple(row.weights[index] for index in kept if row.weights),
+                    shown=tuple(row.shown[index] for index in kept if row.shown),
+                    after=tuple(row.after[index] for index in kept if row.after),
+                )
+            case _:
+                return row
+
+    async def _again(self, recorded: Batch, left: Batch) -> RefoldedBatch:
+        """A batch, of which `left` is left, with its credits at this place in the log."""
+        ledger = self._ledger
+        ledger.teaching.catch_up()
+        if not left.turns:
+            return RefoldedBatch(recorded=recorded, row=left, refused="no turn is left")
+        found = await self._found(left)
+        turns = [turn for turn, _ in found]
+        values = {turn.id: entry.value for turn, entry in found}
+        weights = left.weights
+        if weights and len(left.turns) < len(recorded.turns):
+            weights = tuple(batch_weights(turns, dict(zip(values, weights, strict=True)), even=left.even))
+        entries = [entry for _, entry in found]
+        drawn_from = [entry.facts.source for entry in entries if not entry.facts.world]
+        masses = masses_of(drawn_from + [ledger.matured[row.turn].facts.source for _, row in self._passed], even=True)
+        by_turn = dict(zip(values, weights, strict=True)) if weights else None
+        lines = await lines_of(self._log, self._token_bytes, found)
+        after = ledger.later_returns(entries, left.upto or None)
+        row = replace(left, weights=weights, after=behind_last(entries, after))
+        try:
+            credits = credit_of(ledger, self._taught, entries, by_turn, masses, lines)(by_episode(turns, after), values)
+        except NoSignal as error:
+            return RefoldedBatch(recorded=recorded, row=row, refused=str(error))
+        corrections = self._taught.corrections if recorded.shown else 0.0
+        shown = await shown_weights(self._log, turns, masses, ledger, corrections, self._answer_ids)
+        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown)
+        return RefoldedBatch(recorded=recorded, row=row, refused="")
+
+    async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:
+        """The turns of a batch with their rewards. Raises Corrupt."""
+        turns = await self._log.find(Turn, [(turn,) for turn in left.turns])
+        found = [(turn, entry) for turn in turns if (entry := self._ledger.matured.get(turn.id)) is not None]
+        if len(found) < len(left.turns):
+            raise Corrupt(f"batch {left.step} names a turn that the log does not hold with a reward; restore the log")
+        return found
+
+    async def samples(self, batch: RefoldedBatch) -> TrainingBatch:
+        """What a trainer learns from a batch; no samples if it is refused."""
+        if batch.refused:
+            return TrainingBatch(row=batch.row, samples=())
+        return await with_samples(self._log, batch.row, self._answer_ids)

@@ -1,0 +1,235 @@
+"""Credits without a person are those that a log gives which never held the person's rows; anything less keeps a trace of them."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.errors import Corrupt, NotFound
+from ostinato.core.records import Batch, Consent, Delivered, Holdback, PolicyVersion, Quarantine, Reward, Signal, Turn
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.erasure import CreditRefold, erased_people
+from ostinato.reward.functions import copilot
+from ostinato.reward.ledger_entries import Taught
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import Inline
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_delivery, a_signal, a_turn
+
+V0 = PolicyVersion(number=0, hash="00")
+GONE, FIRST = "u3", "u7"
+"""Who is taken out; and somebody who was there before everybody else, and said nothing."""
+ALL = Taught(every=True)
+TIGHT = RewardConfig(batch_tokens=120)  # a step cannot hold all: turns are drawn, with weights, and others passed over
+
+
+async def a_log(config: RewardConfig, taught: Taught, rounds: int = 8) -> MemoryLog:
+    """Batches of what eight users said, by a real desk whose clock moves with every row that it writes."""
+    log, time, draw = MemoryLog(), [1000.0], random.Random(3)
+
+    def clock() -> float:
+        time[0] += 1e-3
+        return time[0]
+
+    desk = RewardDesk(log, Inline(copilot, max_abs=config.max_abs), clock, config, taught=taught)
+    for round_ in range(rounds):
+        at = clock()
+        for i in range(24):
+            user = FIRST if round_ == i == 0 else f"u{draw.randrange(7)}"
+            sampled = tuple(draw.randrange(9) for _ in range(draw.randrange(1, 6)))
+            prompt, name = range(draw.randrange(1, 5)), f"{round_}-{i}:0"
+            turn = a_turn(name, user=user, version=round_, prompt=prompt, sampled=sampled, ended_at=at)
+            turn = replace(turn, episode=f"{round_}-{user}" if i % 3 else turn.episode)
+            name = "accepted" if draw.random() < (0.2 if user == GONE else 0.7) else "rejected"
+            said = [] if user == FIRST else [a_signal(turn, name, at=at)]
+            await log.append(*reversed(said), turn, a_delivery(turn, at=at))
+        time[0] += 4000.0
+        await desk.batch(round_ + 1, 12, V0)
+    return log
+
+
+def without(rows, gone):
+    """The rows of a log that never held a person, written for this test: batches lose the turns, as the definition says."""
+    theirs = {row.id for row in rows if isinstance(row, Turn) and row.user == gone}
+    for row in rows:
+        if isinstance(row, Turn) and row.id in theirs:
+            continue
+        if isinstance(row, Signal | Reward | Holdback | Quarantine) and row.turn in theirs:
+            continue
+        if isinstance(row, Delivered) and theirs.issuperset(row.turns):
+            continue
+        yield row
+
+
+async def refolded(log, config, taught, gone):
+    refold = CreditRefold(log, config, taught, erased_people({("default", each): 1 << 40 for each in gone}))
+    return [batch async for batch in refold.batches()]
+
+
+CASES = [(RewardConfig(), Taught()), (TIGHT, ALL), (RewardConfig(user_steps=0, user_cap=0.05), Taught())]
+
+
+@pytest.mark.parametrize(("config", "taught"), CASES)
+async def test_with_everybody_every_batch_has_its_recorded_credits(config, taught):
+    log = await a_log(config, taught)
+    found = await refolded(log, config, taught, ["nobody"])
+    assert len(found) == 8
+    assert not any(batch.changed for batch in found)
+    if taught.every:
+        assert any(batch.recorded.weights for batch in found)
+        assert any(isinstance(row, Holdback) and row.reason.startswith("passed_over") for row in log.rows)
+
+
+@pytest.mark.parametrize(("config", "taught"), CASES)
+async def test_without_a_person_every_batch_is_that_of_a_log_that_never_held_them(config, taught):
+    log = await a_log(config, taught)
+    found = await refolded(log, config, taught, [FIRST, GONE])
+    never = MemoryLog()
+    await never.append(*without(log.rows, GONE))
+    theirs = {turn.id for turn in log.turns() if turn.user == GONE}
+    episodes = {turn.id: turn.episode for turn in log.turns()}
+    kept = [replace_batch(row, theirs, episodes) if isinstance(row, Batch) else row for row in never.rows]
+    never = MemoryLog()
+    await never.append(*kept)
+    wanted = await refolded(never, config, taught, [FIRST])
+    assert [batch.row.turns for batch in found] == [batch.row.turns for batch in wanted]
+    assert [batch.row.credits for batch in found] == [batch.row.credits for batch in wanted]
+    assert all(theirs.isdisjoint(batch.row.turns) for batch in found)
+    kept_as_recorded = [
+        [
+            credit
+            for turn, credit in zip(batch.recorded.turns, batch.recorded.credits, strict=True)
+            if turn not in theirs
+        ]
+        for batch in found
+    ]
+    assert [list(batch.row.credits) for batch in found] != kept_as_recorded, "leaving rows out is not enough"
+
+
+def replace_batch(row: Batch, gone: set[str], episodes: dict[str, str]) -> Batch:
+    """A batch without these turns. The weights of drawn turns keep their ratios and sum to the number of episodes."""
+    kept = [i for i, turn in enumerate(row.turns) if turn not in gone]
+    weights = [row.weights[i] for i in kept] if row.weights else []
+    if weights and len(kept) < len(row.turns):
+        each = len({episodes[row.turns[i]] for i in kept}) / len(kept)
+        weights = [each * weight / (math.fsum(weights) / len(kept)) for weight in weights]
+    return replace(
+        row,
+        turns=tuple(row.turns[i] for i in kept),
+        credits=tuple(row.credits[i] for i in kept),
+        weights=tuple(weights),
+        after=tuple(row.after[i] for i in kept if row.after),
+    )
+
+
+async def test_weights_of_drawn_turns_keep_their_ratios_and_sum_to_the_episodes():
+    log = await a_log(TIGHT, ALL)
+    episodes = {turn.id: turn.episode for turn in log.turns()}
+    seen = 0
+    for batch in await refolded(log, TIGHT, ALL, [GONE]):
+        before = dict(zip(batch.recorded.turns, batch.recorded.weights, strict=False))
+        after = dict(zip(batch.row.turns, batch.row.weights, strict=False))
+        if not after or len(after) == len(before):
+            continue
+        seen += 1
+        ratios = [after[turn] / before[turn] for turn in after]
+        assert ratios == pytest.approx([ratios[0]] * len(ratios))
+        assert sum(after.values()) == pytest.approx(len({episodes[turn] for turn in after}))
+    assert seen
+
+
+async def test_a_batch_of_erased_turns_alone_is_refused():
+    log = await a_log(RewardConfig(), Taught(), rounds=2)
+    everybody = [f"u{number}" for number in range(8)]
+    assert [batch.refused for batch in await refolded(log, RewardConfig(), Taught(), everybody)] == [
+        "no turn is left"
+    ] * 2
+
+
+async def test_turns_that_were_erased_before_are_taken_out_too():
+    log = await a_log(RewardConfig(), Taught())
+    wanted = await refolded(log, RewardConfig(), Taught(), [FIRST, GONE])
+    redacted = MemoryLog()
+    await redacted.append(
+        *(
+            replace(row, prompt_ids=(), sampled_ids=(), logprobs=(), text="")
+            if isinstance(row, Turn) and row.user in (FIRST, GONE)
+            else row
+            for row in log.rows
+        )
+    )
+    found = await refolded(redacted, RewardConfig(), Taught(), ["nobody"])
+    assert [batch.row for batch in found] == [batch.row for batch in wanted]
+
+
+async def test_credits_under_other_settings_are_refused():
+    log = await a_log(RewardConfig(), Taught())
+    with pytest.raises(Corrupt, match=r"batch \d was made under other settings"):
+        await refolded(log, RewardConfig(user_cap=0.01, user_steps=0), Taught(), ["nobody"])
+
+
+async def test_a_log_without_its_first_rows_is_refused(monkeypatch):
+    log = await a_log(RewardConfig(), Taught(), rounds=1)
+
+    async def horizon() -> int:
+        return 12
+
+    monkeypatch.setattr(log, "horizon", horizon)
+    with pytest.raises(NotFound, match="rows up to 12 were dropped"):
+        await refolded(log, RewardConfig(), Taught(), [GONE])
+
+
+def test_somebody_who_comes_back_is_taken_out_only_up_to_their_request():
+    erased = erased_people({("default", "ann"): 10, ("acme", None): 5})
+    ann, redacted = a_turn("a:0", user="ann"), replace(a_turn("b:0", user="bob"), sampled_ids=())
+    assert (erased(10, ann), erased(11, ann)) == (True, False)
+    assert (erased(5, replace(ann, tenant="acme")), erased(6, replace(ann, tenant="acme"))) == (True, False)
+    assert erased(1 << 40, redacted)
+    assert not erased(1 << 40, replace(redacted, consent=Consent.NEVER)), "it was never stored, nor learned from"
+    assert not erased(1, a_turn("c:0", user="bob"))
+
+
+class CrowdedLog(MemoryLog):
+    """Another process writes a turn just before each batch, which the desk has not read when it gives credit."""
+
+    crowd: tuple[Turn, ...] = ()
+
+    async def append(self, *rows):
+        if self.crowd and any(isinstance(row, Batch) for row in rows):
+            first, self.crowd = self.crowd[0], self.crowd[1:]
+            await super().append(first)
+        return await super().append(*rows)
+
+
+async def test_sessions_that_were_cut_are_credited_again_with_what_the_desk_knew_of_their_rest():
+    config, time, draw = RewardConfig(episode_wait_s=1.0), [1000.0], random.Random(7)
+    log = CrowdedLog()
+
+    def clock() -> float:
+        time[0] += 1e-3
+        return time[0]
+
+    def turn_of(round_: int, i: int, user: str) -> Turn:
+        sampled = tuple(range(1 + draw.randrange(4)))
+        turn = a_turn(f"{round_}-{i}:0", user=user, version=round_, prompt=(i,), sampled=sampled, ended_at=clock())
+        return replace(turn, episode=f"session of {user}")
+
+    desk = RewardDesk(log, Inline(copilot, max_abs=config.max_abs), clock, config)
+    for round_ in range(5):
+        for i in range(14):
+            turn = turn_of(round_, i, f"u{i % 7}")
+            name = "accepted" if draw.random() < (0.2 if turn.user == GONE else 0.7) else "rejected"
+            await log.append(turn, a_delivery(turn, at=time[0]), a_signal(turn, name, at=time[0]))
+        time[0] += 4000.0
+        for i in range(20, 24):  # their sessions go on: known to the desk, and not judged yet
+            await log.append(turn_of(round_, i, f"u{i % 7}"))
+        log.crowd = (turn_of(round_, 30, "u4"),)
+        await desk.batch(round_ + 1, 12, V0)
+    found = await refolded(log, config, Taught(), ["nobody"])
+    assert len(found) == 5
+    assert any(any(batch.recorded.after) for batch in found), "the case: sessions were cut"
+    assert not any(batch.changed for batch in found)
+    without_gone = await refolded(log, config, Taught(), [GONE])
+    assert any(any(batch.row.after) for batch in without_gone)
+    assert all(batch.changed for batch in without_gone)
