@@ -22,7 +22,7 @@ from ostinato.placing_config import HousekeepingConfig, RayConfig, SuperviseConf
 from ostinato.record.config import RecordConfig
 from ostinato.release.config import ReleaseConfig
 from ostinato.reward.config import RewardConfig
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.train.config import TrainConfig
 from ostinato.weights.config import BucketConfig, CollectConfig, FollowerConfig, PublisherConfig, RelayConfig
 from ostinato.worlds.rollout.config import WorldsConfig
@@ -159,6 +159,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     listen: ListenConfig = Field(default_factory=ListenConfig, description="Where the gateway listens.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model.")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="The gateway: limits, keys, arms.")
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig, description="What becomes of what people write.")
     engine: EngineConfig = Field(
         default_factory=EngineConfig, description="Which engine makes the tokens, and its sizes."
     )

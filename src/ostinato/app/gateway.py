@@ -27,7 +27,7 @@ from ostinato.app.numerics import (
     threads_agree,
 )
 from ostinato.app.server_loans import Lending, Lent, check_lending, read_draining
-from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
+from ostinato.app.storage import Run, home, open_cached_store, open_follower, operator_key, store_place
 from ostinato.config import Config
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
@@ -37,6 +37,7 @@ from ostinato.core.seams import Engine, Renderer
 from ostinato.release.alarms import note
 from ostinato.release.auto.router import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
+from ostinato.serve.scrub import open_scrubbing
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
@@ -103,6 +104,7 @@ async def open_serving(
         page=None if page is None else page(renderer),
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
+        scrubbing=open_scrubbing(config.privacy, operator_key(config, run.home)),
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))

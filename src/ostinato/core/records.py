@@ -207,6 +207,7 @@ class Turn:
     `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
+    `secret`: the gateway found a secret or personal data in it, so it is not learned from (`privacy.scrub = "hold"`).
     """
 
     id: str
@@ -235,6 +236,7 @@ class Turn:
     branch: Branch = Branch.NONE
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
+    secret: bool = False
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property

@@ -75,7 +75,7 @@ def untrainable(
     teach nothing. ``empty``: nothing was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those
     of the choice made. ``top_p``: the tokens were drawn from the head of the distribution, and it is not known which tokens that was, so
     that even praise for everything would move the policy. ``cold``: sampled below the lowest temperature that is learned from.
-    ``purpose:<x>``: not one of `purposes`.
+    ``purpose:<x>``: not one of `purposes`. ``secret``: it holds a secret or personal data.
     """
     if not turn.finish.trainable:
         return f"finish:{turn.finish}"
@@ -89,6 +89,8 @@ def untrainable(
         return "top_p"
     if turn.sampling.temperature < min_temperature:
         return "cold"
+    if turn.secret:
+        return "secret"
     return None if turn.purpose in purposes else f"purpose:{turn.purpose}"
 
 

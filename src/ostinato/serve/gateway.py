@@ -42,6 +42,7 @@ from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas, in_force
+from ostinato.serve.scrub import Scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
@@ -154,9 +155,9 @@ def create_app(
     page: Page | None = None,
     room: Callable[[], int] | None = None,
     audit: Audit = unaudited,
+    scrubbing: Scrubbing | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
-    people wait.
+    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics.swapped`; `app.state.waits` measures people's waits.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
@@ -171,6 +172,7 @@ def create_app(
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
         room: the free bytes on the log's disk; None if that is not known.
         audit: records wrong keys, and weights that an operator's key chose.
+        scrubbing: masks or finds secrets and personal data; None if they are not looked for.
 
     Raises:
         BadConfig: weak or repeated keys, an unusable key file, settings of a tenant without a key, a control share outside [0, 1], a
@@ -196,6 +198,7 @@ def create_app(
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
+        scrubbing=scrubbing,
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
 

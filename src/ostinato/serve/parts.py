@@ -14,6 +14,7 @@ from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas
+from ostinato.serve.scrub import Scrubbing
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
 
@@ -24,7 +25,7 @@ class Parts:
 
     `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `room` tells the free
     bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a
-    collector.
+    collector; `scrubbing` masks secrets or finds them, or is None if they are not looked for.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -45,3 +46,4 @@ class Parts:
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     tracing: Tracing | None = None
+    scrubbing: Scrubbing | None = None

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from ostinato.core.records import Delivered, PolicyVersion
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
+from ostinato.serve.scrub import open_scrubbing
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
@@ -21,7 +22,7 @@ ADMIN = "admin-0123456789abcdef"
 
 
 class World:
-    def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None):
+    def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None, privacy=None):
         self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
@@ -38,6 +39,7 @@ class World:
             dealer=dealer,
             room=lambda: self.room,
             audit=lambda act, **facts: self.audited.append((act, facts)),
+            scrubbing=None if privacy is None else open_scrubbing(privacy, ADMIN),
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):
@@ -96,11 +98,23 @@ class World:
 
 @asynccontextmanager
 async def world(
-    script="hello", *, engine=None, log=None, renderer=None, real=False, wrap=None, admin_keys=(), dealer=None, **config
+    script="hello",
+    *,
+    engine=None,
+    log=None,
+    renderer=None,
+    real=False,
+    wrap=None,
+    admin_keys=(),
+    dealer=None,
+    privacy=None,
+    **config,
 ):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
     engine = engine or FakeEngine(lambda request: script)
-    w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer(), admin_keys, dealer)
+    w = World(
+        engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer(), admin_keys, dealer, privacy
+    )
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
             w.url, w.http = url, http

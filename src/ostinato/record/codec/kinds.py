@@ -267,6 +267,7 @@ TURNS = Kind(
         "purpose",
         "branch",
         "harness",
+        "secret",
     ),
 )
 """A turn's tokens, text, spans, grammar and parsed calls are not part of its JSON: `codec.turns` packs them."""

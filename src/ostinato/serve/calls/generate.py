@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -21,13 +21,13 @@ from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Purpose, Sampling, Turn
-from ostinato.serve.arms import Assignment
+from ostinato.serve.arms import ANONYMOUS, Assignment
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Placement, Senders, purpose_of
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
 from ostinato.serve.calls.conversations import AUTO, AnswerParser, ConversationScope, Prompt, Sessions, chain_of
-from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
+from ostinato.serve.calls.response_store import IdempotencyKeys, PreviousGone, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
@@ -39,6 +39,7 @@ from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
+from ostinato.serve.scrub import Scrubber, UnmaskingWriter, unmasked_message
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
 
@@ -155,6 +156,7 @@ class CallContext:
 class EnginePrompt:
     """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and three callbacks: `remember` stores
     each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
+    `scrubber` masked it, if anything is masked here; `secret`: it holds what keeps its turns from training.
     """
 
     prompt: Prompt
@@ -164,6 +166,8 @@ class EnginePrompt:
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
     left: Callable[[str, Message], None] | None = None
+    scrubber: Scrubber | None = None
+    secret: bool = False
 
 
 # ---------------------------------------------------------------- calls
@@ -190,7 +194,9 @@ class CallHandlers:
         self._draws = Draws(parts)
         self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
         budget = config.session_tokens // len(tenants)
-        self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
+        self._masks = parts.scrubbing is not None and parts.scrubbing.masks
+        read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
+        self._items = {tenant: ReadItems(read) for tenant in tenants}
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
@@ -234,6 +240,7 @@ class CallHandlers:
         rough = PER_HASHED * conversation.parts
         if not conversation.hashed:
             rough += said // PER_PARSED + PART_CHARS * conversation.parts
+        conversation, scrubber, secret = await self._scrubbed(asked, conversation, said)
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
@@ -245,8 +252,9 @@ class CallHandlers:
         self._overheard.note(tenant, question, purpose)
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
-            sessions.remember(question, turn, answer, seen=seen)
-            previous.keep(request, turn, answer)
+            # a value that the model made up comes back masked
+            sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
+            previous.keep(request, turn, answer if scrubber is None else unmasked_message(answer, scrubber.values))
 
         return EnginePrompt(
             prompt=prompt,
@@ -256,7 +264,22 @@ class CallHandlers:
             remember=remember,
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
             left=partial(self._overheard.left, question) if self._overheard.on else None,
+            scrubber=scrubber,
+            secret=secret,
         )
+
+    async def _scrubbed(
+        self, asked: CallContext, conversation: Conversation, chars: int
+    ) -> tuple[Conversation, Scrubber | None, bool]:
+        """The conversation as the model may see it, what masked it, and whether it holds what must not be learned."""
+        scrubbing, caller = self._parts.scrubbing, asked.caller
+        if scrubbing is None:
+            return conversation, None, False
+        self._check_length(conversation.chars, asked.route.field)
+        scrubber = scrubbing.person(caller.tenant, caller.user)
+        work = partial(scrubber.conversation, conversation)
+        masked = await self._thread.run(caller.tenant, chars // PER_PARSED, work)
+        return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
 
     async def _grammar(self, tenant: str, conversation: Conversation) -> str:
         """The grammar that the answer must follow, compiled; "" for free text. Raises BadRequest."""
@@ -271,17 +294,36 @@ class CallHandlers:
         return grammar
 
     async def _ask_completion(self, asked: CallContext, request: CompletionRequest) -> EnginePrompt:
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            self._check_length(len(prompt), "prompt")
-            encode = partial(self._parts.renderer.encode, prompt)
-            prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
+        text, scrubber, secret = await self._scrubbed_text(asked, request.prompt)
+        if isinstance(text, str):
+            self._check_length(len(text), "prompt")
+            encode = partial(self._parts.renderer.encode, text)
+            prompt = await self._thread.run(asked.caller.tenant, len(text), encode)
+        else:
+            prompt = text
+        self._check_ids(prompt)
+        purpose = purpose_of(asked.exchange.headers, None)
+        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose, scrubber=scrubber, secret=secret)
+
+    async def _scrubbed_text(
+        self, asked: CallContext, prompt: str | list[int]
+    ) -> tuple[str | list[int], Scrubber | None, bool]:
+        """The same for a prompt of text or of ids; ids that spell nothing to be masked stay as they are."""
+        if self._parts.scrubbing is None:
+            return prompt, None, False
+        text = prompt
+        if not isinstance(text, str):
+            self._check_ids(text)
+            text = self._parts.renderer.decode(text)
+        told = Conversation(messages=(Message(role=Role.USER, text=text),))
+        masked, scrubber, secret = await self._scrubbed(asked, told, len(text))
+        return (prompt if masked is told else masked.messages[0].text), scrubber, secret
+
+    def _check_ids(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise BadRequest("prompt is empty; send at least one token.", field="prompt")
         if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
             raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
-        purpose = purpose_of(asked.exchange.headers, None)
-        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose)
 
     # ------------------------------------------------------------ before the engine
 
@@ -341,6 +383,9 @@ class CallHandlers:
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
         conversation = await self._parsed(who.tenant, exchange, data, parse_count)
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        if self._masks and self._parts.scrubbing is not None:  # as long as it will be for its user
+            mask = self._parts.scrubbing.person(who.tenant, ANONYMOUS).conversation
+            conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
         self._check_length(chars, "messages")
         work = partial(self._parts.renderer.chat, conversation)
@@ -358,7 +403,8 @@ class CallHandlers:
             except ValueError:
                 exchange.parsed(data)  # tells what is malformed, and where
                 raise
-            if isinstance(conversation := getattr(found, "conversation", None), Conversation):
+            conversation = getattr(found, "conversation", None)
+            if isinstance(conversation, Conversation) and not self._masks:
                 conversation.compute_digests()
             return found
 
@@ -372,6 +418,10 @@ class CallHandlers:
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
+        if (
+            self._masks and self._parts.scrubbing is not None
+        ):  # nobody can find masked values by trying them in the digest
+            more["key"] = self._parts.scrubbing.key(caller.tenant, caller.user).hex()
 
         def digest() -> str:
             return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
@@ -454,8 +504,16 @@ class CallHandlers:
 
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
-        told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
-        question = EnginePrompt(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
+        prompt, told, scrubber = Prompt(ids=turns[0].prompt_ids), None, None
+        if isinstance(request, CompletionRequest):
+            _, scrubber, _ = await self._scrubbed_text(asked, request.prompt)
+        else:
+            asked_again = cast("ConversationRequest", request)
+            told = asked_again.conversation
+            with suppress(PreviousGone):
+                told = self._previous[asked.caller.tenant].conversation(asked_again)
+            told, scrubber, _ = await self._scrubbed(asked, told, told.chars)
+        question = EnginePrompt(prompt=prompt, conversation=told, scrubber=scrubber)
         await self._send(
             asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
         )
@@ -472,10 +530,15 @@ class CallHandlers:
         call, request = capture.call, asked.request
         heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
         readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
+        writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
+        if question.scrubber is not None and question.scrubber.values:
+            demand = None if question.conversation is None else question.conversation.demand
+            escaped = demand is not None and demand.schema is not None
+            writer = UnmaskingWriter(writer, question.scrubber.values, escaped=escaped)
         answer = Answer(
             capture,
             chunks,
-            writer=asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None),
+            writer=writer,
             readings=readings,
             exchange=asked.exchange,
             watch=asked.watch,
@@ -525,6 +588,8 @@ class CallHandlers:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
+        if question.scrubber is not None:
+            asked_for = replace(asked_for, stop=tuple(map(question.scrubber.text, asked_for.stop)))
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
         call = Call(
@@ -553,6 +618,8 @@ class CallHandlers:
             branch=prompt.branch,
             until=caller.until,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
+            secret=question.secret,
+            finds=None if self._masks or self._parts.scrubbing is None else self._parts.scrubbing.finds,
         )
         return call, deal
 
