@@ -32,6 +32,7 @@ _STAND_INS = re.compile(
 )
 _AFTER = b".,;:!?)]}>"  # ends a sentence or a bracket, not a value
 _PICTURES = (b".png", b".jpg", b".jpeg", b".gif", b".svg", b".webp")  # logo@2x.png
+_COUNTED = b"01234567890123456789"
 _DAY = re.compile(rb"\+?[12][0-9]{3}-[0-9]{2}-[0-9]{2}\b")
 _GROUPS = re.compile(rb"[0-9]+")
 _IBAN_LENGTHS = range(15, 35)
@@ -48,6 +49,17 @@ def _random(value: bytes) -> int:
     """A value of a generator: digits and letters, and enough different ones."""
     digits = sum(48 <= byte < 58 for byte in value)
     return len(value) if digits and digits < len(value) and len(set(value)) >= 2 * _TOO_FEW else 0
+
+
+def _varied(value: bytes) -> int:
+    """A value with a form of its own, and not its description: enough different characters."""
+    return len(value) if len(set(value)) > 2 * _TOO_FEW - 2 else 0
+
+
+def _service(value: bytes) -> int:
+    """A key beside the name of a service."""
+    value = value.rstrip(_AFTER)
+    return 0 if _WORDS.fullmatch(value) or _CAMEL.fullmatch(value) or _STAND_INS.search(value) else _random(value)
 
 
 def _chosen(value: bytes) -> int:
@@ -105,7 +117,11 @@ def _card(value: bytes) -> int:
         length = {b"4": (13, 16, 19), b"5": (16,), b"2": (16,), b"6": (16, 17, 18, 19)}.get(first, ())
         if first == b"3":
             length = (15,) if two in (34, 37) else (14, 16) if two in (30, 36, 38) else (16,) if two == 35 else ()
-        known = first != b"2" or 2221 <= int(digits[:4]) <= 2720
+        if two in (50, 56, 57, 58):
+            length = range(13, 20)
+        if digits[:4] in (b"1800", b"2131"):
+            length = (15,)
+        known = first != b"2" or len(digits) == 15 or 2221 <= int(digits[:4]) <= 2720
         if len(digits) in length and known and len(set(digits)) > 1 and _luhn(digits):
             return end
     return 0
@@ -125,7 +141,7 @@ def _phone(value: bytes) -> int:
     if _DAY.match(bare):
         return 0
     digits = bytes(byte for byte in bare if 48 <= byte < 58)
-    return len(bare) if 7 <= len(digits) <= 15 and len(set(digits)) > 2 else 0
+    return len(bare) if 7 <= len(digits) <= 15 and len(set(digits)) > 2 and digits not in _COUNTED else 0
 
 
 def _ssn(value: bytes) -> int:
@@ -187,8 +203,10 @@ def _personnummer(value: bytes) -> int:
     return len(value) if _born(2000 + year, month, day) and _luhn(digits) else 0
 
 
-def _pesel(value: bytes) -> int:
-    """Poland's PESEL: a birthday, whose month tells the century, and a check digit."""
+def _eleven(value: bytes) -> int:
+    """Brazil's CPF without signs, or Poland's PESEL: a birthday, whose month tells the century, and a check digit."""
+    if _cpf(value):
+        return len(value)
     digits = [byte - 48 for byte in value]
     year, month, day = (10 * digits[at] + digits[at + 1] for at in (0, 2, 4))
     century = {0: 1900, 1: 2000, 2: 2100, 3: 2200, 4: 1800}[month // 20]
@@ -256,11 +274,21 @@ _KEY_BODY = (
     r"((?:[A-Za-z0-9+/=\s:,.\\]|-[A-Za-z0-9])*-----END [A-Z0-9 ]{0,40}-----|"
     r"(?:(?:\s|\\[nrt])*[A-Za-z0-9+/=]{20,})*(?:(?:\n|\\n)[A-Za-z0-9+/=]+)?)"
 )
+# services whose keys have no form of their own
+_SERVICES = (
+    "adafruit|adobe|airtable|algolia|alibaba|aliyun|asana|atlassian|bamboo|beamer|bitbucket|bittrex|cloudant|cloudflare|codecov|cohere|coinbase|confluent|"
+    "contentful|datadog|discord|drone_?ci|dropbox|facebook|fastly|finicity|finnhub|flickr|freshbooks|gitter|gocardless|heroku|hubspot|ibm_?c|"
+    "intercom|jfrog|artifactory|kraken|kucoin|launchdarkly|linkedin|looker|mailgun|mapbox|mattermost|meraki|messagebird|netlify|new_?-?relic|"
+    "nytimes|okta|plaid|private_?ai|rapidapi|sendbird|sentry|sidekiq|snyk|softlayer|sonar[_.-]?(?:login|token)|squarespace|sumo|telegr|travis|"
+    "twitch|twitter|twilio|typeform|yandex|zendesk"
+)
 # issuers' prefixes of tokens of 16 or more characters
 _PREFIXED = (
     r"d(?:op|oo|or)_v1_|shp(?:at|ca|pa|ss)_|dapi|sq0(?:atp|csp)-|lin_api_|ntn_|gsk_|xai-|pplx-|r8_|dckr_pat_|hv[sb]\.|"
     r"pscale_(?:tkn|pw|oauth)_|sntry[su]_|dp\.(?:pt|st|ct)\.|gl(?:c|sa)_|NRAK-|PMAK-|pul-|rubygems_|ATATT3|ATBB|figd_|HRKU-|"
-    r"nfp_|sbp_|ph[cx]_|AGE-SECRET-KEY-1|api_org_|shippo_(?:live|test)_|xkeysib-|nvapi-|tgp_v1_|LTAI|ya29\.|EAAA[A-Za-z]|key-"
+    r"nfp_|sbp_|ph[cx]_|AGE-SECRET-KEY-1|p8e-|AKCp|cmVmd|CLOJARS_|4b1d|dt0c01\.|duffel_(?:test|live)_|EZ[AT]K|EAA[A-Z]|FLW(?:SECK|PUBK)_|fo1_|fm[12][ar]?_|"
+    r"fio-u-|GR1348941|glffct-|eyJrIjoi|[ps]at\.|ico-|s-s4t2(?:ud|af)-|API-|sha256~|pnu_|rdme_|tk-us-|sm_[aps]at_|sgp_|pat[A-Za-z0-9]{14}\.|"
+    r"shippo_(?:live|test)_|xkeysib-|nvapi-|tgp_v1_|LTAI|ya29\.|key-"
 )
 
 
@@ -270,7 +298,7 @@ def _pem(value: bytes) -> int:
 
 
 def _prefixed(value: bytes) -> int:
-    return _random(value) if len(value) > 24 else 0
+    return _random(value) if len(value) > 20 else 0
 
 
 def _in_url(value: bytes) -> int:
@@ -278,7 +306,7 @@ def _in_url(value: bytes) -> int:
 
 
 SECRETS: Sequence[Pattern] = (
-    Pattern(kind="AWS_KEY_ID", value=r"(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}", check=_random),
+    Pattern(kind="AWS_KEY_ID", value=r"(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}", check=_varied),
     Pattern(
         kind="AWS_SECRET",
         before=rf"(?i:secret_?-?access_?-?key|aws_?-?secret(?:_?-?key)?)\\?[\"']?{_SIGN}(?:{_QUOTE})?",
@@ -286,13 +314,13 @@ SECRETS: Sequence[Pattern] = (
         rest=_BASE64,
         check=_random,
     ),
-    Pattern(kind="GITHUB_TOKEN", value=r"gh[pousr]_[A-Za-z0-9]{36}", check=_random),
-    Pattern(kind="GITHUB_TOKEN", value=r"github_pat_[A-Za-z0-9_]{50}", check=_random),
+    Pattern(kind="GITHUB_TOKEN", value=r"gh[pousr]_[A-Za-z0-9]{36}", check=_varied),
+    Pattern(kind="GITHUB_TOKEN", value=r"github_pat_[A-Za-z0-9_]{50}", check=_varied),
     Pattern(
         kind="GITLAB_TOKEN",
         value=r"gl(?:pat|ptt|dt|rt|cbt|oas|soat|ft|imt|agent)-[A-Za-z0-9_-]{20}",
         rest=_DASHED,
-        check=_random,
+        check=_varied,
     ),
     Pattern(kind="SLACK_TOKEN", value=r"xox[abeoprs]-[A-Za-z0-9-]{10}", rest=_DASHED, check=_random),
     Pattern(kind="SLACK_TOKEN", value=r"(?i:xapp)-\d-[A-Za-z0-9]{6}", rest=_DASHED, check=_random),
@@ -307,8 +335,8 @@ SECRETS: Sequence[Pattern] = (
     Pattern(kind="GOOGLE_KEY", value=r"(?:AIza|GOCSPX-)[A-Za-z0-9_-]{28}", rest=_DASHED, check=_random),
     Pattern(
         kind="JWT",
-        value=r"eyJ[A-Za-z0-9_-]{10}",
-        rest=r"([A-Za-z0-9_-]{0,600}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)?)",
+        value=r"ey[A-Za-z0-9][A-Za-z0-9_-]{10}",
+        rest=r"([A-Za-z0-9_-]{0,600}\.ey[A-Za-z0-9_-]{9,}(?:\.[A-Za-z0-9_=-]+)?)",
         window=640,
     ),
     Pattern(
@@ -319,12 +347,12 @@ SECRETS: Sequence[Pattern] = (
         window=4096,
         check=_pem,
     ),
-    Pattern(kind="NPM_TOKEN", value=r"npm_[A-Za-z0-9]{36}", check=_random),
-    Pattern(kind="PYPI_TOKEN", value=r"pypi-[A-Za-z0-9_-]{40}", rest=_DASHED, check=_random),
-    Pattern(kind="HF_TOKEN", value=r"hf_[A-Za-z0-9]{30}"),
-    Pattern(kind="SENDGRID_KEY", value=r"SG\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{30}", rest=_DASHED, check=_random),
-    Pattern(kind="TWILIO_KEY", value=r"SK[0-9a-fA-F]{32}\b", check=_random),
-    Pattern(kind="MAILCHIMP_KEY", value=r"[0-9a-f]{32}-us\d{1,2}", check=_random),
+    Pattern(kind="NPM_TOKEN", value=r"npm_[A-Za-z0-9]{36}", check=_varied),
+    Pattern(kind="PYPI_TOKEN", value=r"pypi-[A-Za-z0-9_-]{40}", rest=_DASHED, check=_varied),
+    Pattern(kind="HF_TOKEN", value=r"(?:hf|api_org)_[A-Za-z0-9]{30}", check=_varied),
+    Pattern(kind="SENDGRID_KEY", value=r"SG\.[A-Za-z0-9_=.-]{60}", rest=_DASHED, check=_varied),
+    Pattern(kind="TWILIO_KEY", value=r"(?:SK|AC)[0-9a-zA-Z]{32}\b", check=_random),
+    Pattern(kind="MAILCHIMP_KEY", value=r"[0-9a-z]{32}-us\d{1,2}", check=_random),
     Pattern(
         kind="DISCORD_TOKEN",
         value=r"[MNO][A-Za-z0-9_-]{22,28}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27}",
@@ -336,14 +364,25 @@ SECRETS: Sequence[Pattern] = (
         value=r"discord(?:app)?\.com/api/webhooks/\d{17,20}/[A-Za-z0-9_-]{30}",
         rest=_DASHED,
     ),
-    Pattern(kind="TELEGRAM_TOKEN", value=r"\d{8,10}:A[A-Za-z0-9_-]{34}", rest=_DASHED, check=_random),
+    Pattern(kind="TELEGRAM_TOKEN", value=r"\d{8,10}:[A-Za-z0-9_-]{35}", rest=_DASHED, check=_random),
     Pattern(
         kind="API_KEY",
-        value=rf"(?:{_PREFIXED})[A-Za-z0-9_-]{{16}}",
-        rest=r"((?:\.?[A-Za-z0-9_-]+)*)",
+        value=rf"(?:{_PREFIXED})[A-Za-z0-9_=.-]{{16}}",
+        rest=r"((?:[.=]*[A-Za-z0-9_-]+)*=*)",
         check=_prefixed,
     ),
     Pattern(kind="API_KEY", value=r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40}", rest=_BASE64),
+    Pattern(kind="API_KEY", value=r"[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk", check=_varied),
+    Pattern(kind="API_KEY", value=r"\d{15,16}(?:\||%7C)[0-9A-Za-z_-]{27}", rest=_DASHED, check=_varied),
+    Pattern(kind="API_KEY", value=r"A3-[A-Z0-9]{6}-(?:[A-Z0-9]{5,11}-){4,5}[A-Z0-9]{5}", check=_varied),
+    Pattern(kind="AZURE_KEY", value=r"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31}", check=_varied),
+    Pattern(
+        kind="SERVICE_KEY",
+        before=rf"(?i:{_SERVICES})[A-Za-z0-9_.-]{{0,20}}[ \t\"'\\\\]{{0,3}}(?:=>|:=|\|\||[:?]?=|:{{1,3}}=?|>|,)[ \t\"'`=\\\\]{{0,5}}",
+        value=r"[A-Za-z0-9_=/+.-]{16}",
+        rest=r"([A-Za-z0-9_=/+.-]*)",
+        check=_service,
+    ),
     Pattern(
         kind="AZURE_KEY",
         before=r"(?i:AccountKey|SharedAccessKey)=",
@@ -441,7 +480,7 @@ PERSONAL: Sequence[Pattern] = (
     ),
     Pattern(kind="NATIONAL_ID", value=r"\d{3}\.\d{3}\.\d{3}-\d{2}\b", rest=_NOTHING, check=_cpf),
     Pattern(kind="NATIONAL_ID", value=r"(?:\d{2})?\d{6}[-+]\d{4}\b", rest=_NOTHING, check=_personnummer),
-    Pattern(kind="NATIONAL_ID", value=r"\d{11}\b", rest=_NOTHING, check=_pesel, decimals=False),
+    Pattern(kind="NATIONAL_ID", value=r"\d{11}\b", rest=_NOTHING, check=_eleven, decimals=False),
     Pattern(kind="NATIONAL_ID", value=r"\d{17}[0-9X]\b", rest=_NOTHING, check=_resident, decimals=False),
     Pattern(
         kind="NATIONAL_ID",
@@ -462,8 +501,18 @@ PERSONAL: Sequence[Pattern] = (
         rest=_NOTHING,
         check=_phone,
     ),
-    Pattern(kind="PHONE", before=r"\B", value=r"\(\d{3}\) ?\d{3}[ .-]\d{4}\b", rest=_NOTHING, check=_phone),
-    Pattern(kind="PHONE", value=r"(?:1[-.])?\d{3}[-.]\d{3}[-.]\d{4}\b", rest=_NOTHING, check=_phone),
+    Pattern(
+        kind="PHONE", before=r"\B", value=r"\(\d{3}\) ?\d{3}[ .-]\d{4}(?:x\d{1,5})?\b", rest=_NOTHING, check=_phone
+    ),
+    Pattern(kind="PHONE", value=r"(?:1[-.])?\d{3}[-.]\d{3}[-.]\d{4}(?:x\d{1,5})?\b", rest=_NOTHING, check=_phone),
+    Pattern(kind="PHONE", before=r"\B", value=r"\(0\d{1,5}\) ?\d{3,8}(?: \d{3,4})?\b", rest=_NOTHING, check=_phone),
+    Pattern(
+        kind="PHONE",
+        value=r"0[1-9](?:[ .]\d{2}){4}\b|0[1-9]\d{8,9}\b|0[1-9]\d{1,3} \d{3,4} ?\d{3,4}\b|[1-9]\d 9?\d{4}-\d{4}\b",
+        rest=_NOTHING,
+        check=_phone,
+        decimals=False,
+    ),
     Pattern(
         kind="PHONE",
         before=r"(?i:\b(?:phone|tel|telefon|telephone|mobile|mobil|cell|fax|handy|whatsapp)\b)[^\w\n+(]{1,4}"
@@ -483,7 +532,7 @@ PERSONAL: Sequence[Pattern] = (
 """Personal data with a form of its own."""
 
 KINDS: Sequence[str] = tuple(dict.fromkeys(pattern.kind for pattern in (*SECRETS, *PERSONAL)))
-NEAR_A_WORD = frozenset({"PASSWORD", "URL_PASSWORD", "AUTHORIZATION", "AWS_SECRET", "AZURE_KEY"})
+NEAR_A_WORD = frozenset({"PASSWORD", "URL_PASSWORD", "AUTHORIZATION", "AWS_SECRET", "AZURE_KEY", "SERVICE_KEY"})
 """Kinds that are known by the words before a value: the value alone has no form of its own."""
 
 

@@ -46,6 +46,7 @@ FOUND = [
     ("PASSWORD", 'password: "[Zx81Spectrum]"'),
     ("PASSWORD", "my password is [Hunter2xyz]."),
     ("PASSWORD", '{\\"password\\": \\"[Hunter2xyz]\\"}'),
+    ("SERVICE_KEY", "DATADOG_SITE_ID = '[a1b2c3d4e5f60718293a4b5c6d7e8f90]'"),
     ("EMAIL", "<[ann.lee+x@mail.example.co.uk]>,"),
     ("PHONE", "[+49 30 1234567], "),
     ("PHONE", "[(415) 555-1234]"),
