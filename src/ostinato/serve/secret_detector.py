@@ -27,6 +27,7 @@ import re2
 _TOO_FEW = 5  # different characters: xxxxxxxx, 12121212
 _WORDS = re.compile(rb"[a-z]+(?:[_.:/-][a-z0-9]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(.*)?")
 _CAMEL = re.compile(rb"(?:[A-Z][a-z]+[0-9]*){2,}")
+_SPOKEN = re.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row
 _STAND_INS = re.compile(
     rb"(?i)your|example|placeholder|redacted|dummy|x{4}|\*{3}|\.{3}|[<>{}]|^\[[A-Z_]+$|\$\(|%\(|\xe2\x9f\xa8"
 )
@@ -65,7 +66,7 @@ def _service(value: bytes) -> int:
 def _chosen(value: bytes) -> int:
     """A password or key in an assignment, in quotes: no word, name of something else, or stand-in."""
     value = value.rstrip(_AFTER)
-    plain = value.isalpha() or _WORDS.fullmatch(value)
+    plain = _WORDS.fullmatch(value) or (value.isalpha() and (len(value) < 10 or _SPOKEN.fullmatch(value)))
     if len(value) < 6 or plain or len(set(value)) < _TOO_FEW or _STAND_INS.search(value):
         return 0
     return len(value)

@@ -5,11 +5,12 @@ import re
 
 import pytest
 from pydantic import ValidationError
-from tests.unit.serve.gateway_world import events, world
+from tests.fakes.outside import FakeOutside
+from tests.unit.serve.gateway_world import events, eventually, world
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Branch, Signal
+from ostinato.core.records import Branch, Pick, Signal
 from ostinato.record.codec.kinds import TURNS, dump, load
 from ostinato.reward.ledger_entries import untrainable
 from ostinato.serve.config import PrivacyConfig
@@ -226,6 +227,35 @@ async def test_tools_and_forms_are_masked_and_counted_as_masked():
         _, _, body = await w.post("/v1/messages/count_tokens", count)
         await w.post("/v1/messages", {**count, "max_tokens": 9})
         assert body["input_tokens"] == len(w.log.turns()[-1].prompt_ids)
+
+
+class Far:
+    """A dealer that always draws the outside arm."""
+
+    def draw(self, available, place):
+        return Pick(arm="far", odds={"far": 1.0})
+
+
+async def test_outside_models_and_the_judge_get_placeholders():
+    async with FakeOutside().serving() as fake:
+        auto = {"arms": ({"name": "far", "url": fake.url, "model": "far-1"},)}
+        masked, _ = masking(lambda _: "", dealer=Far(), auto=auto)
+        async with masked as w:
+            told = [{"role": "user", "content": TOLD}]
+            await w.post("/v1/chat/completions", {"model": "auto", "messages": told})
+            fake.text = f"Hello {PLACEHOLDER.search(fake.bodies[0]['messages'][0]['content'])[0]}"
+            _, _, body = await w.post("/v1/chat/completions", {"model": "auto", "messages": told})
+            assert body["choices"][0]["message"]["content"] == f"Hello {MAIL}"
+        fake.text = json.dumps({"label": "complaint"})
+        judge = {"url": fake.url, "model": "far-1"}
+        masked, _ = masking(lambda found: f"Hello {found[0]}", next_message=True, judge=judge)
+        async with masked as w:
+            _, _, body = await w.chat(messages=told, user="ann")
+            more = {"role": "user", "content": f"No, {MAIL} is wrong."}
+            await w.chat(messages=[*told, body["choices"][0]["message"], more], user="ann")
+            await eventually(lambda: len(fake.bodies) == 3, 5)
+        assert len(PLACEHOLDER.findall(json.dumps(fake.bodies, ensure_ascii=False))) >= 4
+        assert "ann.lee" not in json.dumps(fake.bodies)
 
 
 async def test_comments_and_corrections_get_the_placeholders_of_their_turn():
