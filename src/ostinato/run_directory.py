@@ -67,6 +67,16 @@ class Home:
         return self.root / "checkpoints"
 
     @property
+    def checkpoint_wanted(self) -> Path:
+        """There while somebody waits for a checkpoint of every step that was taken; the trainer removes it."""
+        return self.root / "checkpoint.wanted"
+
+    @property
+    def erasure(self) -> Path:
+        """Replays of the training without forgotten people: requests, work in progress, certificates."""
+        return self.root / "erasure"
+
+    @property
     def address(self) -> Path:
         """Where the gateway writes the URL that it serves."""
         return self.root / "gateway.url"

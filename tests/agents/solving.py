@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.clock import wall_clock
-from ostinato.serve.config import ServeConfig
+from ostinato.core.records import Consent
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.serving import serving
@@ -91,6 +92,7 @@ async def solve(agent, repo, home, engine, renderer, *, longest_s=120, also=(), 
         config=ServeConfig(**config),
         clock=wall_clock,
         model_name="m",
+        privacy=PrivacyConfig(store_false=Consent.YES),  # Codex sends it with every call
     )
 
     async def watched(scope, receive, send):

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
+    Branch,
     Delivered,
     Finish,
     Holdback,
@@ -20,14 +22,19 @@ from ostinato.core.records import (
     Quarantine,
     ReleaseEvent,
     Reward,
+    RewardReach,
     Row,
     Sampling,
     Signal,
     Source,
     Span,
+    SteeringBasis,
     Turn,
+    Window,
+    WindowMaker,
 )
 from ostinato.core.seams import Log
+from ostinato.core.steering import Basis, Steered
 from ostinato.record.log import SqlLog
 from ostinato.testing.log import MemoryLog
 
@@ -51,15 +58,28 @@ TURN = Turn(
     ended_at=10.4,
     numerics="0123456789abcdef",
     routes=b"ORT1\x00\xff\n",
+    steered=Steered(basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1)),
+    branch=Branch.COMPACTED,
+    window=Window(number=2, begins_with="q:0", by=WindowMaker.GATEWAY, budget=6144),
 )
 KEPT = LineSurvival(call=0, argument="content", lines=9, followed=((1, 9),), kept=((1, 5), (9, 9)))
 SIGNAL = Signal(
     id="s", turn="r:0", name="accepted", value=0.1, source=Source.CODE, occurred_at=1.5, received_at=2.5, lines=(KEPT,)
 )
 WORTH = LineValues(call=None, argument="", lines=9, runs=((1, 5, 0.25), (6, 9, -0.1)))
-REWARD = Reward(turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1, lines=(WORTH,))
+REWARD = Reward(
+    turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1, lines=(WORTH,), reach=RewardReach.EPISODE
+)
 HELD = Holdback(turn="q:0", reason="finish:abort", at=42.0)
-BATCH = Batch(step=1, turns=("r:0",), credits=((0.1 + 0.2, -1.5),), reference=V3, at=50.0, shown=(0.25,))
+BATCH = Batch(
+    step=1,
+    turns=("r:0",),
+    credits=((0.1 + 0.2, -1.5),),
+    reference=V3,
+    at=50.0,
+    shown=(0.25,),
+    after=((0.5, 0.1 + 0.2),),
+)
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
 )
@@ -67,7 +87,9 @@ STAMP = Stamp(id="0123456789abcdef", contract='{"mode":"exact"}', at=70.0)
 SENT = Delivered(id="d", turns=("r:0", "q:0"), at=11.0)
 LOST = Quarantine(turn="p:0", reason="reward_failed: no", at=42.0, upto=7)
 ALARM = Alarm(id="a1", name="coverage:t", state=AlarmState.RAISED, reason="silent", at=80.0, detail={"n": 3})
-ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM]
+DIALS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25, 3.0]], np.float32), "9f")
+BASIS = SteeringBasis.of(DIALS, at=90.0)
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 

@@ -12,7 +12,7 @@ from tests.fakes.stalling_engine import Stalls
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Finish, Purpose, Signal
+from ostinato.core.records import Finish, Purpose, Signal, Window, WindowMaker
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.testing.engine import decode
 from ostinato.worlds.harness.harnesses import open_harness
@@ -187,6 +187,7 @@ SIDE = r"""
 session = SAYS | {"session-id": "s1"}
 ask([{"role": "user", "content": "hi"}], session)
 ask([{"role": "user", "content": "title?"}], session, tools=False)
+ask([{"role": "user", "content": "on"}], session)
 ask([{"role": "user", "content": "sub"}], session | {"x-claude-code-agent-id": "a"})
 """
 
@@ -194,10 +195,34 @@ ask([{"role": "user", "content": "sub"}], session | {"x-claude-code-agent-id": "
 async def test_what_it_asks_beside_its_work_is_told_apart_and_never_the_last(boxes):
     async with world_gateway("ok") as (gateway, log):
         rollout, _ = await run(boxes, gateway, agent_settings(SIDE))
-    own, title, sub = log.turns()
-    assert [turn.purpose for turn in (own, title, sub)] == [Purpose.TASK, Purpose.SIDE, Purpose.SUBAGENT]
-    assert rollout.turns == (title.id, sub.id, own.id), "the grade goes to the last turn"
-    assert len(rollout.messages) == 3
+    first, title, own, sub = log.turns()
+    assert [turn.purpose for turn in (first, title, own, sub)] == [
+        Purpose.TASK,
+        Purpose.SIDE,
+        Purpose.TASK,
+        Purpose.SUBAGENT,
+    ]
+    assert rollout.turns == (first.id, title.id, sub.id, own.id), "in their order, but the grade goes to the last turn"
+    assert len(rollout.messages) == 4
+
+
+SUMMARISES = r"""
+session = SAYS | {"session-id": "s1"}
+first = ask([{"role": "user", "content": "hi"}], session)
+ask([{"role": "user", "content": "The summary: " + SUMMARY}], session)
+"""
+
+
+async def test_a_window_that_begins_with_its_own_summary_is_counted(boxes):
+    lines = "\n".join(
+        f"{i}. The function read_{i} in parser_{i}.py returns None where it should raise." for i in range(4)
+    )
+    agent = f"SUMMARY = {lines!r}\n" + SUMMARISES
+    async with world_gateway(lines) as (gateway, log):
+        rollout, _ = await run(boxes, gateway, agent_settings(agent), replace(TASK, tokens=2_000))
+    summary, turn = log.turns()
+    assert turn.window == Window(number=1, begins_with=summary.id, by=WindowMaker.HARNESS)
+    assert (rollout.turns, rollout.effort["windows"]) == ((summary.id, turn.id), 2)
 
 
 async def test_every_budget_ends_it_with_what_was_done(boxes):

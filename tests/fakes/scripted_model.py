@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.records import Purpose
 from ostinato.worlds.harness.rollout import ModelAnswer, OutOfTime
 
 
@@ -12,12 +13,17 @@ def says(text="", *calls, finish="stop", tokens=10):
 
 
 class ScriptedModel:
-    """Implements `Model`: gives the scripted answers. A scripted exception is raised; None lets the remaining time pass."""
+    """Implements `Model`: gives the scripted answers. A scripted exception is raised; None lets the remaining time pass.
 
-    def __init__(self, *script):
+    `bytes_a_token`: how a prompt's tokens are counted; None: there are always five.
+    """
+
+    def __init__(self, *script, draw=None, bytes_a_token=None):
         self.script, self.asked, self.budgets, self.left = list(script), [], [], []
+        self.draw, self.bytes_a_token, self.purposes = draw, bytes_a_token, []
 
-    async def ask(self, messages, tools=(), *, max_tokens, stop=(), left_s=None):
+    async def ask(self, messages, tools=(), *, max_tokens, stop=(), left_s=None, purpose=Purpose.TASK):
+        self.purposes.append(purpose)
         self.left.append(left_s)
         self.asked.append(tuple(messages))
         self.budgets.append(max_tokens)
@@ -36,4 +42,9 @@ class ScriptedModel:
             for place, (name, given) in enumerate(wanted)
         )
         said = Message(role=Role.ASSISTANT, text=text, calls=calls)
-        return ModelAnswer(turn=f"t{number}:0", message=said, finish=finish, prompt_tokens=5, tokens=tokens)
+        each = self.bytes_a_token
+        shown = [message.text for message in messages] + [
+            f"{tool.name}{tool.description}{tool.parameters}" for tool in tools
+        ]
+        prompt = sum(len(text.encode()) for text in shown) // each if each else 5
+        return ModelAnswer(turn=f"t{number}:0", message=said, finish=finish, prompt_tokens=prompt, tokens=tokens)

@@ -15,6 +15,7 @@ from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
+    Consent,
     Delivered,
     Finish,
     Holdback,
@@ -32,8 +33,11 @@ from ostinato.core.records import (
     Source,
     Span,
     Turn,
+    Window,
+    WindowMaker,
     identity,
 )
+from ostinato.core.steering import Steered
 from ostinato.record import reader as reader_module
 from ostinato.record.codec.kinds import KINDS as ALL_KINDS
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs, shared_ids, unflat, unpack_logprobs, widen
@@ -88,8 +92,22 @@ turns = st.builds(
     group=st.none() | text,
     verified=st.booleans(),
     auto=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3), cost=st.none() | real),
+    steered=st.none()
+    | st.builds(
+        Steered,
+        basis=text,
+        dials=st.lists(real, max_size=3).map(tuple),
+        cap=real,
+        budget=real,
+        tokens=st.integers(0, 2**31),
+        kl=real,
+        features=st.lists(real, max_size=3).map(tuple),
+    ),
+    consent=st.sampled_from(Consent),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),
-)
+    window=st.none()
+    | st.builds(Window, number=places, begins_with=st.none() | text, by=st.sampled_from(WindowMaker), budget=places),
+).map(lambda turn: turn if turn.counts else turn.without_words())
 line_ranges = st.lists(st.tuples(places, places), max_size=3).map(tuple)
 signals = st.builds(
     Signal,

@@ -27,7 +27,7 @@ from ostinato.app.numerics import (
     threads_agree,
 )
 from ostinato.app.server_loans import Lending, Lent, check_lending, read_draining
-from ostinato.app.storage import Run, home, open_cached_store, open_follower, operator_key, store_place
+from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
@@ -37,7 +37,6 @@ from ostinato.core.seams import Engine, Renderer
 from ostinato.release.alarms import note
 from ostinato.release.auto.router import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
-from ostinato.serve.scrub import open_scrubbing
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
@@ -85,7 +84,7 @@ async def open_serving(
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     vllm = config.engine.kind == "vllm"
-    engine = await (_vllm(run, model, renderer) if vllm else _embedded(config, model, renderer))
+    engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
@@ -104,7 +103,7 @@ async def open_serving(
         page=None if page is None else page(renderer),
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
-        scrubbing=open_scrubbing(config.privacy, operator_key(config, run.home)),
+        privacy=config.privacy,
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
@@ -152,7 +151,7 @@ def _router(run: Run) -> FoldedRouter | None:
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
-async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
+async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
     """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
     from ostinato.engine.embedded.engine import TorchEngine
     from ostinato.model.config import backend

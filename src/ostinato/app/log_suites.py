@@ -23,7 +23,7 @@ from ostinato.config import Config
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
-from ostinato.core.records import Batch, Finish, Reward, Turn
+from ostinato.core.records import Batch, Consent, Finish, Reward, Turn
 from ostinato.core.seams import Log
 from ostinato.corpus.contamination import OverlapIndex, own_words, template_runs
 from ostinato.corpus.filters import CopyFinder, Document
@@ -257,6 +257,8 @@ async def _candidates(
 
 def _unsuited(turn: Turn, config: Config) -> str:
     """Why a turn of a person is no candidate; "" if it is one."""
+    if turn.consent is not Consent.YES:
+        return "no consent"
     if turn.redacted or not turn.prompt_ids:
         return "forgotten"
     if not turn.finish.trainable or turn.finish.cut or turn.finish is Finish.LEFT:

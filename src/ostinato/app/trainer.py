@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.conversation import Conversation
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Arm, PolicyVersion, Turn
+from ostinato.core.records import Arm, PolicyVersion, SteeringBasis, Turn
 from ostinato.core.seams import Folds, Log
 from ostinato.core.weights import Learned
 from ostinato.loop import Learner
@@ -151,6 +151,9 @@ def open_learning(
     async def anchor() -> PolicyVersion | None:
         return await follower.resolve("control") or await follower.resolve("base")
 
+    async def bases(hashes: Sequence[str]) -> Sequence[SteeringBasis]:
+        return await run.log.find(SteeringBasis, [(name,) for name in hashes])
+
     source = DeskSource(desk, released.refresh, size=config.learn.least_turns, poll_s=config.learn.poll_s)
     publisher = VersionPublisher(run.store, settings, (lambda own: Together(own, lines)) if lines else None)
     candidates = Candidates(
@@ -165,7 +168,7 @@ def open_learning(
         learner=Learner(
             source=source,
             rewards=source,
-            trainer=Stepper(trainer, released.snapshot, on_learned, anchor),
+            trainer=Stepper(trainer, released.snapshot, on_learned, anchor, bases),
             publisher=candidates,
         ),
         trainer=trainer,

@@ -37,7 +37,7 @@ from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudg
 from ostinato.worlds.grading.own import OwnGrader, own_graders
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
-from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness, open_harness
+from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.remote.owners import OwnTurns
 from ostinato.worlds.remote.rollout_server import Door, FarOutcomes
@@ -150,7 +150,7 @@ async def open_answer_grading(
 
 def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, OwnGrader]:
     """The operator's own graders, whose processes end when the stack is left. Raises BadConfig."""
-    own = own_graders(config.worlds.graders, GRADERS)
+    own = own_graders(config.worlds.graders, GRADERS, config.worlds.grader_memory_bytes)
     for grader in own.values():
         leaving.push_async_callback(grader.close)
     return own
@@ -237,11 +237,13 @@ def open_taskset(config: Config) -> Taskset:
 
 
 def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
-    """Raise BadConfig for a task whose harness or grader does not exist, or whose grader cannot work with its data."""
+    """Raise BadConfig for a task whose harness or grader does not exist, or cannot work with it."""
     known, own = open_harnesses(config), own_graders(config.worlds.graders, GRADERS)
     for task in tasks:
         if task.harness not in known:
             raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
+        if isinstance(harness := known[task.harness], ToolLoop):
+            harness.check(task)
         if is_agent(task.harness) and task.top_p < 1.0:
             raise BadConfig(f"task {task.id!r}, field 'top_p': an agent's calls are sampled whole; leave it out")
         check_grading(task, own)

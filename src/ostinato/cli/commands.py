@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
+from ostinato.cli.adapt import adapt
 from ostinato.cli.approvals import alarms, approve, refuse, rollback, ship
 from ostinato.cli.connect import connect, watch
 from ostinato.cli.corpus import corpus
@@ -39,6 +40,7 @@ app.command(worlds)
 app.command(corpus)
 app.command(reward)
 app.command(suite)
+app.command(adapt)
 for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 
@@ -269,7 +271,17 @@ app.command(log)
 def show_log(
     *,
     kind: Literal[
-        "all", "turns", "signals", "rewards", "quarantines", "holdbacks", "batches", "releases", "contracts", "alarms"
+        "all",
+        "turns",
+        "signals",
+        "rewards",
+        "quarantines",
+        "holdbacks",
+        "batches",
+        "releases",
+        "contracts",
+        "alarms",
+        "bases",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,
@@ -371,8 +383,10 @@ def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> N
 
 
 @app.command
-def forget(tenant: str, *, user: str | None = None, common: Common | None = None) -> None:
+def forget(tenant: str, *, user: str | None = None, wait: float = 120.0, common: Common | None = None) -> None:
     """Make what people wrote unreadable forever, by destroying the keys that encrypt it (`record.encrypt`).
+
+    A running trainer is asked for a checkpoint first, so that a crash repeats no step without the turns that became unreadable.
 
     Parameters
     ----------
@@ -380,10 +394,12 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
         The tenant whose users are forgotten; `default` if there is only one tenant.
     user
         Only this user. Default: every user of the tenant.
+    wait
+        Seconds to wait for the trainer's checkpoint, which it writes between two steps.
     """
     from ostinato.launch.commands.log import forget as run
 
-    asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
+    asyncio.run(run((common or Common()).of_run(), tenant, user, Console(), wait_s=wait))
 
 
 @app.command

@@ -201,7 +201,8 @@ class Tool:
 class Demand:
     """What an answer must be: JSON text that follows `schema`, or calls of the named tools; either if both are given.
 
-    `several`: more than one call may be made.
+    `several`: more than one call may be made. `forbidden`: no tool may be called, though the prompt shows them; without a schema the answer
+    is free text otherwise.
 
     Example: ``Demand(calls=("read", "write"))``
     """
@@ -209,6 +210,7 @@ class Demand:
     schema: Mapping[str, Any] | None = None
     calls: tuple[str, ...] = ()
     several: bool = True
+    forbidden: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,11 @@ class Conversation:
     continued: bool = False
     demand: Demand | None = None
     one_call: bool = False
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that the next answer may call: none of those in the prompt if the demand forbids it."""
+        return () if self.demand is not None and self.demand.forbidden else self.tools
 
     @property
     def chars(self) -> int:

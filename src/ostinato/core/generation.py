@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.core.records import Finish, PolicyVersion, Sampling
+from ostinato.core.steering import Steered, Steering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class Generate:
     `paired`: the answer is compared with another version's from the same seed, so tokens are drawn such that near distributions give the
     same one as often as possible; an engine that cannot do so ignores it.
 
+    `steering`: how the answers are steered. An answer that must follow a grammar is not, and an engine that cannot do so refuses it.
+
     Example: ``Generate(id="r1", slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), cache_salt="acme")``
     """
 
@@ -34,6 +37,7 @@ class Generate:
     tops: int = 0
     within_s: float | None = None
     paired: bool = False
+    steering: Steering | None = None
 
 
 Tops = tuple[tuple[int, float], ...]
@@ -59,6 +63,7 @@ class Chunk:
     become part of a stop string is withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`.
     `routes` is set on the sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
     `nucleus`: the ids that `top_p` left open to each of these tokens (see `Turn.nucleus`); b"" if all, or if the engine cannot tell.
+    `steered`: what came of the request's steering in the sample's tokens up to these; None without one.
 
     A chunk of an outside model has a text, but neither ids nor a `policy`; its last chunk may have the `usage` that the model reported.
     """
@@ -74,6 +79,7 @@ class Chunk:
     nucleus: bytes = b""
     usage: Usage | None = None
     tops: tuple[Tops, ...] = ()
+    steered: Steered | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +87,7 @@ class Capabilities:
     """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
 
     `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit. `follows_grammars`:
-    answers can be constrained to a grammar.
+    answers can be constrained to a grammar. `steers`: answers can be steered.
 
     Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True, follows_grammars=True)``
     """
@@ -90,3 +96,4 @@ class Capabilities:
     vocab_size: int
     scores_exactly: bool
     follows_grammars: bool
+    steers: bool = False

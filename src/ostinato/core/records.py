@@ -8,11 +8,14 @@ the temperature, renormalised over what `top_p` leaves open).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.steering import Basis, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -100,6 +103,52 @@ class Branch(StrEnum):
     PARALLEL = "parallel"  # another turn continues the same turn
     UNSEEN = "unseen"  # the client did not see all tokens of the previous turn, so they cannot be reused
     FRESH = "fresh"  # the episode continues without its earlier messages
+    COMPACTED = "compacted"  # it continues with a summary of its earlier messages
+
+
+class WindowMaker(StrEnum):
+    """Who had the summary made with which a window begins."""
+
+    HARNESS = "harness"  # the program that runs a rollout in a simulated world
+    GATEWAY = "gateway"  # the gateway, as its client asked
+    AGENT = "agent"  # a product's agent, by itself
+    OUTSIDE = "outside"  # an agent, and somebody else's model wrote the summary: it has no tokens of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A context window of an episode whose earlier messages were replaced by a summary. The episode's first window, number 0, has no such
+    record.
+
+    `begins_with`: the turn that wrote the summary, which was a compaction whatever its `purpose` says; None if that is not known. `budget`:
+    tokens of prompt at which the window is to be summarised, 0 if unknown. A turn with the purpose `compaction` summarises the window
+    that it stands in.
+
+    Example: ``Window(number=1, begins_with="msg-3f:0", by=WindowMaker.AGENT)``
+    """
+
+    number: int
+    begins_with: str | None
+    by: WindowMaker
+    budget: int = 0
+
+
+class Consent(StrEnum):
+    """What may be done with a turn, strictest first.
+
+    `NEVER`: it is answered, and nothing of what was said is stored or counted. `AGGREGATE`: it is stored and counts in metrics.
+    `ADAPT`: the dials of its own user may learn from it, too. `YES`: the weights may.
+    """
+
+    NEVER = "never"
+    AGGREGATE = "aggregate"
+    ADAPT = "adapt"
+    YES = "yes"
+
+    @staticmethod
+    def strictest(*levels: Consent) -> Consent:
+        """The strictest of these levels; `YES` if there are none."""
+        return min(levels, key=[*Consent].index, default=Consent.YES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +253,12 @@ class Turn:
     without experts. `nucleus`: the ids that `top_p` left open to each sampled token (`core.nucleus`), b"" if it left all open or they are
     not known. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
-    `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
+    `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `window`: None in an episode's first
+    window, and where windows are not known. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
+    `steered`: how a person's dials steered it; None if they did not, and for a redacted turn.
+    `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
     `secret`: the gateway found a secret or personal data in it, so it is not learned from (`privacy.scrub = "hold"`).
     """
 
@@ -236,6 +288,9 @@ class Turn:
     branch: Branch = Branch.NONE
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
+    steered: Steered | None = None
+    window: Window | None = None
+    consent: Consent = Consent.YES
     secret: bool = False
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
 
@@ -252,8 +307,35 @@ class Turn:
 
     @property
     def redacted(self) -> bool:
-        """True if its tokens were erased. The log still records that it happened, for whom and by which policy, but not what was said."""
-        return not self.sampled_ids and any(span.tokens for span in self.spans)
+        """True if its tokens were erased, or never stored. The log records that it happened, for whom and by which policy, but not what
+        was said.
+        """
+        return self.consent is Consent.NEVER or (not self.sampled_ids and any(span.tokens for span in self.spans))
+
+    @property
+    def counts(self) -> bool:
+        """True if it may count in metrics."""
+        return self.consent is not Consent.NEVER
+
+    def without_words(self) -> Turn:
+        """The turn in the form that is left of a forgotten one (`redacted`): nothing of what was said, nor of what its caller wrote."""
+        return replace(
+            self,
+            prompt_ids=(),
+            sampled_ids=(),
+            logprobs=(),
+            text="",
+            routes=b"",
+            nucleus=b"",
+            calls=None,
+            sampling=Sampling(
+                max_tokens=self.sampling.max_tokens,
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                seed=self.sampling.seed,
+            ),
+            steered=None,
+        )
 
     @property
     def person(self) -> Person:
@@ -273,6 +355,13 @@ class Turn:
     def versions_T(self) -> tuple[PolicyVersion, ...]:
         """The policy version of each sampled token."""
         return tuple(span.policy for span in self.spans for _ in range(span.tokens))
+
+
+class RewardReach(StrEnum):
+    """Which turns a reward is about: its own, so that it fades on its way to earlier ones, or all of the episode up to its turn."""
+
+    TURN = "turn"
+    EPISODE = "episode"
 
 
 class Source(StrEnum):
@@ -351,7 +440,8 @@ class Reward:
 
     `signals` names the signals that counted; if there are none, the value is the meaning of silence. `upto` is the last row of the log
     that was read before: reading the log again up to there gives the same value. `lines`: what single lines of the answer are worth, if
-    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines.
+    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines. `reach`: which turns
+    that rest is about.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -363,6 +453,7 @@ class Reward:
     at: float
     upto: int = 0
     lines: tuple[LineValues, ...] = ()
+    reach: RewardReach = RewardReach.TURN
 
     @property
     def line_mean(self) -> tuple[float, int]:
@@ -446,7 +537,8 @@ class Batch:
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
     the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
     the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
-    imitated, 0 for a turn without one; empty if there is none.
+    imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was cut behind, what the credit took
+    to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -460,6 +552,7 @@ class Batch:
     even: bool = False
     weights: tuple[float, ...] = ()
     shown: tuple[float, ...] = ()
+    after: tuple[Advantages, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,7 +572,45 @@ class ReleaseEvent:
     at: float
 
 
-Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeringBasis:
+    """A basis of dials (`core.steering.Basis`), written before the first turn that names it by its hash.
+
+    `tokens`: int64, `directions`: float32, row by row, both little-endian.
+
+    Example: ``SteeringBasis.of(basis, at=9.0).basis() == basis``
+    """
+
+    hash: str
+    names: tuple[str, ...]
+    tokens: bytes
+    directions: bytes
+    weights: str
+    at: float
+
+    @staticmethod
+    def of(basis: Basis, at: float) -> SteeringBasis:
+        """The row of a basis."""
+        return SteeringBasis(
+            hash=basis.hash,
+            names=basis.names,
+            tokens=basis.tokens_M.astype("<i8").tobytes(),
+            directions=basis.directions_KM.astype("<f4").tobytes(),
+            weights=basis.weights,
+            at=at,
+        )
+
+    def basis(self) -> Basis:
+        """The basis. Raises ValueError if the row is not the one that its hash names."""
+        tokens_M = np.frombuffer(self.tokens, "<i8").astype(np.int64)
+        directions_KM = np.frombuffer(self.directions, "<f4").astype(np.float32).reshape(len(self.names), -1)
+        made = Basis(names=self.names, tokens_M=tokens_M, directions_KM=directions_KM, weights=self.weights)
+        if made.hash != self.hash:
+            raise ValueError(f"the basis {self.hash} has the content of {made.hash}")
+        return made
+
+
+Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis
 
 Identity = tuple[str | int, ...]
 
@@ -498,3 +629,5 @@ def identity(row: Row) -> Identity:
             return (row.step,)
         case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm():
             return (row.id,)
+        case SteeringBasis():
+            return (row.hash,)

@@ -3,15 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostinato.core.records import Advantages, Batch, Turn
+
+
+class LaterReturns(NamedTuple):
+    """The return of an episode at the call after the last turn here, in parts that reach earlier turns in different ways.
+
+    `fading`: of rewards that are discounted on their way. `lines_sum`, `lines_weight` and `lines_mean`: the discounted sum of the values of
+    lines, how many lines that is, and the value that they have together. `outcomes_sum`, `outcomes_weight` and `outcomes_mean`: the same
+    of rewards that reach the whole episode, undiscounted. With a weight of 0 the mean is only what is expected. `decided`: how much of all
+    this rests on rewards; the rest is what the baseline expects. `expected` and `expected_outcome`: what the baseline expects of that call,
+    whatever is known of it.
+
+    Example: ``LaterReturns(fading=0.6, decided=0.6)``
+    """
+
+    fading: float = 0.0
+    lines_sum: float = 0.0
+    lines_weight: float = 0.0
+    lines_mean: float = 0.0
+    outcomes_sum: float = 0.0
+    outcomes_weight: float = 0.0
+    outcomes_mean: float = 0.0
+    decided: float = 0.0
+    expected: float = 0.0
+    expected_outcome: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The whole return."""
+        return self.fading + self.lines_mean + self.outcomes_mean
+
+    @property
+    def unknown(self) -> LaterReturns:
+        """The same if nothing were known of that call."""
+        return LaterReturns(
+            fading=self.expected,
+            outcomes_mean=self.expected_outcome,
+            expected=self.expected,
+            expected_outcome=self.expected_outcome,
+        )
+
+    def divided(self, unit: float) -> LaterReturns:
+        """The same with all values, but not the weights, divided by `unit`."""
+        return LaterReturns(*(value / unit for value in self))._replace(
+            lines_weight=self.lines_weight, outcomes_weight=self.outcomes_weight
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """The turns of one task or session that are credited together, oldest first.
 
-    `group` names the rollouts of one task that are compared with each other; None for an episode that stands alone.
+    `group` names the rollouts of one task that are compared with each other; None for an episode that stands alone. `after`: what came of
+    the turns that follow these; None if none does.
 
     Example: ``Episode(id="e1", tenant="default", turns=(first, second))``
     """
@@ -20,6 +67,7 @@ class Episode:
     tenant: str
     turns: tuple[Turn, ...]
     group: str | None = None
+    after: LaterReturns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +100,10 @@ class TrainingBatch:
 
     row: Batch
     samples: tuple[Sample, ...]
+
+    @property
+    def tokens(self) -> int:
+        """An upper bound on the tokens that a trainer computes: those that a turn shares with its parent here are counted once."""
+        lengths = {each.turn.id: len(each.turn.prompt_ids) + len(each.turn.sampled_ids) for each in self.samples}
+        parents = (each.turn.parent for each in self.samples)
+        return sum(lengths.values()) - sum(lengths.get(parent, 0) for parent in parents if parent is not None)

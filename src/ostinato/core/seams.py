@@ -243,6 +243,10 @@ class Renderer(Protocol):
         """The grammar that the answer must follow (`Sampling.grammar`); "" if the conversation demands nothing. Raises BadRequest."""
         ...
 
+    def call_token(self) -> int | None:
+        """The control token without which no call can begin, so that a bias on it forbids calls; None if calls have no such token."""
+        ...
+
     def has_compiled(self, grammar: str) -> bool:
         """True if `compile` would return at once."""
         ...
@@ -271,6 +275,10 @@ class Renderer(Protocol):
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token's text, possibly only part of a character; b"" for a control token that shows nothing."""
+        ...
+
+    def opens_call(self, text: str) -> bool:
+        """True if a tool call begins in a part of an answer."""
         ...
 
     def stop_ids(self) -> frozenset[int]:

@@ -19,7 +19,7 @@ CLIP = 2.0
 """The most that dials may add to a logit or take from it, before the scale."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Basis:
     """The directions of K dials over M steerable tokens, fitted to one version of the weights from the model's own samples.
 
@@ -53,6 +53,12 @@ class Basis:
         if not np.isfinite(directions).all():
             raise ValueError("directions_KM must be finite")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Basis) and other.hash == self.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
     @cached_property
     def hash(self) -> str:
         """Its name: a hash of its content."""
@@ -66,8 +72,8 @@ class Basis:
 class Steering:
     """How one answer is to be steered: a dial setting z for each direction of `basis`, as float32 values.
 
-    `cap`: the most KL(steered || base) of one token, in nats. `budget`: of the answer, summed over its tokens; the rest of the answer is
-    the base model's once it is spent.
+    `cap`: the most KL(steered || base) of one token, in nats. `budget`: of the answer, summed over its tokens: as soon as another token at
+    the cap would exceed it, the rest of the answer is the base model's.
 
     Example: ``Steering(basis=basis, dials=(0.5,), cap=0.1, budget=3.0)``
     """
@@ -82,15 +88,18 @@ class Steering:
 class Steered:
     """How an answer was steered, as recorded with the turn: the basis by its hash, and what came of it.
 
-    `kl`: the sum of KL(steered || base) over its tokens, in nats. `features`: for each dial the sum over the tokens of
-    u[token] - E[u] under the steered distribution: the gradient of the answer's log-probability with respect to the dial.
+    `tokens`: how many of its first tokens were steered; later ones, from the opening of a tool call on or once the budget was spent, are
+    the base model's. `kl`: the sum of KL(steered || base) over them, in nats. `features`: for each dial the sum over them of
+    (u[token] - E[u]) / T, with E under the steered distribution and the temperature T (1 if greedy): the gradient of the answer's
+    log-probability with respect to the dial, where neither the clip nor the cap binds.
 
-    Example: ``Steered(basis="9c1f", dials=(0.5,), cap=0.1, budget=3.0, kl=0.4, features=(1.3,))``
+    Example: ``Steered(basis="9c1f", dials=(0.5,), cap=0.1, budget=3.0, tokens=24, kl=0.4, features=(1.3,))``
     """
 
     basis: str
     dials: tuple[float, ...]
     cap: float
     budget: float
+    tokens: int
     kl: float
     features: tuple[float, ...]

@@ -6,9 +6,12 @@ import math
 from collections.abc import Set
 from hashlib import blake2b
 
+import numpy as np
+
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
+from ostinato.core.steering import Steering
 from ostinato.model.stream import TextStream
 
 MAX_SAMPLES = 128
@@ -20,13 +23,14 @@ MAX_BIAS = 100.0
 MAX_BIASES = 1024
 
 
-def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
+def check_request(request: Generate, *, context: int, vocab_size: int, steers: bool = False) -> None:
     """Refuse a request that the engine could not serve in any state.
 
     Args:
         request: the request.
         context: the most tokens (prompt and answer together) that the model can hold.
         vocab_size: prompt ids lie in [0, vocab_size).
+        steers: the engine can steer answers.
 
     Raises:
         TooLarge: the prompt fills the context, or n is above `MAX_SAMPLES`.
@@ -51,6 +55,8 @@ def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
     if request.within_s is not None and math.isnan(request.within_s):
         raise BadRequest("within_s is no number; send seconds, or nothing.", field="within_s")
     _check_sampling(request.sampling, vocab_size)
+    if request.steering is not None:
+        _check_steering(request.steering, vocab_size, steers=steers)
     if length + request.sampling.max_tokens > context:
         raise BadRequest(
             f"{length} prompt tokens and max_tokens={request.sampling.max_tokens} exceed the context of {context}; "
@@ -79,6 +85,31 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
                 f"logit_bias takes token ids in [0, {vocab_size}) and values in [-100, 100], not {token}: {value}.",
                 field="logit_bias",
             )
+
+
+def _check_steering(asked: Steering, vocab_size: int, *, steers: bool) -> None:
+    if not steers:
+        raise BadRequest(
+            "This engine cannot steer answers; use the embedded one, or send no steering.", field="steering"
+        )
+    basis, dials = asked.basis, np.array(asked.dials, np.float64)
+    if len(dials) != len(basis.names):
+        raise BadRequest(
+            f"steering.dials are {len(dials)}; the basis {basis.hash} takes {len(basis.names)}.", field="steering"
+        )
+    if not (np.isfinite(dials) & (dials == dials.astype(np.float32))).all():
+        raise BadRequest(
+            "steering.dials must be finite float32 values; round them before they are sent.", field="steering"
+        )
+    if basis.tokens_M[-1] >= vocab_size:
+        raise BadRequest(
+            f"steering.basis names a token outside [0, {vocab_size}); fit it to this model.", field="steering"
+        )
+    if not (0.0 < asked.cap < math.inf and 0.0 <= asked.budget < math.inf):
+        raise BadRequest(
+            f"steering.cap is {asked.cap} and steering.budget {asked.budget}; send finite nats, the cap above 0.",
+            field="steering",
+        )
 
 
 # ---------------------------------------------------------------- text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ _END = re.compile(r"(^|\|)(\\Z|\$)$")
 class Format:
     """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
 
+    `opener` is a regular expression of what every call holds, "" if that is unknown: what may not be sampled where calls are forbidden.
     `ending` names the regions that the answer's end closes too; `ends` are control tokens that end an answer, and a region with it,
     but are not shown. `wording` is how calls are written, if they can be demanded; None if that is unknown. `marks` begin a call: where
     no region follows, it is malformed.
@@ -41,6 +42,17 @@ class Format:
     ends: tuple[str, ...] = ()
     wording: Wording | None = None
     marks: tuple[str, ...] = ()
+    opener: str = ""
+
+    @property
+    def openings(self) -> frozenset[str]:
+        """The fixed texts that tool calls begin with."""
+        return frozenset(self.marks).union(*(field.open_literals or () for field in self.calls))
+
+    def opens_call(self, text: str) -> bool:
+        """True if a tool call, or a malformed attempt at one, begins in the text."""
+        opens = (field.open_re for field in self.calls)
+        return any(mark in text for mark in self.marks) or any(found and found.search(text) for found in opens)
 
 
 def format_for(
@@ -77,12 +89,15 @@ def _holds_text(field: ResponseTemplateField) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A family is recognised by `marks` in its chat template, and the beginning of its calls, however they go on, by `begins`."""
+    """A family is recognised by `marks` in its chat template, and the beginning of its calls, however they go on, by `begins`. `opener`: a
+    regular expression of what each of its calls holds.
+    """
 
     marks: tuple[str, ...]
     fields: Json
     wording: Wording | None = None
     begins: str = ""
+    opener: str = "<tool_call>"
 
     def template(self, *, thinks: bool) -> Json:
         own = {"reasoning_content": _THINK} if thinks and "reasoning_content" not in self.fields else {}
@@ -112,7 +127,14 @@ def _compiled(
         ends=tuple(token for token in ends if token in delimiters),
         wording=None if family is None else family.wording,
         marks=(family.begins,) if family is not None and family.begins else (),
+        opener=_opener([spec["fields"][field.name] for field in calls]) if family is None else family.opener,
     )
+
+
+def _opener(calls: Sequence[Json]) -> str:
+    """A regular expression of how a declared template's calls begin; "" if one of them begins with a pattern."""
+    opens = [re.escape(field["open"]).replace("/", r"\/") for field in calls if isinstance(field.get("open"), str)]
+    return "|".join(opens) if len(opens) == len(calls) else ""
 
 
 def _without_end(field: Json) -> Json:
@@ -182,11 +204,13 @@ _LLAMA = _Family(
         }
     },
     wording=Wording(call='{"name": "NAME", "parameters": ARGUMENTS}', several=None),
+    opener=r'\{\s{0,9}"name"\s{0,9}:',
 )
 _LLAMA_UNTAGGED = replace(_LLAMA, marks=('{"name": function name, "parameters":',))
 _MISTRAL = _Family(
     marks=("[TOOL_CALLS]",),
     begins="[TOOL_CALLS]",
+    opener=r"\[TOOL_CALLS\]",
     fields={
         "tool_calls": {
             "open_pattern": r"\[TOOL_CALLS\]\s{0,9}(?=\[)",
@@ -211,6 +235,7 @@ _HARMONY_HEAD = r"(?:<\|start\|>assistant)?"
 _HARMONY = _Family(
     marks=("<|channel|>", "<|message|>"),
     begins="to=functions.",
+    opener=r"to=functions\.",
     fields={
         "reasoning_content": {
             "open_pattern": _HARMONY_HEAD + r"<\|channel\|>analysis<\|message\|>",
@@ -240,6 +265,7 @@ _HARMONY = _Family(
 _KIMI = _Family(
     marks=("<|tool_call_argument_begin|>",),
     begins="<|tool_call_begin|>",
+    opener=r"<\|tool_call_begin\|>",
     fields={
         "tool_calls": {
             "open_pattern": r"(?:<\|tool_calls_section_begin\|>\s{0,9})?<\|tool_call_begin\|>\s{0,9}(?:functions\.)?"
@@ -260,6 +286,7 @@ _KIMI = _Family(
 _DEEPSEEK = _Family(
     marks=("<｜tool▁calls▁begin｜>",),
     begins="<｜tool▁call▁begin｜>",
+    opener="<｜tool▁call▁begin｜>",
     fields={
         "tool_calls": {
             "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>(?P<name>[^\s<]{1,256})<｜tool▁sep｜>",
@@ -279,6 +306,7 @@ _DEEPSEEK = _Family(
 _DEEPSEEK_FENCED = _Family(
     marks=("<｜tool▁calls▁begin｜>", "```json"),
     begins="<｜tool▁call▁begin｜>",
+    opener="<｜tool▁call▁begin｜>",
     fields={
         "tool_calls": {
             "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>function<｜tool▁sep｜>"

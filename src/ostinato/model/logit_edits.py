@@ -1,4 +1,4 @@
-"""The edits of logits that a request's sampling asks for before a token is drawn: grammar masks, biases, penalties.
+"""The edits of logits before a token is drawn: grammar masks, biases and penalties, which a request's sampling asks for, and steering.
 
 One definition for the sampler, which goes token by token, and for the trainer, which replays a stored answer. So the recorded
 log-probability and the one that is trained on are under the same distribution.
@@ -20,11 +20,12 @@ from torch import Tensor
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
 from ostinato.model.grammars import Grammars
+from ostinato.model.steering import LogitSteering, SteeredToken
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The edit of one token's V logits: `values` are added at `ids`; where a bit of `allowed` is 0, the logit becomes -inf.
+    """The edit of one token's V logits: `values` are added at `ids`, then `steering`'s; where a bit of `allowed` is 0, it becomes -inf.
 
     `allowed` holds V bits, low ones first, as bytes; None allows all.
     """
@@ -32,7 +33,11 @@ class Edit:
     ids: NDArray[np.int64]
     values: NDArray[np.float32]
     allowed: NDArray[np.uint8] | None
+    steering: LogitSteering | None = None
 
+
+UNEDITED = Edit(np.empty(0, np.int64), np.empty(0, np.float32), None)
+"""An edit that changes nothing."""
 
 Edits = Callable[[int, int], Mapping[int, Edit]]
 """Makes the edits of tokens [start, stop), by token; tokens without an edit are left out."""
@@ -110,13 +115,23 @@ class LogitEditor:
         self._values[place] += value
 
 
-def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> None:
-    """Edit rows of logits in place, in their own dtype and on their own device. `edits` by row."""
+def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> tuple[Tensor, dict[int, SteeredToken]]:
+    """Edit rows of logits on their own device; returns the edited logits, and what came of each steered row. `edits` by row.
+
+    Values are added in fp32: bf16 logits near 25 lie 0.125 apart, and would swallow what is smaller. If there are any, the result is a fp32
+    copy, in which the other rows are the same numbers; else the logits are edited in place.
+    """
     vocab, device = logits_MV.shape[1], logits_MV.device
+    steered: dict[int, SteeredToken] = {}
+    if any(len(edit.ids) or edit.steering is not None for edit in edits.values()):
+        logits_MV = logits_MV.float()
     for row, edit in edits.items():
         logits_V = logits_MV[row]
         if len(edit.ids):
-            logits_V[torch.from_numpy(edit.ids).to(device)] += torch.from_numpy(edit.values).to(logits_V)
+            logits_V[torch.from_numpy(edit.ids).to(device)] += torch.from_numpy(edit.values).to(device)
+        if edit.steering is not None:
+            steered[row] = edit.steering.apply(logits_V)
         if edit.allowed is not None:
             bits_V = np.unpackbits(edit.allowed, count=vocab, bitorder="little")
             logits_V.masked_fill_(torch.from_numpy(bits_V == 0).to(device), -torch.inf)
+    return logits_MV, steered

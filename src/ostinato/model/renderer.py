@@ -191,7 +191,18 @@ class HFRenderer:
     def grammar(self, conversation: Conversation) -> str:
         thinks = bool(self._format.reasoning)
         opening = self._template.opening
-        return grammar_of(conversation, self._format.wording, self._control, thinks=thinks, opening=opening)
+        return grammar_of(
+            conversation,
+            self._format.wording,
+            self._control,
+            thinks=thinks,
+            opening=opening,
+            opener=self._format.opener,
+        )
+
+    def call_token(self) -> int | None:
+        opener = self._format.opener
+        return next((id for token, id in self._control.items() if re.fullmatch(opener, token)), None)
 
     def has_compiled(self, grammar: str) -> bool:
         return self.grammars.has(grammar)
@@ -205,7 +216,7 @@ class HFRenderer:
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         opening = "" if conversation.continued else self._template.opening
-        return Reader(self._format, tools=conversation.tools, turn=turn, opening=opening)
+        return Reader(self._format, tools=conversation.callable_tools, turn=turn, opening=opening)
 
     def encode(self, text: str) -> list[int]:
         ids = self._ids(self._plain, encodable(text, "prompt"))
@@ -217,6 +228,13 @@ class HFRenderer:
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token in self._control_ids and token not in self._markers else self._bytes.of(token)
+
+    def opens_call(self, text: str) -> bool:
+        return self._format.opens_call(text)
+
+    def reserved_ids(self) -> frozenset[int]:
+        """Tokens that no dial may make likelier or unlikelier: control tokens, and those that the opening of a tool call is made of."""
+        return self._control_ids.union(*(self.encode(text) for text in self._format.openings))
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids

@@ -1,6 +1,7 @@
 """A demand on an answer -> a grammar in llguidance's Lark, under which the tokens are then drawn.
 
-A demand is JSON text of a schema, or calls of tools, written in the model's own format (`Wording`). A model that thinks may do so first.
+A demand is JSON text of a schema, calls of tools, written in the model's own format (`Wording`), or any text without a call. A model that
+thinks may do so first.
 
 Limits on JSON schemas, beyond which compiling their grammars would cost too much. The compiler itself is tried in a separate process
 (`model/grammars.py`); schemas known to be expensive are refused before that.
@@ -84,7 +85,13 @@ class Wording:
 
 
 def grammar_of(
-    conversation: Conversation, wording: Wording | None, control: Mapping[str, int], *, thinks: bool, opening: str
+    conversation: Conversation,
+    wording: Wording | None,
+    control: Mapping[str, int],
+    *,
+    thinks: bool,
+    opening: str,
+    opener: str = "",
 ) -> str:
     """The grammar of a conversation's demand on its answer; "" if there is no demand.
 
@@ -94,6 +101,8 @@ def grammar_of(
         control: the tokenizer's control tokens, which are demanded by id.
         thinks: the model may think before it answers.
         opening: the text with which the template begins the answer.
+        opener: a regular expression of what every call holds, "" if that is unknown; text without it is what a demand that forbids calls
+            leaves.
 
     Raises:
         BadRequest: this model cannot be made to follow the demand.
@@ -106,13 +115,13 @@ def grammar_of(
             "this model cannot be made to call a tool: how it writes calls is not known well enough; send 'auto'",
             field="tool_choice",
         )
-    if conversation.continued:
+    if conversation.continued and (demand.schema is not None or demand.calls):
         raise BadRequest("nothing can be demanded of an answer that goes on with a message", field="messages")
     for schema in (demand.schema, *(tool.parameters for tool in conversation.tools if tool.name in demand.calls)):
         if schema is not None:
             check_schema(schema)
     lark = _Lark(wording or Wording(call="", several=None), control)
-    return lark.rules(demand, conversation.tools, thinks=thinks, opening=opening)
+    return lark.rules(demand, conversation.tools, thinks=thinks, opening=opening, opener=opener)
 
 
 class _Lark:
@@ -123,7 +132,7 @@ class _Lark:
         longest_first = sorted(control, key=len, reverse=True)
         self._token = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def rules(self, demand: Demand, tools: Sequence[Tool], *, thinks: bool, opening: str) -> str:
+    def rules(self, demand: Demand, tools: Sequence[Tool], *, thinks: bool, opening: str, opener: str) -> str:
         begin, end = self._wording.thought
         begun = begin in opening
         thought = "thought" if begun else f"({self._literal(begin)} thought)?" if thinks else ""
@@ -135,6 +144,9 @@ class _Lark:
         if demand.calls:
             answers.append("calls")
             rules += self._calls([tool for tool in tools if tool.name in demand.calls], several=demand.several)
+        if not answers:
+            answers.append(_row(self._literal(self._wording.text), "PLAIN"))
+            rules.append(f"PLAIN: ~/(.|\\n)*({opener})(.|\\n)*/" if opener else "PLAIN: /(.|\\n)*/")
         rules += self._thought(end) if thought else []
         return "\n".join([_row("start:", thought, "answer"), f"answer: {' | '.join(answers)}", *rules])
 

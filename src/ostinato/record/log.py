@@ -188,8 +188,8 @@ class Appender:
 
     def _close(self, head: Head[Segment]) -> None:
         """Seal the segment permanently and move on to the next."""
-        db = head.segment.db
-        tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {kind.table} LIMIT 1").fetchone()]
+        db, rows_of = head.segment.db, head.segment.rows_of
+        tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {rows_of(kind)} LIMIT 1").fetchone()]
         keys = [key for (key,) in db.execute("SELECT key FROM identities")]
         seal = (head.segment.newest(), self._clock(), json.dumps(tables), build(keys))
         db.execute("INSERT INTO seal VALUES (1, ?, ?, ?, ?)", seal)

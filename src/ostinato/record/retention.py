@@ -1,4 +1,4 @@
-"""Drops old segments. Their steps, releases, contracts and alarms are first copied out durably, and are kept for ever."""
+"""Drops old segments. Their steps, releases, contracts, alarms and bases are first copied out durably, and are kept for ever."""
 
 from __future__ import annotations
 
@@ -133,6 +133,8 @@ def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> No
     kept = Segment(directory.kept, None, write=True)
     try:
         kept.db.execute("BEGIN IMMEDIATE")
+        if not kept.is_current:
+            kept.upgrade()
         for seq, row in rows:
             ready = prepare(row)
             place, key = kept.place(ready.kind, ready.identity, ready.key)

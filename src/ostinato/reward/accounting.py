@@ -35,7 +35,8 @@ class Accounting:
     been trained on, `foreign` were about another tenant's turn, `moot` about a turn that gets no reward, `excess` exceeded the
     limit per turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
 
-    `used`: of people's last turns that could teach, the share that was trained on; None while too few were decided.
+    `used`: of people's last turns that could teach, the share that was trained on; None while too few were decided. `stale`: of the tokens
+    of rollouts that were taken, the share that was too stale, by the number of its turn in the rollout; empty if none was.
 
     Example: ``Accounting(ingested=5, trained=2, held={"arm:control": 1, "finish:abort": 1}, waiting=1, rewarded=4)``
     """
@@ -56,6 +57,7 @@ class Accounting:
     forgotten: int = 0
     alarms: tuple[str, ...] = ()
     used: float | None = None
+    stale: Mapping[str, float] = field(default_factory=dict[str, float])
     coverage: Mapping[str, TenantCoverage] = field(default_factory=dict[str, TenantCoverage])
 
     @property
@@ -100,8 +102,18 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
         forgotten=ledger.orphans.expired + ledger.orphans.dropped,
         alarms=tuple(alarms.standing()),
         used=alarms.use.share(ledger.learnable),
+        stale=_stale_shares(counts),
         coverage={
             tenant: TenantCoverage(usual=each.usual, turns=each.turns, alarm=alarms.silenced(tenant))
             for tenant, each in alarms.coverages.items()
         },
     )
+
+
+def _stale_shares(counts: Mapping[str, int]) -> dict[str, float]:
+    """By band of turn numbers, the share of rollouts' tokens that was too stale; empty if none was."""
+    mark = "tokens of turns "
+    bands = {name.partition(mark)[2] for name in counts if mark in name}
+    pairs = {band: (counts.get(f"stale {mark}{band}", 0), counts.get(f"taken {mark}{band}", 0)) for band in bands}
+    found = {band: stale / (stale + taken) for band, (stale, taken) in pairs.items() if stale + taken}
+    return dict(sorted(found.items(), key=lambda item: int(item[0].partition("-")[0]))) if any(found.values()) else {}

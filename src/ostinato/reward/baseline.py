@@ -120,23 +120,37 @@ class Baseline:
         self._turns = 0.0
         self._moments_FF: Floats = np.zeros((FEATURES, FEATURES))
         self._targets_F: Floats = np.zeros(FEATURES)
+        self._outcomes_F: Floats = np.zeros(FEATURES)
         self._weights_F: Floats | None = None
 
     def predict(self, context: BaselineInputs) -> float:
         """The return expected in this context. Call for a whole batch before observing any of it."""
         return float(self._features(context) @ self._solved())
 
+    def predict_outcome(self, context: BaselineInputs) -> float:
+        """The part of `predict` that outcomes of the episode account for: 0.0 before the first outcome."""
+        if not self._outcomes_F.any():
+            return 0.0
+        overall_F = np.zeros(FEATURES)
+        overall_F[0] = self._outcomes_F[0] / self._count  # its feature is 1
+        ridge = self._config.ridge
+        weights_F = np.linalg.solve(self._moments_FF + ridge * np.eye(FEATURES), self._outcomes_F + ridge * overall_F)
+        return float(self._features(context) @ weights_F)
+
     def evidence(self, context: BaselineInputs) -> float:
         """How many turns of the same prompt the prediction is worth."""
         return self._prompts.evidence((context.person[0], context.prompt))
 
-    def observe(self, context: BaselineInputs, value: float, tokens: int) -> None:
-        """Learn from the return of one turn of that many sampled tokens. The return's absolute value is clipped at `LARGEST`."""
-        value = min(LARGEST, max(-LARGEST, value))
+    def observe(self, context: BaselineInputs, value: float, tokens: int, outcome: float = 0.0) -> None:
+        """Learn from the return of one turn of that many sampled tokens, `outcome` of which is about its episode. Absolute values are
+        clipped at `LARGEST`.
+        """
+        value, outcome = min(LARGEST, max(-LARGEST, value)), min(LARGEST, max(-LARGEST, outcome))
         features_F = self._features(context)
         forget, weight = self._config.forget, self._weight(tokens)
         self._moments_FF = forget * self._moments_FF + weight * np.outer(features_F, features_F)
         self._targets_F = forget * self._targets_F + weight * features_F * value
+        self._outcomes_F = forget * self._outcomes_F + weight * features_F * outcome
         self._weights_F = None
         self._total = forget * self._total + weight * value
         self._count = forget * self._count + weight
@@ -167,6 +181,7 @@ class Baseline:
             "turns": self._turns,
             "moments": self._moments_FF.tolist(),
             "targets": self._targets_F.tolist(),
+            "outcomes": self._outcomes_F.tolist(),
             "users": self._users.snapshot(),
             "prompts": self._prompts.snapshot(),
         }
@@ -179,6 +194,7 @@ class Baseline:
         self._turns = float(snapshot["turns"])
         self._moments_FF = np.array(snapshot["moments"], dtype=np.float64)
         self._targets_F = np.array(snapshot["targets"], dtype=np.float64)
+        self._outcomes_F = np.array(snapshot["outcomes"], dtype=np.float64)
         self._weights_F = None
         self._users.restore(snapshot["users"])
         self._prompts.restore(snapshot["prompts"])

@@ -13,6 +13,7 @@ import numpy as np
 
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit import call_of
 from ostinato.reward.ledger_entries import Matured, Unit
 
 # in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
@@ -52,9 +53,9 @@ class LearnablePart:
 
 def longest_part(config: RewardConfig, *, world: bool = False) -> int:
     """The most tokens that a part may have; no batch takes a longer one. A group of a world's rollouts may fill a batch, since it is
-    not one person's word.
+    not one person's word, and be longer than one if it is alone in it.
     """
-    return config.batch_tokens if world else config.batch_tokens // LEAST_PARTS
+    return max(config.batch_tokens, config.group_tokens) if world else config.batch_tokens // LEAST_PARTS
 
 
 def costs(entries: Iterable[Matured]) -> Iterator[int]:
@@ -87,7 +88,8 @@ def ready_parts(
     A unit is a group or else an episode. It is ready when none of its turns waits for a reward. A group of rollouts must also be among
     the `closed` ones, and any other group must have had no new turn for a while, since its members are not known in advance. An episode
     that goes on is split: once its oldest decided turn has waited `episode_wait_s`, the turns before its first open turn are ready. A
-    later part never comes first: it would teach the baseline what the earlier part's actions led to.
+    later part never comes first: it would teach the baseline what the earlier part's actions led to. What comes after a part is part of its
+    returns (`TurnLedger.later_returns`).
     """
     ready: list[LearnablePart] = []
     for unit, members in _units(matured).items():
@@ -101,8 +103,15 @@ def ready_parts(
         if entries:
             found = list(costs(entries))
             fit = len(entries) if unit[0] != "episode" else max(1, bisect_right(found, longest_part(config)))
+            fit = _between_calls(members, fit) if unit[0] == "episode" else fit
             ready.append(LearnablePart(entries=entries[:fit], tokens=found[fit - 1]))
     return ready
+
+
+def _between_calls(members: Sequence[Matured], fit: int) -> int:
+    """Where an episode is cut: not between the choices of one call, which do not follow each other, if a call is left before them."""
+    calls = [call_of(entry.facts.id) for entry in members[: fit + 1]]
+    return next((i for i in range(fit, 0, -1) if i == len(members) or calls[i - 1] != calls[i]), fit)
 
 
 def dealt(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, every: bool = False) -> list[Matured]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field, model_validator
 
 from ostinato.core.records import Purpose
+from ostinato.reward.functions import OUTCOMES
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Turns with a lower temperature are not learned from: gradients grow as 1 / temperature.",
     )
     purposes: tuple[Purpose, ...] = Field(
-        default=(Purpose.TASK, Purpose.SUBAGENT),
+        default=(Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
         description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
@@ -129,8 +130,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     world_staleness: int = Field(
         default=8,
         ge=0,
-        description="The same for rollouts in simulated worlds, whose weights may change midway. A group with one "
-        "older token is held back as a whole.",
+        description="The same for rollouts in simulated worlds, whose weights may change midway. An older turn is held "
+        "back alone, and its whole group only if it is the last of its rollout.",
     )
     flat_groups: Literal["hold_back", "train"] = Field(
         default="hold_back",
@@ -148,7 +149,13 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         ge=64,
         description="Most tokens per batch, with tokens shared within an episode or group counted once; set no more "
         "than a step can process in `supervise.work_s`. People's episodes beyond a quarter of it are split, their "
-        "groups and single turns held back as too_long; groups of rollouts are held back only beyond all of it.",
+        "groups and single turns held back as too_long; groups of rollouts only beyond `group_tokens`.",
+    )
+    group_tokens: int = Field(
+        default=1 << 20,
+        ge=64,
+        description="Most tokens of one group of rollouts. One beyond `batch_tokens` is a step of its own, which may "
+        "take longer than `supervise.work_s` in proportion.",
     )
     episode_turns: int = Field(
         default=256, ge=1, description="Most turns of one episode in a batch; longer episodes are split."
@@ -160,7 +167,13 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.9,
         ge=0,
         le=1,
-        description="Factor by which a turn's reward counts for the turn before it in its episode.",
+        description="Factor by which a turn's reward counts for the turn before it in its episode, unless it counts "
+        "one of `outcomes`.",
+    )
+    outcomes: tuple[str, ...] = Field(
+        default=OUTCOMES,
+        description="Signals that say how a whole session ended. A reward that counts one reaches all earlier turns of "
+        "its episode at full value, without `discount`; several of an episode are averaged.",
     )
     users: Users = Field(
         default="declared",

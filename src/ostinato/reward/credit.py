@@ -22,14 +22,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Advantages, Arm, Person, Turn
-from ostinato.core.samples import Episode
+from ostinato.core.samples import Episode, LaterReturns
 from ostinato.core.seams import Credit
 from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
 from ostinato.reward.config import RewardConfig
@@ -39,25 +40,33 @@ from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 # ---------------------------------------------------------------- episodes
 
 
-def by_episode(turns: Iterable[Turn]) -> list[Episode]:
-    """The episodes of these turns, which are given oldest first, in order of their first turns."""
+EpisodeKey = tuple[str, str]
+"""A tenant and the name of one of its episodes."""
+
+
+def by_episode(turns: Iterable[Turn], after: Mapping[EpisodeKey, LaterReturns] | None = None) -> list[Episode]:
+    """The episodes of these turns, which are given oldest first, in order of their first turns; with what came `after` those that go on."""
+    after = after or {}
     found: dict[tuple[str, str], list[Turn]] = {}
     for turn in turns:
         found.setdefault((turn.tenant, turn.episode), []).append(turn)
     return [
-        Episode(id=episode, tenant=tenant, turns=tuple(members), group=members[0].group)
+        Episode(
+            id=episode, tenant=tenant, turns=tuple(members), group=members[0].group, after=after.get((tenant, episode))
+        )
         for (tenant, episode), members in found.items()
     ]
 
 
-def returns(turns: Sequence[str], rewards: Sequence[float], discount: float) -> list[float]:
+def returns(turns: Sequence[str], rewards: Sequence[float], discount: float, after: float = 0.0) -> list[float]:
     """The return of each turn of an episode, by ids: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
 
-    The choices of one call do not follow each other: each is followed by the next call, and the call before by their mean.
+    The choices of one call do not follow each other: each is followed by the next call, and the call before by their mean. `after` is the
+    return at the call that follows the last one here.
 
     Example: ``returns(["a:0", "b:0", "c:0"], [0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
     """
-    later, found = 0.0, list[float]()
+    later, found = after, list[float]()
     for _, choices in groupby(zip(reversed(turns), reversed(rewards), strict=True), key=lambda pair: call_of(pair[0])):
         values = [reward + discount * later for _, reward in choices]
         later = math.fsum(values) / len(values)
@@ -65,32 +74,97 @@ def returns(turns: Sequence[str], rewards: Sequence[float], discount: float) -> 
     return found[::-1]
 
 
-def line_returns(
-    turns: Sequence[str], rewards: Sequence[tuple[float, float, int]], discount: float
-) -> list[tuple[float, float]]:
-    """`returns` of an episode of which single lines' fates may be known: each turn's return, and the part of it that lines account for.
+class TurnReturn(NamedTuple):
+    """The return of a turn, and the parts of it that values of lines and outcomes of the episode account for.
 
-    The rest of the rewards adds up, discounted, as in `returns`. What lines are worth does not: a turn's part is the mean over its own
-    lines and those of later turns, where n turns on a line counts discount^n. A sum would pay an edit in ten pieces ten times. Before the
-    first turn with lines the part is discounted, as a single later reward would be. Without lines, exactly `returns`.
+    Example: ``TurnReturn(total=0.75, lines=0.0, outcomes=0.75)``
+    """
+
+    total: float
+    lines: float
+    outcomes: float
+
+
+class EpisodeReturns(NamedTuple):
+    """The return of each turn of an episode, in order, and the parts of the return at its first call."""
+
+    turns: list[TurnReturn]
+    first: LaterReturns
+
+
+def episode_returns(
+    turns: Sequence[str],
+    rewards: Sequence[tuple[float, float, int]],
+    discount: float,
+    *,
+    outcomes: Container[str] = (),
+    after: LaterReturns | None = None,
+) -> EpisodeReturns:
+    """`returns` of an episode of which single lines' fates may be known, and rewards of which may be about all of it.
+
+    What lines are worth is averaged: a turn's part is the mean over its own lines and those of later turns, where n turns on a line counts
+    discount^n. A sum would pay an edit in ten pieces ten times. Before the first turn with lines the part is discounted, as a single later
+    reward would be. The rewards of `outcomes` are averaged alike, each counting as one, but reach all earlier turns undiscounted: an
+    outcome is worth the same at the first turn of any episode, and told ten times no more than once. All other rewards add up, discounted,
+    as in `returns`. Without lines and outcomes, exactly `returns`.
 
     Args:
         turns: ids.
         rewards: of each turn its reward, the mean value of its lines, which is a part of the reward, and how many there are.
         discount: the factor by which a reward counts for the turn before.
+        outcomes: the turns whose reward, apart from lines, reaches the whole episode.
+        after: the return at the call that follows the last one here; None: nothing follows.
 
-    Example: ``line_returns(["a:0", "b:0"], [(0.5, 0.5, 4), (-0.5, -0.5, 4)], 1.0) == [(0.0, 0.0), (-0.5, -0.5)]``
+    Example: ``episode_returns(["a:0", "b:0"], [(0.0, 0.0, 0), (1.0, 0.0, 0)], 0.5, outcomes=["b:0"]).turns[0].total == 1.0``
     """
-    plain = returns(turns, [reward - mean if lines else reward for reward, mean, lines in rewards], discount)
-    total = weight = part = 0.0
+    later = after or LaterReturns()
+    rest = [reward - mean if lines else reward for reward, mean, lines in rewards]
+    fading = [0.0 if turn in outcomes else reward for turn, reward in zip(turns, rest, strict=True)]
+    plain = returns(turns, fading, discount, later.fading)
+    lines, lines_first = _mean_returns(
+        turns,
+        [(mean, count) for _, mean, count in rewards],
+        discount,
+        (later.lines_sum, later.lines_weight, later.lines_mean),
+    )
+    ends, ends_first = _mean_returns(
+        turns,
+        [(reward, int(turn in outcomes)) for turn, reward in zip(turns, rest, strict=True)],
+        1.0,
+        (later.outcomes_sum, later.outcomes_weight, later.outcomes_mean),
+    )
+    found = [
+        TurnReturn(_plus(_plus(value, of_lines), of_ends), of_lines, of_ends)
+        for value, of_lines, of_ends in zip(plain, lines, ends, strict=True)
+    ]
+    call = call_of(turns[0])
+    choices = [value for turn, value in zip(turns, plain, strict=True) if call_of(turn) == call]
+    return EpisodeReturns(found, LaterReturns(math.fsum(choices) / len(choices), *lines_first, *ends_first))
+
+
+_MeanReturn = tuple[float, float, float]
+"""Of values that are averaged: their discounted sum, what they weigh, and what they are worth together."""
+
+
+def _mean_returns(
+    turns: Sequence[str], values: Sequence[tuple[float, int]], discount: float, after: _MeanReturn
+) -> tuple[list[float], _MeanReturn]:
+    """Each turn's mean over its own and later values, given as (mean, count), and the same before the first call. See `episode_returns`."""
+    if not any(after) and not any(count for _, count in values):
+        return [0.0] * len(values), after
+    total, weight, part = after
     parts: list[float] = []
-    for _, choices in groupby(zip(reversed(turns), reversed(rewards), strict=True), key=lambda pair: call_of(pair[0])):
-        own = [(lines * mean + discount * total, lines + discount * weight, lines) for _, (_, mean, lines) in choices]
-        found = [value / lines_then if lines else discount * part for value, lines_then, lines in own]
+    for _, choices in groupby(zip(reversed(turns), reversed(values), strict=True), key=lambda pair: call_of(pair[0])):
+        own = [(count * mean + discount * total, count + discount * weight, count) for _, (mean, count) in choices]
+        found = [value / weight_then if count else discount * part for value, weight_then, count in own]
         total, weight = math.fsum(each[0] for each in own) / len(own), math.fsum(each[1] for each in own) / len(own)
         part = math.fsum(found) / len(found)
         parts += found
-    return [(value + own, own) if own else (value, 0.0) for value, own in zip(plain, reversed(parts), strict=True)]
+    return parts[::-1], (total, weight, part)
+
+
+def _plus(value: float, part: float) -> float:
+    return value + part if part else value
 
 
 def call_of(turn: str) -> str:
@@ -108,9 +182,10 @@ class SingleRollout:
     """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage, unless `lines` has values of single lines for it: the
     tokens of such a line get the line's own value in the place of the lines' mean (`reward.line_credit`).
 
-    A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. All turns weigh the
-    same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
-    not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
+    A reward reaches the earlier turns of its episode, discounted, or undiscounted if its turn is among `outcomes`. What came of turns
+    outside the batch is told by `Episode.after`. All turns weigh the same (`turn_weights`), in the RMS and in the capped shares: a person's
+    mass is the weight of their turns. It is not the size of their advantages, which differs between good and bad turns: a cap that cut one
+    kind more would bias what is learned.
     `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
     drawn with unequal chances (`Batch.weights`); None: all weigh the same. `masses` are then those of all turns that it was drawn from.
 
@@ -137,11 +212,12 @@ class SingleRollout:
         *,
         masses: Mapping[Person, float] | None = None,
         lines: Mapping[str, TurnLines] | None = None,
+        outcomes: Container[str] = (),
     ) -> None:
         self._config = config
         self._baseline = baseline
         self._weights, self._masses = weights, masses
-        self._lines = lines or {}
+        self._lines, self._outcomes = lines or {}, outcomes
         self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
@@ -153,7 +229,8 @@ class SingleRollout:
         """
         turns = [turn for episode in episodes for turn in episode.turns]
         told = any(lines.differ for turn in turns if (lines := self._lines.get(turn.id)))
-        _refuse_without_contrast([rewards[turn.id] for turn in turns], told=told)
+        later = [episode.after.decided for episode in episodes if episode.after and episode.after.decided]
+        _refuse_without_contrast([rewards[turn.id] for turn in turns], later, told=told)
         residuals_N, shares_N, unit = self._residuals(episodes, rewards)
         squares_N = residuals_N**2
         by_line = {
@@ -186,29 +263,32 @@ class SingleRollout:
         turns = [turn for episode in episodes for turn in episode.turns]
         contexts = [context_of(turn, self._config.users) for turn in turns]
         expected_N = np.array([self._baseline.predict(context) for context in contexts])
-        largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns))
+        after = [abs(value) for episode in episodes for value in episode.after or ()]
+        largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns), *after)
         unit = 2.0 ** min(1023, max(0, math.frexp(largest)[1]))  # a power of two: division by it rounds nothing
         lines = {turn.id: self._lines.get(turn.id, NO_LINES) for turn in turns}
         reached = [
             value
             for episode in episodes
-            for value in line_returns(
+            for value in episode_returns(
                 [turn.id for turn in episode.turns],
                 [(rewards[turn.id] / unit, lines[turn.id].mean / unit, lines[turn.id].lines) for turn in episode.turns],
                 self._config.discount,
-            )
+                outcomes=self._outcomes,
+                after=episode.after and episode.after.divided(unit),
+            ).turns
         ]
-        reached_N = np.array([value for value, _ in reached])
+        reached_N = np.array([value.total for value in reached])
         evidence_N = np.array([self._baseline.evidence(context) for context in contexts])
         # a call whose choices other turns follow: these came of one choice, and say nothing of the others
-        last = {call_of(episode.turns[-1].id) for episode in episodes}
+        last = {call_of(episode.turns[-1].id) for episode in episodes if episode.after is None}
         calls = [call if (call := call_of(turn.id)) in last else turn.id for turn in turns]
         weights_N = np.array([self._baseline.weight_of(len(turn.sampled_ids)) for turn in turns])
         if self._weights is not None:
             drawn_N = np.array([self._weights[turn.id] for turn in turns])
             weights_N *= drawn_N / drawn_N.mean()
         expected_N = leave_one_out(contexts, calls, reached_N, weights_N, expected_N / unit, evidence_N)
-        return reached_N - expected_N, np.array([part for _, part in reached]), unit
+        return reached_N - expected_N, np.array([value.lines for value in reached]), unit
 
 
 def leave_one_out(
@@ -250,13 +330,15 @@ def leave_one_out(
     return found_N
 
 
-def _refuse_without_contrast(rewards: Sequence[float], *, told: bool) -> None:
-    """Raises NoSignal where nothing can be learned, ValueError where nothing can be computed."""
+def _refuse_without_contrast(rewards: Sequence[float], later: Sequence[float], *, told: bool) -> None:
+    """Raises NoSignal where nothing can be learned, ValueError where nothing can be computed. `later`: what came of the turns that follow,
+    as far as it rests on rewards: what the baseline expects of them is no contrast, only noise.
+    """
     if not rewards:
         raise NoSignal("the batch is empty")
     if not all(map(math.isfinite, rewards)):
         raise ValueError("a reward is not finite")
-    if len(rewards) >= 2 and len(set(rewards)) == 1 and not told:
+    if len(rewards) >= 2 and len({*rewards, *later}) == 1 and not told:
         raise NoSignal(f"all {len(rewards)} rewards are {rewards[0]:g}: nothing tells a good turn from a bad one")
 
 

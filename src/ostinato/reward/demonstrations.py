@@ -73,6 +73,7 @@ def demonstrations(
             text=texts[sample.turn.id],
             routes=b"",
             nucleus=b"",
+            steered=None,
         )
         yield Sample(turn=turn, reward=sample.reward, advantages=(weight,) * len(ids), weight=sample.weight, shown=True)
 

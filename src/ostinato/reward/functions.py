@@ -17,10 +17,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ostinato.core.line_survival import fates, kept_share
-from ostinato.core.records import Finish, LineSurvival, LineValues, NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.records import Finish, LineSurvival, LineValues, NoReward, Pending, Reward, RewardReach, Signal, Turn
 
 ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
+DONE, FAILED = ("task_done", "merged"), ("task_failed", "reverted")
+OUTCOMES = (*DONE, *FAILED)
+"""Signals about the end of a session. Tests are not among them: they are told for the call that made the edit, many times a session."""
 KEPT_A_DAY = "lines_kept_24h"
 KEPT = frozenset({"lines_kept_5m", "lines_kept_1h", "lines_kept_commit", KEPT_A_DAY})
 """The share of the lines written by a turn that is still in place, measured at several times."""
@@ -52,6 +55,7 @@ def copilot(
     window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3600.0,
     silence: Annotated[float, Field(allow_inf_nan=False)] | None = 0.0,
     left: Weight = 0.5,
+    outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
     """Accepted 1 - t, rejected -t, ignored or nothing shown 0: it pays to show a suggestion iff P(accepted) > t.
 
@@ -66,6 +70,8 @@ def copilot(
     If somebody accepted it and signals say which of its lines survive (`lines_kept_1h`, ...; the last time that was measured), each line
     that is kept is worth 1 - t, each other one -t, and the turn their mean: a suggestion of which nothing stays counts as rejected.
 
+    If the deciding signal is one of `outcomes`, the reward reaches the whole episode (`RewardReach`).
+
     Nothing is decided before `window` seconds after `turn.ended_at`; `Reward.at` is that instant, not the time of the call.
 
     Example: accepted within 30 s of a turn that ended at 10.0 ->
@@ -78,12 +84,12 @@ def copilot(
     stopped = _stopped(turn, kept, left)
     if not kept and silence is None and not stopped:
         return NoReward(reason="silence")
-    value = -t * stopped if stopped else 0.0 if kept or silence is None else silence
+    value, decided = -t * stopped if stopped else 0.0 if kept or silence is None else silence, ""
     for signal in kept:
         if signal.name == ACCEPTED:
-            value = 1.0 - t if signal.value > 0 else -t
+            value, decided = 1.0 - t if signal.value > 0 else -t, signal.name
         elif signal.name in REJECTED and signal.value > 0:
-            value = -t
+            value, decided = -t, signal.name
     lines, share = _latest_lines(kept) if value > 0 and kept else ((), None)
     if share is not None:
         value = share - t
@@ -94,6 +100,7 @@ def copilot(
         signals=tuple(signal.id for signal in kept),
         at=deadline,
         lines=() if share is None else _line_values(lines, kept=1.0 - t, lost=-t),
+        reach=RewardReach.EPISODE if share is None and decided in outcomes else RewardReach.TURN,
     )
 
 
@@ -105,6 +112,7 @@ def tab(
     t: Annotated[float, Field(gt=0, lt=1)] = 0.25,
     window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3600.0,
     nothing: Annotated[str, Field(min_length=1)] = "-",
+    outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
     """As `copilot`, for a model that may suggest nothing: accepted 1 - t, rejected -t, and an answer that is empty or `nothing` 0.
 
@@ -118,7 +126,7 @@ def tab(
     Example: ``"-"`` answered at 10.0 with a window of 30 s -> ``Reward(turn="a:0", value=0.0, function="tab@1", signals=(), at=40.0)``
     """
     if turn.text.strip() not in ("", nothing):
-        answer = copilot(turn, signals, now, t=t, window=window, silence=None, left=0.0)
+        answer = copilot(turn, signals, now, t=t, window=window, silence=None, left=0.0, outcomes=outcomes)
         return replace(answer, function="tab@1") if isinstance(answer, Reward) else answer
     deadline = turn.ended_at + window
     if now < deadline:
@@ -143,6 +151,7 @@ class AgentWeights:
     left: float = 0.5
     error: float = 0.1
     modified: float = 0.2
+    outcome: float = 1.0
 
 
 def agent(
@@ -162,12 +171,15 @@ def agent(
     interrupted: Weight = AgentWeights.interrupted,
     left: Weight = AgentWeights.left,
     error: Weight = AgentWeights.error,
+    outcome: Weight = AgentWeights.outcome,
+    outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
     """The reward of a coding agent's turn: the sum of `agent_parts`, clipped to [-1, 1], `window` seconds after the turn ended.
 
     A turn without signals gets `silence`, or `NoReward` if that is None, since a client that observes nothing sends nothing; one whose
     client left while it was written has been stopped, with probability `left`. Praise, a call that ran and a conversation that goes on are
-    worth 0: they count as signals, but being liked is not rewarded.
+    worth 0: they count as signals, but being liked is not rewarded. If one of `outcomes` is among the signals that are worth something, the
+    reward reaches the whole episode (`RewardReach`), apart from what lines are worth.
 
     Example: half of its lines stand after an hour, and the tests passed -> 0.0 + 0.5
     """
@@ -189,12 +201,14 @@ def agent(
         interrupted=interrupted,
         left=left,
         error=error,
+        outcome=outcome,
     )
     lines, share = _latest_lines(heard)
     values = () if share is None else _line_values(lines, kept=kept * (1.0 - t), lost=-kept * t)
     value = _bounded(agent_parts(heard, weights, stopped)) if heard or stopped or silence is None else silence
     names = tuple(signal.id for signal in heard)
-    return Reward(turn=turn.id, value=value, function="agent@3", signals=names, at=deadline, lines=values)
+    reach = RewardReach.EPISODE if _happened(heard, *outcomes) else RewardReach.TURN
+    return Reward(turn=turn.id, value=value, function="agent@4", signals=names, at=deadline, lines=values, reach=reach)
 
 
 def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float = 0.0) -> dict[str, float]:
@@ -208,6 +222,8 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
                           minutes): the mean over its calls, or over its lines if each of these signals says which they are. A share,
                           so that more lines are not worth more; which lines survive decides about their own tokens (`reward.line_credit`)
     `tests`               + tests if the last run after its edit passed, - tests if it failed
+    `outcome`             + outcome if the last that was said of the whole task is `task_done` or `merged`, - outcome if it is `task_failed`
+                          or `reverted`
     `explicit`            + explicit if somebody accepted it, - explicit if they rejected or undid it, whichever was last
     `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
     `refused`             - refused if somebody refused one of its calls
@@ -226,6 +242,9 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
     runs = _happened(heard, "tests_passed", "tests_failed")
     if runs:
         parts["tests"] = weights.tests if runs[-1] == "tests_passed" else -weights.tests
+    ends = _happened(heard, *DONE, *FAILED)
+    if ends:
+        parts["outcome"] = weights.outcome if ends[-1] in DONE else -weights.outcome
     words = [
         signal.name == ACCEPTED and signal.value > 0  # accepted, worth 0, is a rejection
         for signal in heard

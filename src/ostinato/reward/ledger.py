@@ -29,23 +29,26 @@ from ostinato.core.records import (
     Person,
     Quarantine,
     Reward,
+    RewardReach,
     Row,
     Signal,
     Source,
     Turn,
 )
+from ostinato.core.samples import LaterReturns
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
 from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import line_returns
+from ostinato.reward.credit import EpisodeKey, EpisodeReturns, TurnReturn, call_of, episode_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
     Gold,
     Matured,
     OpenTurn,
+    Rollout,
     Said,
     TurnFacts,
     Unit,
@@ -66,67 +69,91 @@ class Teaching:
     of rewards: a baseline that saw only batches with contrast would expect too little once all turns are praised.
 
     Nobody is taught by what an action led to before that action has been learned from: a turn that was held back while an earlier one of
-    its episode is undecided does not teach. `undecided` gives, by unit, the place in the log of the first such turn.
+    its episode is undecided does not teach, and of what came after a part of an episode the baseline is taught what it expected itself.
+    Taught 0, it would expect too little of every session; taught what is known, it would already expect how the next part ends.
+    `undecided` gives, by unit, the place in the log of the first such turn; `after`, what came of episodes that go on behind these turns,
+    up to a place in the log.
     """
 
-    def __init__(self, baseline: Baseline, discount: float, undecided: Callable[[], Mapping[Unit, Cursor]]) -> None:
+    def __init__(
+        self,
+        baseline: Baseline,
+        discount: float,
+        undecided: Callable[[], Mapping[Unit, Cursor]],
+        after: Callable[[Sequence[Matured], Cursor], Mapping[EpisodeKey, LaterReturns]],
+    ) -> None:
         self._baseline = baseline
         self._discount = discount
-        self._undecided = undecided
+        self._undecided, self._after = undecided, after
         self._held: list[Matured] = []
         self._held_at: float | None = None  # the time that their rows share
+        self._held_upto: Cursor = (
+            0  # the place of the last of these rows: what they teach must not depend on when they are learned from
+        )
 
-    def batch(self, entries: Sequence[Matured]) -> None:
-        """Learn from the turns of a batch, oldest first."""
+    def batch(self, entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> None:
+        """Learn from the turns of a batch, oldest first, with what its row says that came `after` them."""
         self.catch_up()
-        self._observe(entries)
+        self._observe(entries, after)
 
-    def held(self, row: Holdback, entry: Matured) -> None:
-        """Add one of the turns that were held back together."""
+    def held(self, seq: Cursor, row: Holdback, entry: Matured) -> None:
+        """Add one of the turns that were held back together, by the row at `seq`."""
         if self._held_at != row.at:
             self.catch_up()
             self._held_at = row.at
         self._held.append(entry)
+        self._held_upto = seq
 
     def catch_up(self) -> None:
         """Learn from the turns that were held back last. Call before using the baseline."""
         entries, self._held, self._held_at = self._held, [], None
         first = self._undecided() if entries else {}
-        self._observe([entry for entry in entries if entry.facts.seq <= first.get(entry.facts.unit, entry.facts.seq)])
+        decided = [entry for entry in entries if entry.facts.seq <= first.get(entry.facts.unit, entry.facts.seq)]
+        self._observe(decided, self._after(decided, self._held_upto))
 
     def snapshot(self) -> dict[str, Any]:
         """The turns that the baseline has not learned from yet, as JSON's types."""
-        return {"held": matured_turns.dump_python(self._held, mode="json"), "at": self._held_at}
+        return {
+            "held": matured_turns.dump_python(self._held, mode="json"),
+            "at": self._held_at,
+            "upto": self._held_upto,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
         self._held = matured_turns.validate_python(state["held"])
         self._held_at = None if state["at"] is None else float(state["at"])
+        self._held_upto = int(state["upto"])
 
-    def _observe(self, entries: Sequence[Matured]) -> None:
-        reached = returns_of(entries, self._discount)
+    def _observe(self, entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> None:
+        reached = returns_of(entries, self._discount, {key: later.unknown for key, later in after.items()})
         for entry in entries:
-            self._baseline.observe(entry.facts.context, reached[entry.facts.id], entry.facts.sampled)
+            found = reached[entry.facts.id]
+            self._baseline.observe(entry.facts.context, found.total, entry.facts.sampled, found.outcomes)
 
 
-def returns_of(entries: Sequence[Matured], discount: float) -> dict[str, float]:
-    """The return of each turn, by id, within these turns, oldest first."""
-    episodes: dict[tuple[str, str], list[Matured]] = defaultdict(list)
+def returns_of(
+    entries: Sequence[Matured], discount: float, after: Mapping[EpisodeKey, LaterReturns]
+) -> dict[str, TurnReturn]:
+    """The return of each turn, by id, within these turns, oldest first, and what came `after` them."""
+    episodes: dict[EpisodeKey, list[Matured]] = defaultdict(list)
     for entry in entries:
-        episodes[entry.facts.tenant, entry.facts.episode].append(entry)
+        episodes[entry.episode].append(entry)
     return {
         entry.facts.id: value
-        for members in episodes.values()
-        for entry, (value, _) in zip(
-            members,
-            line_returns(
-                [member.facts.id for member in members],
-                [(member.value, *member.lines) for member in members],
-                discount,
-            ),
-            strict=True,
-        )
+        for key, members in episodes.items()
+        for entry, value in zip(members, _returns(members, discount, after.get(key)).turns, strict=True)
     }
+
+
+def _returns(members: Sequence[Matured], discount: float, after: LaterReturns | None) -> EpisodeReturns:
+    return episode_returns(
+        [member.facts.id for member in members],
+        [(member.value, *member.lines) for member in members],
+        discount,
+        outcomes={member.facts.id for member in members if member.reach is RewardReach.EPISODE},
+        after=after,
+    )
 
 
 # ---------------------------------------------------------------- settled turns
@@ -180,7 +207,7 @@ KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
-STALE = "stale"
+STALE, STALE_TURN = "stale", "stale_turn"  # the latter: of a rollout that goes on without it
 TEACHING = frozenset(
     {NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE}
 )  # why turns are held back that teach the baseline
@@ -215,7 +242,7 @@ class TurnLedger:
         self.start = start
         self._gold, self._arms = gold, arms
         self.baseline = Baseline(config.baseline)
-        self.teaching = Teaching(self.baseline, config.discount, self._undecided)
+        self.teaching = Teaching(self.baseline, config.discount, self._undecided, self.later_returns)
         self.recent = RecentShares(config.user_steps)
         self.passed_over: list[tuple[Person, str]] = []  # by the next batch, which was drawn from more turns
         self.lineage = Lineage()
@@ -235,6 +262,7 @@ class TurnLedger:
         self.counts: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.quarantined: Counter[str] = Counter()
+        self.rollout_turns: dict[Unit, Counter[str]] = {}  # so far, by episode, of the groups without an outcome
         self._open_in: dict[Unit, dict[Cursor, str]] = {}  # trainable open turns
 
     def apply(self, seq: Cursor, row: Row) -> None:
@@ -249,7 +277,7 @@ class TurnLedger:
             case Reward() | Quarantine():
                 self._decided(seq, row)
             case Holdback():
-                self._holdback(row)
+                self._holdback(seq, row)
             case Batch():
                 self._batch(row)
             case Alarm():
@@ -260,6 +288,56 @@ class TurnLedger:
     def first_open(self, unit: Unit) -> Cursor | None:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
         return next(iter(self._open_in.get(unit, ())), None)
+
+    def later_returns(self, entries: Sequence[Matured], upto: Cursor | None = None) -> dict[EpisodeKey, LaterReturns]:
+        """What came of the episodes that go on behind these turns, given oldest first: the return of the turns behind that are decided, and
+        of the first whose reward is not known what the baseline expects. Turns beyond `upto` are left out; None: none is.
+
+        Other choices of an episode's last call here do not follow it. Groups are never cut.
+        """
+        last = {entry.facts.unit: entry for entry in entries if entry.facts.unit[0] == "episode"}
+        rest: dict[Unit, list[Matured]] = {unit: [] for unit in last}
+        for entry in self.matured.values() if last else ():
+            if (end := last.get(entry.facts.unit)) is not None and _follows(entry.facts, end.facts, upto):
+                rest[entry.facts.unit].append(entry)
+        found: dict[EpisodeKey, LaterReturns] = {}
+        for unit, end in last.items():
+            behind = (self.open[turn].facts for turn in self._open_in.get(unit, {}).values())
+            waiting = [facts for facts in behind if _follows(facts, end.facts, upto)]
+            first = min(waiting, key=lambda facts: facts.seq, default=None)
+            decided = sorted(rest[unit], key=lambda entry: entry.facts.seq)
+            if first is not None:
+                decided = [entry for entry in decided if entry.facts.seq < first.seq]
+            if decided or first:
+                found[end.episode] = self._later_return(decided, first)
+        return found
+
+    def _later_return(self, rest: Sequence[Matured], first: TurnFacts | None) -> LaterReturns:
+        """The return at the first of `rest`, or of `first`, the turn behind these whose reward is not known, if there is any."""
+        discount = self.config.discount
+        unknown = LaterReturns() if first is None else self._expected(first)
+        if not rest:
+            return unknown
+        known = _returns(rest, discount, None).first
+        expected = self._expected(rest[0].facts)
+        return (_returns(rest, discount, unknown).first if first else known)._replace(
+            decided=known.total, expected=expected.expected, expected_outcome=expected.expected_outcome
+        )
+
+    def _expected(self, facts: TurnFacts) -> LaterReturns:
+        """What the baseline expects of a turn and those that follow it, no more than the largest reward of one."""
+        most = self.config.max_abs
+        total, outcome = self.baseline.predict(facts.context), self.baseline.predict_outcome(facts.context)
+        total, outcome = min(most, max(-most, total)), min(most, max(-most, outcome))
+        return LaterReturns(expected=total - outcome, expected_outcome=outcome).unknown
+
+    def rollout_ends(self) -> dict[Rollout, Cursor]:
+        """The place of the last turn of each rollout of a world that has turns without an outcome."""
+        ends: dict[Rollout, Cursor] = {}
+        for facts in [entry.facts for entry in (*self.matured.values(), *self.open.values())]:
+            if facts.unit[0] == "world":
+                ends[facts.unit, facts.episode] = max(facts.seq, ends.get((facts.unit, facts.episode), 0))
+        return ends
 
     @property
     def learnable(self) -> int:
@@ -290,6 +368,12 @@ class TurnLedger:
             facts = replace(facts, hold=LATE_GROUP)
         if facts.hold is None and self._gold(turn.tenant, turn.user):
             facts = replace(facts, hold=GOLD)
+        elif facts.hold is None and facts.unit[0] == "world":
+            numbers = self.rollout_turns.setdefault(facts.unit, Counter())
+            numbers[facts.episode] += 1
+            if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
+                del self.rollout_turns[next(iter(self.rollout_turns))]
+            facts = replace(facts, number=numbers[facts.episode])
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
         said = self.orphans.claim(turn.tenant, turn.id)
@@ -395,6 +479,7 @@ class TurnLedger:
             since=since,
             lines=row.line_mean,
             spread=row.line_variance,
+            reach=row.reach,
         )
         return self._unbelievable(row), matured
 
@@ -411,7 +496,7 @@ class TurnLedger:
             return None
         return f"reward_nonsense: {reward.value:g} is beyond reward.max_abs"
 
-    def _holdback(self, row: Holdback) -> None:
+    def _holdback(self, seq: Cursor, row: Holdback) -> None:
         self.orphans.advance(row.at)
         matured = self.matured.pop(row.turn, None)
         due = self.to_hold.pop(row.turn, None)
@@ -428,10 +513,12 @@ class TurnLedger:
             self.alarms.use.see(cause)
         if matured is not None:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
-            if kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
+            if row.reason.startswith(f"{STALE_TURN}:"):
+                self._count_tokens("stale", matured.facts)
+            elif kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
                 self._close_group(matured.facts)
             if row.reason.partition(":")[0] in TEACHING and not matured.facts.world:
-                self.teaching.held(row, matured)
+                self.teaching.held(seq, row, matured)
             if kind_of(row.reason) == PASSED_OVER:
                 self.passed_over.append(matured.facts.source)
 
@@ -440,14 +527,18 @@ class TurnLedger:
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]
-        self.teaching.batch(people)
+        behind = dict(zip(batch.turns, batch.after, strict=bool(batch.after)))
+        after = {entry.episode: LaterReturns(*values) for entry in people if (values := behind.get(entry.facts.id))}
+        self.teaching.batch(people, after)
         drawn_from = [entry.facts.source for entry in people] + self.passed_over
         self.passed_over = []
         masses = masses_of(drawn_from, even=batch.even)
         self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1
-            if not entry.facts.world:
+            if entry.facts.world:
+                self._count_tokens("taken", entry.facts)
+            else:
                 self.alarms.use.see("trained")
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
@@ -471,9 +562,17 @@ class TurnLedger:
         """Close the turn's group: members that are still to come are too late."""
         if facts.group is not None:
             self.groups[facts.unit] = None
+            self.rollout_turns.pop(facts.unit, None)
             self.closed.pop(facts.unit, None)
             if len(self.groups) > GROUPS:
                 self.groups.popitem(last=False)
+
+    def _count_tokens(self, what: str, facts: TurnFacts) -> None:
+        """Count the sampled tokens of a rollout's turn by the band of its number: 1 to 4, 5 to 16, 17 to 64, ..."""
+        high = 4
+        while facts.number > high:
+            high *= 4
+        self.counts[f"{what} tokens of turns {high // 4 + 1 if high > 4 else 1}-{high}"] += facts.sampled
 
     def _forget_open(self, facts: TurnFacts) -> None:
         places = self._open_in.get(facts.unit)
@@ -481,6 +580,11 @@ class TurnLedger:
             places.pop(facts.seq, None)
             if not places:
                 del self._open_in[facts.unit]
+
+
+def _follows(facts: TurnFacts, end: TurnFacts, upto: Cursor | None) -> bool:
+    """True if a turn of an episode comes after a call of it, and not beyond `upto`."""
+    return end.seq < facts.seq and call_of(facts.id) != call_of(end.id) and (upto is None or facts.seq <= upto)
 
 
 def _size(said: Said) -> int:

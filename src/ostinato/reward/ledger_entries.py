@@ -8,14 +8,17 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from ostinato.core.records import Arm, Person, Purpose, Turn
+from ostinato.core.records import Arm, Consent, Person, Purpose, RewardReach, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import of_world
+from ostinato.reward.credit import EpisodeKey, of_world
 
 Unit = tuple[str, str, str]
 """Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
+
+Rollout = tuple[Unit, str]
+"""A group of a simulated world and the episode of one of its rollouts."""
 
 Said = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
@@ -59,24 +62,27 @@ class Taught:
 
 
 def needs_reward(turn: Turn) -> bool:
-    """True if a person or a world was served this turn and the policy itself ended it."""
-    return turn.finish.trainable and turn.arm is not Arm.EVAL
+    """True if a person or a world was served this turn, the policy itself ended it, and it may count in metrics."""
+    return turn.finish.trainable and turn.arm is not Arm.EVAL and turn.counts
 
 
 def untrainable(
     turn: Turn,
     min_temperature: float,
-    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT),
+    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
     arms: Collection[Arm] = TEACHING_ARMS,
 ) -> str | None:
     """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
 
-    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control, evaluation and any other arm that is not in `arms`
-    teach nothing. ``empty``: nothing was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those
-    of the choice made. ``top_p``: the tokens were drawn from the head of the distribution, and it is not known which tokens that was, so
-    that even praise for everything would move the policy. ``cold``: sampled below the lowest temperature that is learned from.
-    ``purpose:<x>``: not one of `purposes`. ``secret``: it holds a secret or personal data.
+    ``consent:<x>``: sampled under a level that keeps it from the weights. ``finish:<x>``: cut by something other than the policy.
+    ``arm:<x>``: control, evaluation and any other arm that is not in `arms` teach nothing. ``empty``: nothing was sampled. ``greedy``:
+    temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``: the tokens were drawn from the
+    head of the distribution, and it is not known which tokens that was, so that even praise for everything would move the policy.
+    ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not one of `purposes`. ``secret``: it holds a
+    secret or personal data.
     """
+    if turn.consent is not Consent.YES:
+        return f"consent:{turn.consent}"
     if not turn.finish.trainable:
         return f"finish:{turn.finish}"
     if turn.arm not in arms:
@@ -98,8 +104,8 @@ def untrainable(
 class TurnFacts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
-    `world`: it belongs to a rollout in a simulated world. `tokens` counts its prompt and the sampled tokens; its prompt begins with all
-    tokens of the turn `parent`.
+    `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens;
+    its prompt begins with all tokens of the turn `parent`.
 
     Example: ``TurnFacts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
     ended_at=10.0, hold=None, context=BaselineInputs(...))``
@@ -118,6 +124,7 @@ class TurnFacts:
     hold: str | None
     context: BaselineInputs
     world: bool = False
+    number: int = 0
 
     @classmethod
     def of(cls, seq: Cursor, turn: Turn, config: RewardConfig, arms: Collection[Arm] = TEACHING_ARMS) -> Self:
@@ -177,7 +184,7 @@ class Matured:
 
     `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
     `lines`: the mean value of the lines of which it is known, a part of `value`, and how many there are (`Reward.line_mean`).
-    `spread`: the variance of the lines' values.
+    `spread`: the variance of the lines' values. `reach`: which turns the reward is about.
     """
 
     facts: TurnFacts
@@ -187,6 +194,17 @@ class Matured:
     since: float
     lines: tuple[float, int] = (0.0, 0)
     spread: float = 0.0
+    reach: RewardReach = RewardReach.TURN
+
+    @property
+    def episode(self) -> EpisodeKey:
+        """Its tenant and episode."""
+        return self.facts.tenant, self.facts.episode
+
+    @property
+    def rollout(self) -> Rollout:
+        """The group and the episode that it is a turn of."""
+        return self.facts.unit, self.facts.episode
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

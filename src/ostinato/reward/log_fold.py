@@ -18,7 +18,7 @@ from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, n
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@8"
+FORMAT = "ledger@9"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "to_hold": ledger.to_hold,
         "groups": [list(unit) for unit in ledger.groups],
         "closed": [list(unit) for unit in ledger.closed],
+        "rollout_turns": [[*unit, numbers] for unit, numbers in ledger.rollout_turns.items()],
         "settled": ledger.settled.snapshot(),
         "forgot": ledger.settled.forgot,
         "orphans": ledger.orphans.snapshot(),
@@ -73,6 +74,9 @@ def restored(
     ledger.to_hold = dict(state["to_hold"])
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.closed = dict.fromkeys(state["closed"])
+    ledger.rollout_turns = {
+        (kind, tenant, group): Counter(numbers) for kind, tenant, group, numbers in state["rollout_turns"]
+    }
     ledger.settled.restore(state["settled"], forgot=bool(state["forgot"]))
     ledger.orphans.restore(state["orphans"], float(state["time"]), lambda said: (said[0], said[1], said[2], said[3]))
     ledger.alarms.restore(state["alarms"])

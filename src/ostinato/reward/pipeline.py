@@ -20,8 +20,8 @@ from dataclasses import replace
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Batch, Holdback, Person, PolicyVersion, Reward, Row, Turn
-from ostinato.core.samples import Sample, TrainingBatch
+from ostinato.core.records import Advantages, Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Turn
+from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.alarms import FUNCTION
@@ -37,9 +37,21 @@ from ostinato.reward.batching import (
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
+from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
-from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
+from ostinato.reward.ledger import (
+    FLAT,
+    GONE,
+    HELD_OUT,
+    NO_SIGNAL,
+    PASSED_OVER,
+    STALE,
+    STALE_TURN,
+    TOO_FEW,
+    TOO_LONG,
+    UNTAKEN,
+    returns_of,
+)
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
@@ -246,6 +258,26 @@ class RewardDesk:
         async for batch in recorded(self._log, after_step + 1, self.last_step, self._answer_ids):
             yield batch
 
+    async def last_batch(self) -> Batch:
+        """The row of the newest batch. Raises Corrupt if the log has none."""
+        found = await self._log.find(Batch, [(self.last_step,)])
+        if not found:
+            raise Corrupt(f"batch {self.last_step} is not in the log any more: restore the log")
+        return found[0]
+
+    async def restart(self, step: int, base: PolicyVersion, reference: PolicyVersion) -> Batch:
+        """Record a step without turns that starts from the weights of `base`: what was recorded before it is not repeated.
+
+        Raises Conflict if the log has another batch of this step.
+        """
+        row = Batch(step=step, turns=(), credits=(), reference=reference, at=self._clock(), base=base, even=True)
+        async with self._busy:
+            await self._log.append(row)
+            await self._reading.catch_up()
+            if self._reading.ledger.last_batch != row:
+                raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
+        return row
+
     async def save(self) -> None:
         """Save the fold of the log so far, so that the next start reads on from here. Raises StorageFull."""
         async with self._busy:
@@ -313,13 +345,8 @@ class RewardDesk:
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
-        groups = {entry.facts.unit: unfit[turn] for turn, entry in ledger.matured.items() if turn in unfit}
-        unfit |= {  # a group of rollouts is never split
-            turn: groups[entry.facts.unit]
-            for turn, entry in ledger.matured.items()
-            if entry.facts.unit[0] == "world" and entry.facts.unit in groups
-        }
-        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in unfit.items()])
+        held = self._with_groups(unfit)
+        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in held.items()])
         parts = ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
@@ -339,12 +366,35 @@ class RewardDesk:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return chosen
 
+    def _with_groups(self, unfit: Mapping[str, str]) -> dict[str, str]:
+        """Why turns are held back, with the groups of rollouts that fall with them. A turn that is too stale falls alone if its rollout
+        goes on behind it and it has no reward: then the returns that the group's rollouts are compared by stay as they are.
+        """
+        ledger = self._reading.ledger
+        ends = ledger.rollout_ends() if any(kind.startswith(STALE) for kind in unfit.values()) else {}
+        alone: dict[str, str] = {}
+        groups: dict[Unit, str] = {}
+        for turn, why in unfit.items():
+            entry = ledger.matured[turn]
+            if entry.facts.unit[0] != "world":
+                alone[turn] = why
+            elif why.startswith(f"{STALE}:") and not entry.value and entry.facts.seq < ends[entry.rollout]:
+                alone[turn] = why.replace(STALE, STALE_TURN, 1)
+            else:
+                groups[entry.facts.unit] = why
+        whole = {turn: groups[each.facts.unit] for turn, each in ledger.matured.items() if each.facts.unit in groups}
+        return alone | whole
+
     def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> ChosenTurns | None:
         """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
-        are taken too. None if a step should wait for others.
+        are taken too. A group that is longer than a batch is a step of its own, every other one if people's turns are ready. None if a step
+        should wait for others.
         """
         people = [part for part in parts if not part.world]
         served: Sequence[Matured] = dealt(people, size=size, config=self._config, every=self._taught.every)
+        oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)
+        if oldest and oldest.tokens > self._config.batch_tokens and (not served or steps % 2):
+            return ChosenTurns(entries=oldest.entries)
         draw = None
         if self._taught.every and served:
             if len(served) == sum(len(part.entries) for part in people):
@@ -365,11 +415,12 @@ class RewardDesk:
     def _draw(self, people: Sequence[LearnablePart], fair: Sequence[Matured], steps: int) -> ChosenTurns:
         """Draw from people's turns, more of which are ready than a step can hold."""
         baseline = self._reading.ledger.baseline
+        after = self._reading.ledger.later_returns([entry for part in people for entry in part.entries])
 
         def noise(part: LearnablePart) -> float:
-            reached = returns_of(part.entries, self._config.discount)
+            reached = returns_of(part.entries, self._config.discount, after)
             squares = [
-                (reached[each.facts.id] - baseline.predict(each.facts.context)) ** 2 + each.spread
+                (reached[each.facts.id].total - baseline.predict(each.facts.context)) ** 2 + each.spread
                 for each in part.entries
             ]
             sampled = [each.facts.sampled for each in part.entries]
@@ -431,14 +482,17 @@ class RewardDesk:
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
         masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
+        lines = await self._lines(found)
+        outcomes = {turn.id for turn, entry in found if entry.reach is RewardReach.EPISODE}
+        after = ledger.later_returns([entry for _, entry in found])
         single = SingleRollout(
-            self._config, ledger.baseline, ledger.recent, by_turn, masses=masses, lines=await self._lines(found)
+            self._config, ledger.baseline, ledger.recent, by_turn, masses=masses, lines=lines, outcomes=outcomes
         )
         credit: Credit = ByOrigin(
             people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight, weights=by_turn
         )
         try:
-            credits = credit(by_episode(turns), values)
+            credits = credit(by_episode(turns, after), values)
         except NoSignal as error:
             now = self._clock()
             await self._write([Holdback(turn=turn.id, reason=f"{NO_SIGNAL}: {error}", at=now) for turn in turns])
@@ -453,6 +507,7 @@ class RewardDesk:
             even=True,
             weights=tuple(weights),
             shown=await self._shown(turns, masses),
+            after=_behind_last([entry for _, entry in found], after),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -487,6 +542,13 @@ class RewardDesk:
             await self._reading.catch_up()
 
 
+def _behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
+    """For `Batch.after`: what came after each turn that an episode was cut behind, () for all others; () if none was cut."""
+    last = {entry.episode: entry.facts.id for entry in entries}
+    ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}
+    return tuple(ends.get(entry.facts.id, ()) for entry in entries) if ends else ()
+
+
 def _useless(part: LearnablePart, config: RewardConfig) -> str | None:
     """Why no batch takes this ready part; None if a batch may."""
     if part.flat and config.flat_groups == "hold_back":
@@ -494,7 +556,7 @@ def _useless(part: LearnablePart, config: RewardConfig) -> str | None:
     most = longest_part(config, world=part.world)
     if part.tokens <= most:
         return None
-    size = "reward.batch_tokens" if part.world else "a quarter of reward.batch_tokens"
+    size = "reward.group_tokens" if part.world else "a quarter of reward.batch_tokens"
     return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"
 
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.line_survival import MOST_LINES
 from ostinato.core.named_function import did_you_mean, find_function
-from ostinato.core.records import LineValues, NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.records import LineValues, NoReward, Pending, Reward, RewardReach, Signal, Turn
 from ostinato.core.seams import RewardFn
 
 LONGEST_NAME = 256  # characters of a function's name and version
@@ -113,6 +113,7 @@ def checked(answer: object, question: RewardRequest, max_abs: float) -> Answer:
                     signals=tuple(answer.signals),
                     at=float(answer.at),
                     lines=tuple(answer.lines),
+                    reach=RewardReach(answer.reach),
                 )
         case Pending():
             if _number(answer.until) and answer.until > question.now:
@@ -144,6 +145,8 @@ def _problem(answer: Reward, question: RewardRequest, max_abs: float) -> str | N
         return "signals that it was not asked about"
     if not _number(answer.at):
         return f"the time {_short(answer.at)}"
+    if answer.reach not in tuple(RewardReach):
+        return f"the reach {_short(answer.reach)}; it must be one of {', '.join(RewardReach)}"
     return _line_problem(answer.lines, max_abs)
 
 

@@ -209,7 +209,7 @@ BUILT_IN = "ostinato.reward.functions:"
 def asker_of(config: RewardConfig) -> Asker:
     """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one."""
     if config.function.startswith(BUILT_IN):
-        return Inline(load(config.function, config.options), max_abs=config.max_abs)
+        return Inline(load(config.function, {"outcomes": config.outcomes, **config.options}), max_abs=config.max_abs)
     return Isolated(
         config.function,
         config.options,

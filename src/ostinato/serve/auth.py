@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from ostinato.core.audit import Audit, fingerprint
 from ostinato.core.errors import BadConfig, Unauthorized
 from ostinato.core.seams import Clock
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 
 if TYPE_CHECKING:  # who looks at a run needs no web server
     from starlette.types import Scope
@@ -253,11 +253,14 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
     )
 
 
-def check_tenants(config: ServeConfig, known: Collection[str]) -> None:
-    """Raise BadConfig if `serve.tenant_quotas` or `serve.sampling` names a tenant that no key has: it would be without effect."""
+def check_tenants(config: ServeConfig, privacy: PrivacyConfig, known: Collection[str]) -> None:
+    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling` or `privacy.tenants` names a tenant that no key has: it would be without
+    effect.
+    """
     for field, named in (
         ("serve.tenant_quotas", {*config.tenant_quotas}),
         ("serve.sampling", {*config.sampling} - {"*"}),
+        ("privacy.tenants", {*privacy.tenants}),
     ):
         for tenant in sorted(named - set(known)):
             close = get_close_matches(tenant, sorted(known), n=1, cutoff=0.4)

@@ -11,6 +11,59 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
+from ostinato.core.records import Consent
+
+# ---------------------------------------------------------------- consent
+
+
+class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
+    """What may be done with people's turns. The strictest wish counts: of these settings and of the request.
+
+    Example: ``PrivacyConfig(train=Consent.YES, tenants={"bank": Consent.NEVER})``
+    """
+
+    train: Consent = Field(
+        default=Consent.YES,
+        description="What may be done with people's turns at most: 'never' (answered; no word of them is stored), 'aggregate' (stored; "
+        "they count in metrics), 'adapt' (also the user's own dials may learn from them), 'yes' (the weights may, too).",
+    )
+    tenants: dict[str, Consent] = Field(
+        default_factory=dict[str, Consent],
+        description="The same for particular tenants, by tenant; each must have a key. What is looser than `privacy.train` has no effect.",
+    )
+    store_false: Consent = Field(
+        default=Consent.NEVER,
+        description="What a request with `store: false` asks for. 'yes' ignores the field, for clients that send it unasked, as Codex "
+        "does with every call.",
+    )
+
+    scrub: Literal["off", "mask", "hold"] = Field(
+        default="off",
+        description="Secrets and personal data in requests. 'mask': placeholders take their place before the model sees them, and they "
+        "are put back into answers; log and trainer never hold them. 'hold': nothing is changed, and a turn that holds any is not "
+        "learned from. 'off': they are not looked for.",
+    )
+    scrub_ignored: tuple[str, ...] = Field(
+        default=("IP",),
+        description="Kinds that are not looked for: IP, EMAIL, PHONE, CARD, IBAN, NATIONAL_ID, PASSWORD, API_KEY and so on, as "
+        "placeholders name them.",
+    )
+
+    @field_validator("scrub_ignored")
+    @classmethod
+    def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        from ostinato.serve.secret_detector import KINDS  # not for every command that reads the configuration
+
+        for kind in kinds:
+            if kind not in KINDS:
+                raise ValueError(f"there is no kind {kind!r}; take some of {', '.join(KINDS)}")
+        return kinds
+
+    def at_most(self, tenant: str) -> Consent:
+        """What may be done with a tenant's turns at most."""
+        return Consent.strictest(self.train, self.tenants.get(tenant, Consent.YES))
+
+
 # ---------------------------------------------------------------- Auto
 
 
@@ -182,38 +235,6 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
             silence_s=self.timeout_s,
             longest_s=self.timeout_s,
         )
-
-
-# ---------------------------------------------------------------- privacy
-
-
-class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
-    """What becomes of secrets and personal data in what people write.
-
-    Example: ``PrivacyConfig(scrub="mask")``
-    """
-
-    scrub: Literal["off", "mask", "hold"] = Field(
-        default="off",
-        description="Secrets and personal data in requests. 'mask': placeholders take their place before the model sees them, and they "
-        "are put back into answers; log and trainer never hold them. 'hold': nothing is changed, and a turn that holds any is not "
-        "learned from. 'off': they are not looked for.",
-    )
-    scrub_ignored: tuple[str, ...] = Field(
-        default=("IP",),
-        description="Kinds that are not looked for: IP, EMAIL, PHONE, CARD, IBAN, NATIONAL_ID, PASSWORD, API_KEY and so on, as "
-        "placeholders name them.",
-    )
-
-    @field_validator("scrub_ignored")
-    @classmethod
-    def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
-        from ostinato.serve.secret_detector import KINDS  # not for every command that reads the configuration
-
-        for kind in kinds:
-            if kind not in KINDS:
-                raise ValueError(f"there is no kind {kind!r}; take some of {', '.join(KINDS)}")
-        return kinds
 
 
 # ---------------------------------------------------------------- the gateway

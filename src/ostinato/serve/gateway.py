@@ -30,7 +30,7 @@ from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.generate import CallHandlers
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.dialects import anthropic, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import FairThread
@@ -42,7 +42,7 @@ from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas, in_force
-from ostinato.serve.scrub import Scrubbing
+from ostinato.serve.scrub import Scrubbing, open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
@@ -63,8 +63,10 @@ class ServerInfo:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
-        context = min(parts.renderer.context, parts.engine.capabilities().context)
-        self._cards = {name: _card(name, parts.clock(), context) for name in names}
+        engine = parts.engine.capabilities()
+        context = min(parts.renderer.context, engine.context)
+        abilities = _abilities(forms=engine.follows_grammars)
+        self._cards = {name: _card(name, parts.clock(), context) | {"capabilities": abilities} for name in names}
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
@@ -122,7 +124,24 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
         "display_name": name,
         "created_at": datetime.fromtimestamp(int(made), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "lifecycle": "active",
+        "max_tokens": context,
         **dict.fromkeys(_CONTEXT_NAMES, context),
+    }
+
+
+def _abilities(*, forms: bool) -> dict[str, Any]:
+    """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
+    no = {"supported": False}
+    edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
+    return {
+        **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
+        "compaction": no | {"summarize": no},
+        "context_management": no | edits,
+        "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
+        "server_tools": no | {"code_execution": no, "web_search": no},
+        "structured_outputs": {"supported": forms},
+        "thinking": no | {"types": dict.fromkeys(("adaptive", "between_tools", "disabled", "enabled"), no)},
     }
 
 
@@ -155,7 +174,7 @@ def create_app(
     page: Page | None = None,
     room: Callable[[], int] | None = None,
     audit: Audit = unaudited,
-    scrubbing: Scrubbing | None = None,
+    privacy: PrivacyConfig | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI app. Swaps are reported to `app.state.metrics.swapped`; `app.state.waits` measures people's waits.
 
@@ -172,15 +191,14 @@ def create_app(
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
         room: the free bytes on the log's disk; None if that is not known.
         audit: records wrong keys, and weights that an operator's key chose.
-        scrubbing: masks or finds secrets and personal data; None if they are not looked for.
+        privacy: what may be done with people's turns; None: everything that a request does not refuse.
 
     Raises:
         BadConfig: weak or repeated keys, an unusable key file, settings of a tenant without a key, a control share outside [0, 1], a
             missing key or dealer for Auto's arms, or Auto under the model's own name.
     """
-    metrics = metrics or Metrics(engine)
-    keys, visits, watched = _authentication(config, admin_keys, clock)
-    _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
+    metrics, privacy = metrics or Metrics(engine), privacy or PrivacyConfig()
+    keys, visits, watched = _authentication(config, privacy, admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -195,22 +213,24 @@ def create_app(
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         thread=FairThread(),
+        privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
-        scrubbing=scrubbing,
+        scrubbing=_scrubbing(privacy, config, admin_keys),
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
 
 
 def _authentication(
-    config: ServeConfig, admin_keys: Sequence[SecretStr], clock: Clock
+    config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
 ) -> tuple[Keyring, SessionCookies, Watched | None]:
     """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
     admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
-    check_tenants(config, keys.tenants)
+    check_tenants(config, privacy, keys.tenants)
+    _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
     visits = SessionCookies(keys, file.keys, admins, clock, secure=config.secure_cookie)
 
     def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
@@ -219,6 +239,12 @@ def _authentication(
         return strange
 
     return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
+
+
+def _scrubbing(privacy: PrivacyConfig | None, config: ServeConfig, admin_keys: Sequence[SecretStr]) -> Scrubbing | None:
+    """The scrubbing, under an operator's key that all gateways of the run have."""
+    operator = next((key.get_secret_value() for key in (config.admin_key, *admin_keys) if key is not None), "")
+    return None if privacy is None else open_scrubbing(privacy, operator)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -248,7 +274,9 @@ class GatewayApp(Starlette):
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
         overheard = FollowUps(parts, self._intake, self._judge)
-        self._calls = CallHandlers(parts, stored=self._intake.turn, overheard=overheard)
+        self._calls = CallHandlers(
+            parts, stored=self._intake.turn, unkept=self._intake.keep_no_words, overheard=overheard
+        )
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )

@@ -47,6 +47,9 @@ class Metrics:
         self._prompt = _tenants("prompt_tokens", "Prompt tokens of stored turns.", registry)
         self._sampled = _tenants("sampled_tokens", "Sampled tokens of stored turns.", registry)
         self._turns = _tenants("turns", "Stored turns by arm and finish.", registry, "arm", "finish")
+        self._consents = _tenants(
+            "consent_turns", "Stored turns by what may be done with them (privacy.train).", registry, "consent"
+        )
         self._reused = _tenants("continued_turns", "Stored turns whose prompt continues another turn's ids.", registry)
         self._passed_on = _tenants(
             "auto_passed_on", "Calls that an arm of Auto could not answer and another was asked.", registry, "arm"
@@ -92,8 +95,9 @@ class Metrics:
     def turn(self, turn: Turn) -> None:
         """A turn is in the log."""
         self._turns.inc(turn.tenant, turn.arm.value, turn.finish.value)
+        self._consents.inc(turn.tenant, turn.consent.value)
         self._prompt.inc(turn.tenant, by=len(turn.prompt_ids))
-        self._sampled.inc(turn.tenant, by=len(turn.sampled_ids))
+        self._sampled.inc(turn.tenant, by=sum(span.tokens for span in turn.spans))
         self._duration.observe(max(0.0, turn.ended_at - turn.started_at))
         if turn.parent is not None:
             self._reused.inc(turn.tenant)

@@ -9,7 +9,7 @@ from ostinato.core.seams import Clock, Engine, Log, Renderer
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto_deals import Deals
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.priority import PeopleFirst
@@ -43,6 +43,7 @@ class Parts:
     arms: Arms
     people: PeopleFirst
     thread: FairThread
+    privacy: PrivacyConfig
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     tracing: Tracing | None = None

@@ -114,6 +114,12 @@ class Scrubber:
             data = _spliced(data, quoted)
         return data.decode(errors="surrogatepass")
 
+    def restoring(self, writer: Writer, conversation: Conversation | None) -> Writer:
+        """A writer that puts the values back into the answer to this conversation; the same if there are none."""
+        demand = None if conversation is None else conversation.demand
+        escaped = demand is not None and demand.schema is not None
+        return UnmaskingWriter(writer, self.values, escaped=escaped) if self.values else writer
+
     def _named(self, name: str, value: str) -> str:
         if is_named_secret(name, value):
             return self._stand_in("PASSWORD", _bytes(value)).decode()

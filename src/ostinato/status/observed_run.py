@@ -72,8 +72,8 @@ class RunObserver:
         match row:
             case Turn():
                 seen.turns += 1
-                seen.tokens += len(row.sampled_ids)
-                if row.arm.people:
+                seen.tokens += sum(span.tokens for span in row.spans)
+                if row.arm.people and row.counts:
                     self._unrated[row.id] = row
             case Reward():
                 turn = self._unrated.pop(row.turn, None)

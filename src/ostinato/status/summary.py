@@ -117,7 +117,7 @@ class Summary:
 
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
-        if turn.arm.people and turn.finish.trainable:
+        if turn.arm.people and turn.finish.trainable and turn.counts:
             self.unrated[turn.id] = _of_turn(turn)
             if len(self.unrated) > OPEN:
                 self.unrated.popitem(last=False)

@@ -39,7 +39,10 @@ class ByteRenderer:
         return self._written(conversation.messages[known:], continued=conversation.continued)
 
     def grammar(self, conversation: Conversation) -> str:
-        return grammar_of(conversation, HERMES.wording, {}, thinks=False, opening="")
+        return grammar_of(conversation, HERMES.wording, {}, thinks=False, opening="", opener=HERMES.opener)
+
+    def call_token(self) -> int | None:
+        return None
 
     def has_compiled(self, grammar: str) -> bool:
         return True
@@ -51,7 +54,7 @@ class ByteRenderer:
         return True
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
-        return Reader(HERMES, tools=conversation.tools, turn=turn, opening="")
+        return Reader(HERMES, tools=conversation.callable_tools, turn=turn, opening="")
 
     def encode(self, text: str) -> list[int]:
         return list(_encoded(text))
@@ -64,6 +67,9 @@ class ByteRenderer:
         if token == MERGED:
             return _PAIR
         return bytes([token]) if token < STOP_ID and token not in _ROLES.values() else b""
+
+    def opens_call(self, text: str) -> bool:
+        return HERMES.opens_call(text)
 
     def stop_ids(self) -> frozenset[int]:
         return frozenset({STOP_ID})

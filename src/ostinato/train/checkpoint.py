@@ -239,6 +239,17 @@ def stored(directory: Path) -> list[Path]:
     return sorted(names, key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns), reverse=True)
 
 
+def newest_step(directory: Path) -> int:
+    """The step of the newest complete checkpoint; 0 if there is none."""
+    return max((step_of(path) for path in stored(directory)), default=0)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name; 0 for another directory."""
+    step = checkpoint.name.split("-")[0]
+    return int(step) if step.isdecimal() else 0
+
+
 def cursor_of(checkpoint: Path) -> int:
     """The log's newest row when a stored checkpoint was written; 0 for a damaged one, which no trainer resumes from."""
     try:

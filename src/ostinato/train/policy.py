@@ -74,7 +74,8 @@ _CHUNK = 512  # rows that the head is run on at once
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax(edited logits / T)[target]. The edits and, in the backward pass, the gradient overwrite the logits in place.
+    """log softmax(edited logits / T)[target]. The edits, unless they widen the logits, and in the backward pass the gradient
+    overwrite them in place.
 
     Biases are constants and forbidden tokens have no probability, so the gradient is that of the edited logits.
     """
@@ -83,7 +84,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
     ) -> Tensor:
-        edit_logits(logits_MV, edits)
+        ctx.dtype = logits_MV.dtype
+        logits_MV, _ = edit_logits(logits_MV, edits)
         normal = RowSoftmax.of(logits_MV, temperatures_M)
         ctx.save_for_backward(logits_MV, targets_M, temperatures_M, normal.log_totals())
         return normal.logprobs(targets_M.numpy())
@@ -100,7 +102,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grads[0].contiguous().numpy(),
         )
         split(len(out_MV), lambda a, b: logprob_gradient(*(x[a:b] for x in every)))
-        return out_MV, None, None, None
+        return out_MV.to(ctx.dtype), None, None, None
 
 
 def token_logprobs(

@@ -4,15 +4,15 @@ Data flow: `Turn.routes` -> decoded and checked (`Experts.admits`) -> one row pe
 routers use these experts and compute the gate weights from their own live logits (`Experts.replaying`). A turn whose routes
 cannot be trusted is left out with a reason, never trained on as if it had no routes.
 
-Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids, and the nucleus
-that top_p left open, as the engine recorded it.
+Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids, the nucleus
+that top_p left open, as the engine recorded it, and the steering of its first tokens by the recorded dials and the log's basis.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from ostinato.core import nucleus
 from ostinato.core import routes as codec
 from ostinato.core.errors import BadRequest, BadRoutes
-from ostinato.core.records import Turn
+from ostinato.core.records import SteeringBasis, Turn
+from ostinato.core.steering import Basis
 from ostinato.model.grammars import Grammars
-from ostinato.model.logit_edits import Edit, LogitEditor
+from ostinato.model.logit_edits import UNEDITED, Edit, LogitEditor
 from ostinato.model.routing import Routing
+from ostinato.model.steering import LogitSteering
 from ostinato.train.config import TrainConfig
 from ostinato.train.packing import PackedBatch
 
@@ -159,6 +161,25 @@ class AnswerEdits:
     def __init__(self, load: Callable[[], Grammars]) -> None:
         self._load = load
         self._grammars: Grammars | None = None
+        self._bases: dict[str, Basis] = {}
+
+    def set_bases(self, rows: Iterable[SteeringBasis]) -> None:
+        """Make known the bases that the next turns were steered by, in the place of those before."""
+        self._bases = {}
+        for row in rows:
+            try:
+                self._bases[row.hash] = row.basis()
+            except ValueError as error:
+                _LOG.warning("a basis in the log cannot be used: %s", error)
+
+    def knows_basis(self, turn: Turn) -> bool:
+        """True if the turn was not steered, or its steering can be replayed; else the reason is logged."""
+        try:
+            self._steering(turn)
+        except ValueError as error:
+            _LOG.warning("turn %s is left out: %s", turn.id, error)
+            return False
+        return True
 
     def admits(self, turn: Turn) -> bool:
         """True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be reconstructed."""
@@ -190,24 +211,38 @@ class AnswerEdits:
             end = first + len(turn.sampled_ids)
             needed = first < stop and end > start
             editor, nuclei = (self._editor(turn), _nuclei(turn)) if needed else (None, None)
-            if editor is not None or nuclei is not None:
+            steering, steered = (self._steering(turn), turn.steered) if needed else (None, None)
+            until = first if steering is None or steered is None else first + steered.tokens
+            if editor is not None or nuclei is not None or until > start:
                 for place, token in enumerate(turn.sampled_ids[: stop - first], first):
                     if place >= start:
-                        edit = _UNEDITED if editor is None else editor.edit()
-                        made[place] = edit if nuclei is None else replace(edit, allowed=_bits(nuclei[place - first]))
+                        edit = UNEDITED if editor is None else editor.edit()
+                        edit = edit if nuclei is None else replace(edit, allowed=_bits(nuclei[place - first]))
+                        edit = replace(edit, steering=steering) if place < until else edit
+                        if edit is not UNEDITED:
+                            made[place] = edit
                     if editor is not None:
                         editor.take(token)
             first = end
         return made
+
+    def _steering(self, turn: Turn) -> LogitSteering | None:
+        """What was done to the logits of the turn's first `steered.tokens` tokens. Raises ValueError if it cannot be known."""
+        steered = turn.steered
+        if steered is None or not steered.tokens:
+            return None
+        basis = self._bases.get(steered.basis)
+        if basis is None:
+            raise ValueError(f"the basis {steered.basis} of its steering is not known")
+        if len(basis.names) != len(steered.dials) or steered.tokens > len(turn.sampled_ids):
+            raise ValueError(f"its steering by {steered.basis} does not fit the basis or the answer")
+        return LogitSteering.of(basis, steered.dials, steered.cap, turn.sampling.temperature)
 
     def _editor(self, turn: Turn) -> LogitEditor | None:
         """The turn's editor, None if its logits were not edited. Raises BadRequest."""
         if turn.sampling.grammar and self._grammars is None:
             self._grammars = self._load()
         return LogitEditor.of(turn.sampling, self._grammars)
-
-
-_UNEDITED = Edit(np.empty(0, np.int64), np.empty(0, np.float32), None)
 
 
 def _nuclei(turn: Turn) -> list[nucleus.Ids] | None:

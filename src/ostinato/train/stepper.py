@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from ostinato.core.errors import BadWeights, Cancelled, NoSignal
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import PolicyVersion, SteeringBasis
 from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.weights import Learned, Snapshot, Weights
 from ostinato.train.references import References
@@ -19,6 +19,10 @@ _PATIENCE_S = 0.2  # between two checks for cancellation while weights are being
 
 class StepTaker(Protocol):
     """The part of a trainer that a stepper needs (`PolicyTrainer`, or several processes that act as one)."""
+
+    def set_bases(self, rows: Sequence[SteeringBasis]) -> None:
+        """See `PolicyTrainer.set_bases`."""
+        ...
 
     def step(self, samples: Sequence[Sample], references: References | None, stop: Callable[[], bool]) -> Learned:
         """See `PolicyTrainer.step`."""
@@ -42,6 +46,7 @@ class Stepper:
             needed; they are not kept here.
         on_learned: called with each step's result.
         anchor: returns the fixed release that training is kept near; called once. None, or a result of None: there is no anchor.
+        bases: finds bases of dials in the log by their hashes; None: steered turns are left out.
     """
 
     def __init__(
@@ -50,7 +55,9 @@ class Stepper:
         snapshot: Callable[[PolicyVersion], Awaitable[Snapshot]],
         on_learned: Callable[[Learned], None],
         anchor: Callable[[], Awaitable[PolicyVersion | None]] | None = None,
+        bases: Callable[[Sequence[str]], Awaitable[Sequence[SteeringBasis]]] | None = None,
     ) -> None:
+        self._bases = bases
         self._trainer, self._snapshot, self._on_learned = trainer, snapshot, on_learned
         self._anchor, self._anchored = anchor, False
         self._anchor_policy: PolicyVersion | None = None
@@ -66,6 +73,10 @@ class Stepper:
         if row.base is not None:
             weights = (await self._snapshot(row.base)).weights
             await asyncio.wrap_future(self._pool.submit(self._trainer.go_back, weights, row.base.number))
+        steered = {sample.turn.steered.basis for sample in batch.samples if sample.turn.steered is not None}
+        if steered and self._bases is not None:
+            rows = await self._bases(sorted(steered))
+            await asyncio.wrap_future(self._pool.submit(self._trainer.set_bases, rows))
         stop = threading.Event()
         references = References(release=row.reference, anchor=await self._anchor_version(), fetch=self._fetcher(stop))
         work = asyncio.wrap_future(self._pool.submit(self._trainer.step, batch.samples, references, stop.is_set))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ostinato.core.errors import BadConfig, BadWeights, Cancelled, Corrupt, NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Arm, Turn
+from ostinato.core.records import Arm, SteeringBasis, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
@@ -92,10 +92,13 @@ class Admission:
                 f"none of {len(own)} turns follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; "
                 "see the log"
             )
-        routed = [sample for sample in edited if self._experts.admits(sample.turn)]
+        known = [sample for sample in edited if self._edits.knows_basis(sample.turn)]
+        if not known:
+            raise NoSignal(f"none of {len(edited)} turns was steered by a basis that is in the log; see the log")
+        routed = [sample for sample in known if self._experts.admits(sample.turn)]
         if not routed:
             raise NoSignal(
-                f"none of {len(edited)} turns has routes that can be replayed; train.router_replay=false does without"
+                f"none of {len(known)} turns has routes that can be replayed; train.router_replay=false does without"
             )
         return routed, {
             "turns": float(len(routed)),
@@ -103,7 +106,8 @@ class Admission:
             "turns_empty": float(len(samples) - len(full)),
             "refused_turns": float(len(full) - len(own)),
             "grammar_refused": float(len(own) - len(edited)),
-            "router_refused": float(len(edited) - len(routed)),
+            "basis_refused": float(len(edited) - len(known)),
+            "router_refused": float(len(known) - len(routed)),
         }
 
 
@@ -168,6 +172,10 @@ class PolicyTrainer:
         self._passes = Passes(self._policy, self._masters, self._experts, contract, config, self._ranks)
         self._signal = GradientSignal(config.beta1)
         torch.manual_seed(config.seed)
+
+    def set_bases(self, rows: Sequence[SteeringBasis]) -> None:
+        """Make known the bases by which turns of the next steps were steered; a turn of another one is left out (`basis_refused`)."""
+        self._edits.set_bases(rows)
 
     # ------------------------------------------------------------ one step
 

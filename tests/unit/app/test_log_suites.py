@@ -19,7 +19,7 @@ from ostinato.app.trainer import open_desk
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
-from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Reward
+from ostinato.core.records import Arm, Batch, Consent, Finish, Holdback, PolicyVersion, Purpose, Reward
 from ostinato.launch.commands.suite import check_suites, make_suite
 from ostinato.reward.runners import Inline
 from ostinato.testing.records import a_delivery, a_turn
@@ -102,6 +102,7 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         "program": a_prompt(reader, 9, arm=Arm.EVAL),
         "other tenant": a_prompt(reader, 10, tenant="bolt"),
         "rollout": a_prompt(reader, 12, arm=Arm.WORLD),
+        "refused": a_prompt(reader, 14, consent=Consent.AGGREGATE),
     }
     with open_log(config) as log:
         await log.append(*turns.values(), *(rewarded(turn, 1.0) for turn in turns.values()))
@@ -115,6 +116,7 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         "forgotten": 1,
         "cut short": 3,
         "a chore": 1,
+        "no consent": 1,
         "holds a secret": 1,
     }
     assert found.trained == 1

@@ -1,6 +1,13 @@
 """The demo's functions as tasks: the demo's split, prompts and stops, with the tests where the model cannot see them."""
 
-from ostinato.app.worlds import function_tasks
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from ostinato.app.worlds import check_tasks, function_tasks
+from ostinato.config import load as load_config
+from ostinato.core.errors import BadConfig
 from ostinato.demo.tasks import load as blanks
 from ostinato.demo.tasks import split
 from ostinato.worlds.tasks.task import Split
@@ -30,3 +37,11 @@ def test_a_task_asks_and_stops_as_the_demo_does():
         assert task.grading.data == {"head": blank.head, "tests": blank.tests}
         assert "assert" not in "".join(message.text for message in task.messages)
         assert not task.spec.files
+
+
+def test_a_memory_too_small_for_a_task_is_refused_before_anything_starts(tmp_path):
+    task = replace(function_tasks().tasks[0], harness="tools", tokens=1500)
+    for window, said in ((8192, None), (6144, "memory.window of 6144 tokens leaves")):
+        config = load_config(None, [f"run.directory='{tmp_path}'", f"worlds.harness.tools.memory.window={window}"])
+        with pytest.raises(BadConfig, match=said) if said else contextlib.nullcontext():
+            check_tasks(config, [task])

@@ -120,6 +120,53 @@ async def test_penalties_and_biases_are_the_trainers_too(tmp_path, edits):
     assert [bits(found) for found in trainer.score(turns)] == [bits(turn.logprobs) for turn in turns]
 
 
+def near_25(rows=6, vocab=700):
+    """bf16 logits whose largest are near 25, where bf16 steps by 0.125."""
+    logits_MV = 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5))
+    logits_MV[:, 7], logits_MV[:, 9], logits_MV[:, 11] = 25.0, 24.5, 24.75
+    return logits_MV.bfloat16()
+
+
+@pytest.mark.parametrize("kernels", ["own", "torch"])
+def test_a_small_bias_on_a_large_bf16_logit_changes_the_probability_by_what_it_should(kernels):
+    logits_MV = near_25()
+    edit = Edit(np.array([7, 9]), np.array([0.05, -0.03], np.float32), None)
+    rows = [Draw(temperature=0.8, top_p=1.0, u=0.1 * i, edit=edit if i % 2 else None) for i in range(6)]
+    want_MV = logits_MV.double()
+    want_MV[1::2, 7] += 0.05
+    want_MV[1::2, 9] -= 0.03
+    want_MV = (want_MV / 0.8).log_softmax(-1)
+    plain = draw(logits_MV.clone(), [replace(row, edit=None) for row in rows], kernels)
+    drawn = draw(logits_MV.clone(), rows, kernels)
+    assert drawn.logprobs == pytest.approx([float(want_MV[i, token]) for i, token in enumerate(drawn.tokens)], abs=4e-6)
+    assert bits(drawn.logprobs)[::2] == bits(plain.logprobs)[::2], "rows without an edit keep their bits"
+    assert drawn.tokens[::2] == plain.tokens[::2]
+
+    def states():
+        return torch.eye(6).bfloat16().requires_grad_()
+
+    def learned(edits):
+        """Log-probabilities and the logits' gradient, of the drawn tokens, as the trainer computes them."""
+        rows_MM, targets_M = states(), torch.tensor(drawn.tokens)
+        found = token_logprobs(
+            lambda each: each @ logits_MV,
+            rows_MM,
+            targets_M,
+            torch.full((6,), 0.8),
+            lambda a, b: edits,
+            kernels=kernels,
+        )
+        found.sum().backward()
+        return found.tolist(), rows_MM.grad
+
+    found, gradient = learned(dict.fromkeys((1, 3, 5), edit))
+    assert bits(found) == bits(drawn.logprobs), "the trainer has the engine's bits"
+    _, without = learned({})
+    assert gradient.dtype == torch.bfloat16
+    assert torch.equal(gradient[::2], without[::2])
+    assert not torch.equal(gradient[1::2], without[1::2])
+
+
 async def test_a_frequent_token_becomes_rare(tmp_path):
     async with tiny_engine(tmp_path) as tiny:
         often = Sampling(max_tokens=200, seed=1, temperature=0.3, logit_bias=((258, -100.0),))

@@ -5,12 +5,17 @@ import faulthandler
 import os
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 from tests.deadlines import PATIENT_S
 
+from ostinato.core.records import Batch, PolicyVersion
+from ostinato.core.samples import TrainingBatch
 from ostinato.launch.workers import heartbeat as pulsing
 from ostinato.launch.workers.heartbeat import Heartbeat, Sender
+from ostinato.launch.workers.train import ReportingTrainer
+from ostinato.testing.records import a_sample, a_turn
 
 
 async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(monkeypatch, capfd):
@@ -45,3 +50,20 @@ async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(mon
 
 def the_culprit(told):
     assert told.wait(PATIENT_S)
+
+
+async def test_a_step_may_take_longer_in_proportion_if_it_holds_more_than_a_batch():
+    pulse, limits = Heartbeat(), []
+
+    class Watched:
+        async def step(self, batch):
+            limits.append(pulse.sign().limit_s)
+
+    trainer = ReportingTrainer(Watched(), pulse, 60.0, 64)
+    first = a_turn("a:0", prompt=range(62), sampled=(1, 2))
+    second = replace(a_turn("b:0", prompt=range(94), sampled=(1, 2)), parent="a:0")
+    apart = a_turn("c:0", prompt=range(94), sampled=(1, 2))
+    for turns in ([first], [first, second], [first, second, apart]):
+        row = Batch(step=1, turns=(), credits=(), reference=PolicyVersion(number=0, hash="0"), at=0.0)
+        await trainer.step(TrainingBatch(row=row, samples=tuple(a_sample(turn, 1.0) for turn in turns)))
+    assert limits == [60.0, 60.0 * 96 / 64, 60.0 * 192 / 64], "what a turn shares with its parent is computed once"

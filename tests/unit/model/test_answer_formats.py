@@ -30,6 +30,14 @@ def test_an_answer_is_read_as_its_family_writes_it(family, sampled, text, reason
         assert (found[0].strip(), found[1], found[2]) == (text, reasoning, calls)
 
 
+@pytest.mark.parametrize(("family", "sampled", "text", "reasoning", "calls"), ANSWERS)
+def test_a_call_is_seen_to_open_before_its_name_is_written(family, sampled, text, reasoning, calls):
+    format = format_for(TEMPLATES[family], ())
+    ends = [end for end in range(1, len(sampled) + 1) if format.opens_call(sampled[max(0, end - 64) : end])]
+    assert bool(ends) == bool(calls)
+    assert not calls or calls[0][0] in sampled[ends[0] - 1 :]
+
+
 @pytest.mark.parametrize("family", ["hermes", "kimi-k2", "deepseek-v3.1", "mistral"])
 def test_the_delimiters_of_other_families_are_text(family):
     others = [answer for other, answer, *_ in ANSWERS if other in ("qwen3-coder", "glm-4.5", "llama-3.1")]

@@ -172,6 +172,27 @@ def test_who_writes_no_json_cannot_be_made_to_call(family):
     assert "%json" in grammar_of(schema, format.wording, {}, thinks=False, opening="")
 
 
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_where_calls_are_forbidden_any_text_may_be_said_but_no_call(renderer, family):
+    format = format_for(TEMPLATES[family], ())
+    conversation = Conversation(messages=SAID, tools=TOOLS, demand=Demand(forbidden=True))
+    grammar = grammar_of(conversation, format.wording, {}, thinks=False, opening="", opener=format.opener)
+    begin, end = format.wording.calls
+    call = f"{begin}{format.wording.call.replace('NAME', 'read').replace('ARGUMENTS', '{}')}{end}"
+    reader = Reader(format, tools=TOOLS, turn="t:0")
+    assert [piece.call.name for piece in [*reader.feed(call), *reader.finish()] if piece.call] == ["read"]
+    before = format.wording.text
+    for text in ("", "Look: {1} [x]\n", 'about "name" and <tool> calls'):
+        assert renderer.fulfils(grammar, renderer.encode(before + text)), text
+        assert not renderer.fulfils(grammar, renderer.encode(before + text + call)), text
+
+
+def test_a_declared_template_names_the_beginning_of_its_calls():
+    call = {"open": "[call/", "close": "]", "content": "json", "repeats": True}
+    declared = {"start_anchor": "assistant", "fields": {"content": {}, "tool_calls": call}}
+    assert format_for("", (), declared).opener == r"\[call\/"
+
+
 def test_nothing_is_demanded_of_an_answer_that_goes_on():
     asked = Conversation(messages=SAID, continued=True, demand=Demand(schema={}))
     with pytest.raises(BadRequest, match="goes on"):

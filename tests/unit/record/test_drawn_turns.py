@@ -24,7 +24,7 @@ async def test_a_draw_and_an_answer_without_tokens_come_back(tmp_path):
         assert [row async for _, row in log.read(0, {Turn})] == [dealt, outside, a_turn("c:0")]
 
 
-def test_a_row_of_before_has_no_draw():
+def test_a_row_of_before_has_no_draw_and_no_window():
     body = TURNS.body[: TURNS.body.index("auto")]
     values = [
         "a:0",
@@ -43,4 +43,4 @@ def test_a_row_of_before_has_no_draw():
         False,
     ]
     assert len(values) == len(body)
-    assert "auto" not in load(TURNS, TURNS.body, values)
+    assert not {"auto", "window"} & load(TURNS, TURNS.body, values).keys()

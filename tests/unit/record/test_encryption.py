@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from record_rows import EVERY, collect, signal
 
-from ostinato.core.errors import BadConfig, Corrupt
-from ostinato.core.records import ParsedCall, Row, Signal, Turn
+from ostinato.core.errors import BadConfig, BadRequest, Corrupt
+from ostinato.core.records import Consent, ParsedCall, Row, Signal, Turn
+from ostinato.core.steering import Steered
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
@@ -67,7 +68,9 @@ def written(one: Turn) -> list[bytes]:
 
 def redacted(one: Turn) -> Turn:
     asked = replace(one.sampling, grammar="")
-    return replace(one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"", sampling=asked, calls=None)
+    return replace(
+        one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"", sampling=asked, calls=None, steered=None
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -230,10 +233,19 @@ STOP = "and then Zebrastripe said"
 
 
 def stopping(i: int, user: str) -> Turn:
-    """A turn whose caller wrote stop strings and named tokens to avoid."""
+    """A turn whose caller wrote stop strings and penalties and named tokens to avoid, steered by a person's dials."""
     made = turn(i, user)
-    asked = replace(made.sampling, stop=(STOP, "\n\n"), logit_bias=((4711, -100.0), (4712, 1.5)), presence_penalty=0.5)
-    return replace(made, sampling=asked)
+    asked = replace(
+        made.sampling, stop=(STOP, "\n\n"), logit_bias=((4711, -100.0), (4712, 1.5)), presence_penalty=0.515625
+    )
+    steered = Steered(
+        basis="9c1f", dials=(0.578125, -1.5), cap=0.1, budget=3.0, tokens=1, kl=0.0625, features=(1.34375, -2.0)
+    )
+    return replace(made, sampling=asked, steered=steered)
+
+
+WRITTEN = (STOP.encode(), b"4711", b"0.515625", b"0.578125", b"1.34375", b"9c1f")
+"""Of its stop strings, bias, penalties, dials, features and basis."""
 
 
 @pytest.mark.parametrize("grammar", ["", 'start: "a"'])
@@ -247,11 +259,11 @@ async def test_what_a_caller_wrote_of_the_sampling_is_encrypted_and_forgotten(
     with opened(tmp_path) as log:
         await log.append(one, BOB)
         assert await collect(log) == [(1, one), (2, BOB)]
-        assert traces(tmp_path, STOP.encode(), b"4711") == []
+        assert traces(tmp_path, *WRITTEN) == []
         await log.forget("acme", "ann")
-        asked = replace(one.sampling, stop=(), logit_bias=(), grammar="")
+        asked = replace(one.sampling, stop=(), logit_bias=(), presence_penalty=0.0, grammar="")
         assert await log.find(Turn, [(one.id,)]) == [replace(redacted(one), sampling=asked)]
-    assert traces(tmp_path, STOP.encode(), b"4711") == []
+    assert traces(tmp_path, *WRITTEN) == []
 
 
 async def test_without_encryption_it_stays_where_it_was(tmp_path: Path):
@@ -394,3 +406,21 @@ def test_two_processes_make_one_key_for_one_scope(tmp_path: Path):
     assert rings[1].reveal(first[scopes[0]], b"there", sealed) == b"hello"
     for ring in rings:
         ring.close()
+
+
+@pytest.mark.parametrize("encrypt", ["none", "tenant", "user"])
+async def test_a_turn_that_must_not_be_kept_is_stored_without_its_words_or_refused(tmp_path: Path, encrypt: str):
+    said = replace(BOB, parent=ANN.id, consent=Consent.NEVER)
+    unkept, after = said.without_words(), turn(5, "ann", parent=said.id)
+    with opened(tmp_path, encrypt) as log:
+        with pytest.raises(BadRequest, match=r"without_words") as caught:
+            await log.append(ANN, said)
+        assert caught.value.field == "consent"
+        assert log.newest() == 0
+        await log.append(ANN, unkept, after)
+        assert [row for _, row in await collect(log)] == [ANN, unkept, after]
+    with opened(tmp_path, encrypt) as log:
+        assert await log.find(Turn, [(said.id,)]) == [unkept]
+        assert unkept.redacted
+        assert traces(tmp_path, *written(said)) == []
+    assert encrypt != "none" or traces(tmp_path, *written(ANN)), "the search finds what is kept"

@@ -1,4 +1,4 @@
-"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` and `format_2.tar.gz` were written by
+"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` to `format_3.tar.gz` were written by
 such versions.
 
 `APPENDS` says what they were given. Retention has dropped its first segment, the newest has no row, and of its two users bob is forgotten.
@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from record_rows import collect, firsts, one_of_each, signal
 
-from ostinato.core.records import ParsedCall, Row, Signal, Turn
+from ostinato.core.records import ParsedCall, Row, Signal, SteeringBasis, Turn
+from ostinato.core.steering import Basis
 from ostinato.record.backup import KEYS, back_up
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
@@ -26,6 +28,7 @@ from ostinato.testing.records import a_turn
 
 CONFIG = RecordConfig(encrypt="user", retain_days=1.0, segment_rows=12)  # type: ignore[arg-type]
 STOP = "the end"
+BASIS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25, 3.0]], np.float32), "3f")
 
 
 def asked_and_told(i: int) -> list[Row]:
@@ -42,15 +45,15 @@ FIRST_KEPT = 21  # rows before it were dropped
 
 
 def as_read(row: Row, version: int) -> Row:
-    """A row as it is read from a log of this format. Of a forgotten person, format 1 left the stop strings and the bias; of nobody was it
-    stored which tools were called.
+    """A row as it is read from a log of this format. Of a forgotten person, format 1 left the stop strings and the bias; before format 3
+    it was stored of nobody which tools were called.
     """
     if isinstance(row, Turn) and row.user == "bob":
         left = replace(row.sampling, grammar="")
         asked = left if version == 1 else replace(left, stop=(), logit_bias=())
         return replace(row, prompt_ids=(), sampled_ids=(), logprobs=(), text="", sampling=asked, calls=None)
     if isinstance(row, Turn):
-        return replace(row, calls=None)
+        return replace(row, calls=None) if version < 3 else row
     if isinstance(row, Signal) and row.turn in ("t3:0", "t5:0", "t7:0"):
         return replace(row, comment=None, correction=None)
     return row
@@ -62,7 +65,7 @@ def expected(version: int) -> list[tuple[int, Row]]:
     return [(seq, row) for seq, row in rows if seq >= FIRST_KEPT or type(row) in permanent]
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def version(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -87,7 +90,7 @@ async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, version: i
             ()
         }
     versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
-    assert versions == [version, version, 3]
+    assert versions == [version, version, 4]
     assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(version,)]
 
 
@@ -113,13 +116,13 @@ async def test_who_opened_it_empty_knows_the_calls_of_what_was_written_and_seale
     path = directory.segment(firsts(old / "log")[-1])
     with closing(Segment(path, None)) as reader, closing(Segment(path, None, write=True)) as writer:
         assert (reader.version, reader.seal(), reader.newest()) == (version, None, reader.first - 1)
-        assert not (asks_while_open and reader.knows_calls)
+        assert not asks_while_open or reader.knows_calls is (version >= 3)
         writer.db.execute("BEGIN IMMEDIATE")
         writer.upgrade()
         writer.db.execute("INSERT INTO seal VALUES (1, ?, 1.0, '[]', x'')", (writer.first,))
         writer.db.execute("COMMIT")
         assert reader.seal() is not None  # asked for first, as a reader does that comes to the segment's end
-        assert (reader.knows_calls, reader.version) == (True, 3)
+        assert (reader.knows_calls, reader.version) == (True, 4)
 
 
 async def test_a_sealed_segment_of_an_older_format_is_asked_for_it_once(
@@ -128,8 +131,25 @@ async def test_a_sealed_segment_of_an_older_format_is_asked_for_it_once(
     with closing(Segment(LogDirectory(old / "log").segment(firsts(old / "log")[0]), None)) as sealed:
         asked = list[Path]()
         monkeypatch.setattr(segment_file, "check_format", lambda _, path: asked.append(path) or version)
-        assert [sealed.knows_calls for _ in range(3)] == [False] * 3
+        assert [sealed.knows_calls for _ in range(3)] == [version >= 3] * 3
         assert asked == [sealed.path]
+
+
+async def test_a_basis_goes_to_a_new_segment_and_is_found_beside_the_old_ones(old: Path, version: int):
+    basis = SteeringBasis.of(BASIS, at=2.0)
+    with (
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as reads,
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log,
+    ):
+        before = await collect(reads)
+        assert reads.tail(1, {SteeringBasis}) == []
+        assert await log.append(basis, basis) == before[-1][0] + 1
+        assert await collect(reads) == [*before, (before[-1][0] + 1, basis)]
+        await log.append(*one_of_each(10))
+        await log.append(*one_of_each(11))
+        assert await log.drop_old(1e9, 10_000) >= 3, "the segment of the basis among them"
+        assert (await log.find(SteeringBasis, [(BASIS.hash,)]))[0].basis() == BASIS
+        assert await log.append(basis) == log.newest()
 
 
 async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, version: int, tmp_path: Path):

@@ -15,7 +15,7 @@ from record_rows import EVERY, collect, firsts, one_of_each, signal
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.notices import Alarm, Stamp
-from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Turn, identity
+from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, SteeringBasis, Turn, identity
 from ostinato.record import retention, sqlite
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
@@ -24,7 +24,7 @@ from ostinato.record.segments import segment as segment_module
 from ostinato.record.segments.segment import Segment
 
 DAY = 86_400.0
-STAYS = (Batch, ReleaseEvent, Stamp, Alarm)
+STAYS = (Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis)
 CONFIG = RecordConfig(segment_rows=10, retain_days=30.0)
 
 

@@ -24,6 +24,7 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
+    SteeringBasis,
     Turn,
 )
 from ostinato.record.config import RecordConfig
@@ -38,7 +39,7 @@ SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HU
 V1 = PolicyVersion(number=1, hash="a")
 FIRST = "0000000000000001.db"
 TABLES = [
-    "alarms", "batches", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "quarantines",
+    "alarms", "bases", "batches", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "quarantines",
     "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
 ]  # fmt: skip
 
@@ -63,8 +64,9 @@ async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
         Delivered(id="a", turns=(), at=1.0),
         Quarantine(turn="q", reason="x", at=1.0),
         Alarm(id="a", name="n", state=AlarmState.RAISED, reason="", at=1.0),
+        SteeringBasis(hash="a", names=("a",), tokens=b"", directions=b"", weights="", at=1.0),
     ]
-    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=10)) as log:
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=11)) as log:
         log.derive_text(lambda token: "x")
         await log.append(*rows)
         path = tmp_path / "log" / FIRST
@@ -148,7 +150,7 @@ def test_a_newer_segment_is_refused_untouched(tmp_path: Path, sql: Any):
     path = tmp_path / "log" / FIRST
     sql(path, "PRAGMA user_version = 99")
     with pytest.raises(
-        BadConfig, match="has format 99, this Ostinato reads 1, 2, 3; open it with the Ostinato that wrote it"
+        BadConfig, match="has format 99, this Ostinato reads 1, 2, 3, 4; open it with the Ostinato that wrote it"
     ):
         SqlLog.open(tmp_path / "log")
     assert sql(path, "PRAGMA user_version") == [(99,)]

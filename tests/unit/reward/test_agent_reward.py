@@ -110,7 +110,7 @@ def test_it_is_found_by_name_and_its_weights_are_checked():
     assert function(TURN, [said("tests_passed", TURN.ended_at - 1)], TURN.ended_at).value == 0.25
     with pytest.raises(Exception, match="tests"):
         load("ostinato.reward.functions:agent", {"tests": 3.0})
-    assert AgentWeights() == AgentWeights(0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.3, 0.5, 0.1, 0.2)
+    assert AgentWeights() == AgentWeights(0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.3, 0.5, 0.1, 0.2, 1.0)
 
 
 def test_the_old_name_of_the_weight_of_an_explicit_verdict_is_taken_with_a_warning(caplog):

@@ -181,7 +181,7 @@ def test_load_binds_checked_options():
         ("ostinato.reward.functions:ACCEPTED", {}, "is a str, not a function"),
         (COPILOT, {"windwo": 3}, "did you mean window?"),
         (COPILOT, {"turn": 3}, "no such option"),
-        (COPILOT, {"zzz": 3}, "known: left, silence, t, window"),
+        (COPILOT, {"zzz": 3}, "known: left, outcomes, silence, t, window"),
         (COPILOT, {"t": 1.5}, "less than 1"),
         (COPILOT, {"t": float("nan")}, "reward.options.t"),
         (COPILOT, {"window": "soon"}, "valid number"),

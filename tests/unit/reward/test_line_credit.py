@@ -11,7 +11,7 @@ from ostinato.core.line_survival import line_spans
 from ostinato.core.records import Batch, LineSurvival, LineValues, ParsedCall, PolicyVersion, Reward, Signal, Source
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import SingleRollout, by_episode, line_returns, returns
+from ostinato.reward.credit import SingleRollout, by_episode, episode_returns, returns
 from ostinato.reward.functions import agent, copilot
 from ostinato.reward.line_credit import LATER, discounted, turn_lines
 from ostinato.reward.protocol import Failure, RewardRequest, checked
@@ -30,6 +30,11 @@ class Nothing(Baseline):
 
 def token_bytes(token):
     return bytes([token])
+
+
+def line_returns(turns, rewards, discount):
+    """The return of each turn, and what lines account for."""
+    return [(each.total, each.lines) for each in episode_returns(turns, rewards, discount).turns]
 
 
 def a_call(id, lines, *, episode=None, at=10.0):

@@ -122,7 +122,11 @@ def test_a_line_that_is_no_answer():
         ("odd_reward:qqqq", {}, "reward.function 'odd_reward:qqqq': no qqqq in it; known: needy, other"),
         ("odd_reward:other", {"qqqq": 1}, "reward.options.qqqq: odd_reward:other has no such option; known: none"),
         (COPILOT, {"windwo": 3}, f"reward.options.windwo: {COPILOT} has no such option; did you mean window?"),
-        (COPILOT, {"qqqq": 3}, f"reward.options.qqqq: {COPILOT} has no such option; known: left, silence, t, window"),
+        (
+            COPILOT,
+            {"qqqq": 3},
+            f"reward.options.qqqq: {COPILOT} has no such option; known: left, outcomes, silence, t, window",
+        ),
         (COPILOT, {"widget": 3}, f"reward.options.widget: {COPILOT} has no such option; did you mean window?"),
         ("odd_reward:needy", {}, "reward.options.scale is missing: odd_reward:needy needs it"),
         (COPILOT, {"t": 1.5}, f"reward.options.t = 1.5 does not suit {COPILOT}: Input should be less than 1"),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ostinato.core.nucleus import decode, encode
-from ostinato.core.records import Holdback, PolicyVersion, Sampling
+from ostinato.core.records import Arm, Batch, Consent, Finish, Holdback, PolicyVersion, Reward, Sampling
+from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.testing.records import a_signal
 
@@ -85,3 +86,46 @@ async def test_cold_turns_are_held_back(log, now, open_desk, turn, temperature: 
     await log.append(turn(0, sampling=Sampling(max_tokens=8, temperature=temperature)))
     await open_desk(log).poll()
     assert log.reasons(Holdback).get("t0:0") == reason
+
+
+@pytest.mark.parametrize("level", [level for level in Consent if level is not Consent.YES])
+async def test_without_consent_a_turn_is_held_back_for_that_first(log, now, open_desk, turn, level: Consent):
+    turns = [
+        turn(0, consent=level),
+        turn(1, consent=level, arm=Arm.CONTROL, sampling=Sampling(max_tokens=8, temperature=0.0)),
+        turn(2, consent=level, finish=Finish.ABORT),
+    ]
+    turns = [each.without_words() if level is Consent.NEVER else each for each in turns]
+    await log.append(*turns, *map(a_signal, turns))
+    now.at = 99.0
+    desk = open_desk(log)
+    assert await desk.batch(1, 1, V0) is None
+    assert log.reasons(Holdback) == dict.fromkeys((each.id for each in turns), f"consent:{level}")
+    rewarded = {row.turn for row in log.of(Reward)}
+    assert rewarded == (set() if level is Consent.NEVER else {"t0:0", "t1:0"}), (
+        "the metrics may count those of the rest"
+    )
+    found = await account(log, None, RewardConfig())
+    assert (found.ingested, found.trained, found.held, found.waiting) == (3, 0, {f"consent:{level}": 3}, 0)
+
+
+async def test_what_others_refuse_changes_no_credit(log, now, open_desk, turn):
+    """Baseline, equal shares and normalisation are of the turns that are learned from alone, to the bit."""
+    other = type(log)()
+    for step in range(1, 4):
+        learned = [turn(10 * step + i, user="ann" if i % 2 else "bob", ended_at=10.0 * step) for i in range(6)]
+        said = [a_signal(each, "accepted" if i % 3 else "rejected", at=each.ended_at) for i, each in enumerate(learned)]
+        refused = [turn(100 * step + i, user="ann", consent=[*Consent][i % 3], ended_at=10.0 * step) for i in range(9)]
+        refused = [each if each.counts else each.without_words() for each in refused]
+        await log.append(*learned, *said, *refused, *[a_signal(each, at=each.ended_at) for each in refused])
+        await other.append(*learned, *said)
+    now.at = 99.0
+    for each in (log, other):
+        desk = open_desk(each)
+        for step in range(1, 4):
+            made = await desk.batch(step, 6, V0)
+            assert made is not None
+            assert len(made.samples) == 6
+    assert [(row.turns, row.credits, row.weights) for row in log.of(Batch)] == [
+        (row.turns, row.credits, row.weights) for row in other.of(Batch)
+    ]

@@ -6,13 +6,26 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Signal, Source, Span
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Holdback,
+    PolicyVersion,
+    Purpose,
+    Quarantine,
+    Reward,
+    Signal,
+    Source,
+    Span,
+)
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
+from ostinato.launch.commands.status import accounts
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Taught
 from ostinato.testing.records import a_delivery, a_signal, a_turn
+from ostinato.worlds.rollout.groups import Spending
 
 V0 = PolicyVersion(number=0, hash="00")
 NOW = 12.0
@@ -50,9 +63,9 @@ def refuse(turn, signals, now):
 
 @pytest.fixture
 def desk(log, now, open_desk):
-    def open_(taught: Taught | None = WORLDS, **config):
+    def open_(taught: Taught | None = WORLDS, folds=None, **config):
         now.at = NOW
-        return open_desk(log, refuse, RewardConfig(user_cap=1.0, **config), taught=taught)
+        return open_desk(log, refuse, RewardConfig(user_cap=1.0, **config), taught=taught, folds=folds)
 
     return open_
 
@@ -87,6 +100,45 @@ async def test_a_group_goes_into_a_batch_only_when_it_was_closed_and_then_whole(
     assert [sample.turn.id for sample in batch.samples] == ["one-0:0", "one-1:0", "two-0:0"]
     assert [sample.advantages[0] for sample in batch.samples] == [0.5, 0.5, -0.5]
     assert [(sample.weight, sample.summed) for sample in batch.samples] == [(0.5, True), (0.5, True), (1.0, True)]
+
+
+def chain(episode: str, purposes: str):
+    """A rollout with memory: `t` is a turn of the task, `c` a summary or a refused try at one."""
+    named = {"t": Purpose.TASK, "c": Purpose.COMPACTION}
+    return [
+        replace(turn, purpose=named[purpose])
+        for turn, purpose in zip(rollout(episode, len(purposes)), purposes, strict=True)
+    ]
+
+
+async def test_summaries_and_refused_tries_get_their_chains_return_and_a_chain_counts_once(log, desk):
+    made = desk(purposes=tuple(Purpose))
+    long, short, other = chain("long", "tcctct"), chain("short", "t"), chain("other", "ct")
+    await log.append(*long, *short, *other)
+    await log.append(*graded(*long, grade=1.0), *graded(*short, grade=0.0), *graded(*other, grade=0.0))
+    await log.append(said(other[-1], CLOSED, 3.0))
+    batch = await made.batch(1, 1, V0)
+    assert batch is not None
+    advantages = {sample.turn.id: sample.advantages for sample in batch.samples}
+    # the mean is that of three chains, not of nine turns
+    assert {round(advantages[turn.id][0], 12) for turn in long} == {round(2 / 3, 12)}
+    assert {round(advantages[turn.id][0], 12) for turn in (*short, *other)} == {round(-1 / 3, 12)}
+    weights = {sample.turn.id: sample.weight for sample in batch.samples}
+    assert [sum(weights[turn.id] for turn in each) for each in (long, short, other)] == [pytest.approx(1.0)] * 3
+    assert log.reasons(Holdback) == {}
+    assert (await recount(log)).balanced
+
+
+async def test_summaries_that_are_not_learned_from_leave_their_chain_what_it_is_worth(log, desk):
+    made = desk(purposes=(Purpose.TASK,))
+    long, short = chain("long", "tcctct"), chain("short", "t")
+    await log.append(*long, *short, *graded(*long, grade=1.0), *graded(*short, grade=0.0), said(short[0], CLOSED, 2.0))
+    batch = await made.batch(1, 1, V0)
+    assert [(sample.turn.id, sample.advantages[0]) for sample in batch.samples] == [
+        *[(f"long-{n}:0", 0.5) for n in (0, 3, 5)],
+        ("short-0:0", -0.5),
+    ]
+    assert log.reasons(Holdback) == {f"long-{n}:0": "purpose:compaction" for n in (1, 2, 4)}
 
 
 async def test_what_nobody_knows_of_when_the_group_ends_is_torn_and_what_comes_after_is_late(log, desk):
@@ -265,16 +317,21 @@ async def steps(log, desk, count: int) -> None:
         assert await desk.batch(number, 1, V0) is not None
 
 
+def swapped_midway(turn):
+    """The turn with its first token three steps behind a trainer that took four."""
+    spans = (
+        Span(policy=PolicyVersion(number=1, hash="01"), tokens=1),
+        Span(policy=PolicyVersion(number=4, hash="04"), tokens=1),
+    )
+    return replace(turn, spans=spans)
+
+
 @pytest.mark.parametrize(("bound", "taken"), [(3, True), (2, False)])
 async def test_the_bound_is_kept_by_the_oldest_token_of_a_whole_group(bound: int, taken: bool, log, desk):
     made = desk(world_staleness=bound, max_staleness=0)
     await steps(log, made, 4)
     fresh, swapped = rollout("fresh", version=4), rollout("swapped", 2, version=4)
-    spans = (
-        Span(policy=PolicyVersion(number=1, hash="01"), tokens=1),  # three behind the trainer, which took four
-        Span(policy=PolicyVersion(number=4, hash="04"), tokens=1),
-    )
-    swapped[0] = replace(swapped[0], spans=spans)
+    swapped[-1] = swapped_midway(swapped[-1])
     await log.append(*fresh, *swapped, *graded(*fresh, grade=1.0), *graded(*swapped, grade=0.0))
     await log.append(said(swapped[-1], CLOSED))
     batch = await made.batch(5, 1, V0)
@@ -284,6 +341,34 @@ async def test_the_bound_is_kept_by_the_oldest_token_of_a_whole_group(bound: int
         assert batch is None
         assert log.reasons(Holdback) == dict.fromkeys(["fresh-0:0", "swapped-0:0", "swapped-1:0"], "stale:3")
     assert (await recount(log)).balanced
+
+
+async def test_a_turn_before_the_last_falls_alone_and_its_rollout_counts_as_before(log, desk, tmp_path):
+    made = desk(world_staleness=2, max_staleness=0, folds=FileFolds(tmp_path))
+    await steps(log, made, 4)
+    fresh, swapped = rollout("fresh", version=4), rollout("swapped", 6, version=4)
+    swapped[:3] = map(swapped_midway, swapped[:3])
+    await log.append(*fresh, *swapped, *graded(*fresh, grade=0.0), *graded(*swapped, grade=1.0)[:3])
+    assert await made.batch(5, 1, V0) is None, "its last turn has no verdict yet"
+    alone = {"swapped-0:0": "stale_turn:3", "swapped-1:0": "stale_turn:3", "swapped-2:0": "stale_turn:3"}
+    assert log.reasons(Holdback) == alone, "nor is the last one known the last"
+    spending = Spending(log, after=0)
+    spending.expect(9, [turn.id for turn in (*fresh, *swapped)])
+    assert await spending.look() == [], "their group is still to be learned from"
+    await made.save()
+    made = desk(world_staleness=2, max_staleness=0, folds=FileFolds(tmp_path))
+    await log.append(*graded(*swapped, grade=1.0)[3:], said(swapped[-1], CLOSED))
+    batch = await made.batch(5, 1, V0)
+    assert log.reasons(Holdback) == alone
+    assert await spending.look() == [9]
+    found = {sample.turn.id: (sample.advantages[0], sample.summed) for sample in batch.samples}
+    assert found == {"fresh-0:0": (-0.5, True)} | {f"swapped-{n}:0": (0.5, True) for n in (3, 4, 5)}
+    assert (await recount(log)).balanced
+    counted = await account(log)
+    # of turns 1 to 4: three of the swapped one's, and eight of the four earlier groups beside two of this one
+    shares = {"1-4": 3 / (3 + 4 * 2 + 2), "5-16": 0.0}
+    assert counted.stale == pytest.approx(shares)
+    assert "23% of turns 1-4, 0% of turns 5-16" in "\n".join(accounts(counted, 0.0))
 
 
 async def test_people_keep_their_own_bound(log, now, open_desk):
@@ -298,6 +383,48 @@ async def test_people_keep_their_own_bound(log, now, open_desk):
     batch = await desk.batch(2, 1, V0)
     assert {sample.turn.group for sample in batch.samples} == {"h"}
     assert log.reasons(Holdback) == {"old:0": "stale:1"}
+
+
+# ---------------------------------------------------------------- long groups
+
+
+async def long_group(log, name: str, tokens: int, *, graded_as=(1.0, 0.0)) -> None:
+    """A closed group of two rollouts of one turn each, with so many tokens together."""
+    made = [
+        replace(turn, prompt_ids=tuple(range(100 * i, 100 * i + tokens // 2 - 2)))
+        for i in (1, 2)
+        for turn in rollout(f"{name}{i}", group=name)
+    ]
+    for turn, grade in zip(made, graded_as, strict=True):
+        await log.append(turn, *graded(turn, grade=grade))
+    await log.append(said(made[-1], CLOSED))
+
+
+async def test_a_group_longer_than_a_batch_is_a_step_of_its_own(log, desk):
+    made = desk(Taught(people=False, groups=2), batch_tokens=64, group_tokens=200, world_staleness=99)
+    for name, tokens in (("short", 20), ("long", 200), ("tall", 20), ("last", 20), ("giant", 202)):
+        await long_group(log, name, tokens)
+    taken = []
+    while (batch := await made.batch(len(taken) + 1, 1, V0)) is not None:
+        taken.append({sample.turn.group for sample in batch.samples})
+    assert taken == [{"short"}, {"long"}, {"tall", "last"}]
+    reasons = set(log.reasons(Holdback).values())
+    assert reasons == {"too_long: 202 tokens to be learned from together, and the most is 200, reward.group_tokens"}
+
+
+async def test_a_long_group_and_people_take_turns(log, now, open_desk):
+    now.at = 99.0
+    config = RewardConfig(user_cap=1.0, batch_tokens=64, group_tokens=200, max_staleness=99, world_staleness=99)
+    desk = open_desk(log, config=config, taught=Taught(people=True, groups=1))
+    for n in range(3):
+        await long_group(log, f"long{n}", 200)
+    turns = [a_turn(f"p{n}:0", user=f"u{n}", prompt=(n,)) for n in range(16)]
+    await log.append(*turns, a_delivery(*turns), *(a_signal(turn) for turn in turns[::2]))
+    taken = []
+    for step in range(1, 6):
+        batch = await desk.batch(step, 4, V0)
+        taken.append(sorted({sample.turn.group or "people" for sample in batch.samples}))
+    assert taken == [["people"], ["long0"], ["people"], ["long1"], ["people"]], "neither waits for the other to end"
 
 
 # ---------------------------------------------------------------- starting again

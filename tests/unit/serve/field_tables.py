@@ -110,6 +110,9 @@ TABLES: dict[str, list[Object]] = {
         Object(name="The request of `/v1/messages/count_tokens`", model=anthropic.CountRequest,
                sample={"model": "m", "messages": [HI]}, within=_same, parse=anthropic.parse_count),
         _messages("`metadata`", anthropic.Metadata, {"user_id": "ann"}, lambda o: {"metadata": o}),
+        _messages("`context_management`", anthropic.ContextManagement, {}, lambda o: {"context_management": o}),
+        _messages("An edit of `context_management`", anthropic.ContextEdit, {"type": "compact_20260112"},
+                  lambda o: {"context_management": {"edits": [o]}}),
         _messages("`tool_choice`", anthropic.ToolChoice, {"type": "tool", "name": "read"},
                   lambda o: {"tools": [READ], "tool_choice": o}),
         _messages("`output_config`", anthropic.OutputConfig, {}, lambda o: {"output_config": o}),
@@ -136,6 +139,8 @@ TABLES: dict[str, list[Object]] = {
     "/v1/responses": [
         _responses("The request", responses.ResponsesRequest, RESPONSES, _same),
         _responses("`text`", responses.Text, {}, lambda o: {"text": o}),
+        _responses("An entry of `context_management`", responses.ContextEntry, {"type": "compaction"},
+                   lambda o: {"context_management": [o]}),
         _responses("`text.format`", responses.TextFormat, {"type": "json_schema", "name": "x", "schema": SCHEMA},
                    lambda o: {"text": {"format": o}}),
         _responses("`tool_choice` as an object", responses.ResponsesNamedTool, {"type": "function", "name": "read"},

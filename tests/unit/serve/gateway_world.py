@@ -10,7 +10,6 @@ from pydantic import SecretStr
 from ostinato.core.records import Delivered, PolicyVersion
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.serve.scrub import open_scrubbing
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
@@ -39,7 +38,7 @@ class World:
             dealer=dealer,
             room=lambda: self.room,
             audit=lambda act, **facts: self.audited.append((act, facts)),
-            scrubbing=None if privacy is None else open_scrubbing(privacy, ADMIN),
+            privacy=privacy,
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):

@@ -195,8 +195,9 @@ def test_results_may_be_empty_or_several_texts():
     assert got.messages == (Message(role=Role.TOOL, answers="a"), Message(role=Role.TOOL, answers="b", text="x\ny"))
 
 
-def test_tools_are_not_offered_if_none_is_chosen():
-    assert said(user(text("hi")), tools=[READ], tool_choice={"type": "none"}).tools == ()
+def test_tools_stay_in_the_prompt_if_none_may_be_called():
+    forbidden = said(user(text("hi")), tools=[READ], tool_choice={"type": "none"})
+    assert (len(forbidden.tools), forbidden.callable_tools) == (1, ())
     auto = {"type": "auto", "disable_parallel_tool_use": True}
     assert len(said(user(text("hi")), tools=[READ], tool_choice=auto).tools) == 1
 
@@ -221,6 +222,8 @@ def test_harmless_and_inert_fields_are_taken():
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"output_config": {"format": {"type": "json_object", "schema": {}}}}, "output_config.format.type"),
+        ({"context_management": {"edits": [{"type": "forget_20990101"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [{"type": "compact_20260112", "x": 1}]}}, "context_management.edits[0].x"),
         ({"output_config": {"task_budget": {"total": 5}}}, "output_config.task_budget"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "Write"}, "tools": [READ]}, "tool_choice"),

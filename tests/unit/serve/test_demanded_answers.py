@@ -14,6 +14,7 @@ from ostinato.serve.dialects.anthropic import parse_messages
 from ostinato.serve.dialects.openai import parse_chat
 from ostinato.serve.dialects.responses import parse_responses
 from ostinato.testing.engine import FakeEngine
+from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine
 
 PATH = {
@@ -45,6 +46,7 @@ BOTH = [chat_tool("a"), chat_tool("b", strict=True)]
 FLAT = [flat_tool("a"), flat_tool("b", strict=True)]
 THEIRS = [their_tool("a"), their_tool("b", strict=True)]
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+NO_CALL_BUT_JSON = Demand(schema=SCHEMA, forbidden=True)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,12 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCH
         (parse_chat, {"response_format": {"type": "json_object"}}, Demand(schema={"type": "object"})),
         (parse_chat, {"response_format": JSON_SCHEMA}, Demand(schema=SCHEMA)),
         (parse_chat, {"response_format": JSON_SCHEMA, "tools": BOTH}, Demand(schema=SCHEMA, calls=("a", "b"))),
-        (parse_chat, {"response_format": JSON_SCHEMA, "tools": BOTH, "tool_choice": "none"}, Demand(schema=SCHEMA)),
+        (parse_chat, {"response_format": JSON_SCHEMA, "tools": BOTH, "tool_choice": "none"}, NO_CALL_BUT_JSON),
         (parse_chat, {"tools": BOTH[:1], "parallel_tool_calls": False}, None),
-        (parse_chat, {"tools": BOTH, "tool_choice": "none"}, None),
+        (parse_chat, {"tools": BOTH, "tool_choice": "none"}, Demand(forbidden=True)),
+        (parse_chat, {"tools": [], "tool_choice": "none"}, None),
+        (parse_messages, {"tools": THEIRS, "tool_choice": {"type": "none"}}, Demand(forbidden=True)),
+        (parse_responses, {"tools": FLAT, "tool_choice": "none"}, Demand(forbidden=True)),
         (parse_chat, {"tools": BOTH, "tool_choice": "required"}, Demand(calls=("a", "b"))),
         (
             parse_chat,
@@ -164,6 +169,76 @@ async def test_answers_are_as_demanded_and_the_turn_has_the_grammar(tmp_path):
         turns = [row for row in w.log.rows if isinstance(row, Turn)]
         assert len(turns) == 22
         assert all("%json" in turn.sampling.grammar for turn in turns)
+
+
+def write_tiny_with_calls(path, **more):
+    """A tiny model whose tokenizer has `<tool_call>` as a control token, of id 259."""
+    tiny_model(path, **more)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        written = (path / name).read_text().replace("<|pad|>", "<tool_call>")
+        (path / name).write_text(written)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "none"),
+    [
+        ("/v1/chat/completions", CHAT | {"tools": BOTH}, "none"),
+        ("/v1/messages", MESSAGES | {"tools": THEIRS}, {"type": "none"}),
+        ("/v1/responses", RESPONSES | {"tools": FLAT}, "none"),
+    ],
+)
+async def test_forbidden_calls_leave_the_prompt_and_its_parent_as_they_are(tmp_path, path, body, none):
+    """The tools stay, so a request that forbids calls shares its conversation's prefix; the sampler is kept from beginning a call."""
+    more = {"max_output_tokens" if "input" in body else "max_tokens": 8}
+    async with (
+        tiny_engine(tmp_path, context=2048, write=write_tiny_with_calls) as tiny,
+        world(engine=tiny.engine, renderer=tiny.renderer) as w,
+    ):
+        assert tiny.renderer.call_token() == 259
+        for choice in ({}, {"tool_choice": none}):
+            status, _, reply = await w.post(path, body | more | choice)
+            assert status == 200, reply
+        free, forbidden = w.log.turns()
+        assert free.prompt_ids == forbidden.prompt_ids
+        assert (free.sampling.logit_bias, free.sampling.grammar) == ((), "")
+        assert (forbidden.sampling.logit_bias, forbidden.sampling.grammar) == (((259, -100.0),), "")
+
+
+async def test_no_call_is_sampled_where_calls_are_forbidden_however_much_it_is_wanted(tmp_path):
+    wanted = {"tools": BOTH, "max_tokens": 20, "logit_bias": {"259": 100}, "n": 4, "seed": 1}
+    async with (
+        tiny_engine(tmp_path, context=2048, write=write_tiny_with_calls) as tiny,
+        world(engine=tiny.engine, renderer=tiny.renderer) as w,
+    ):
+        for choice in ("auto", "none"):
+            status, _, reply = await w.chat(tool_choice=choice, **wanted)
+            assert status == 200, reply
+        turns = w.log.turns()
+        assert all(set(turn.sampled_ids) == {259} for turn in turns[:4])
+        assert all(259 not in turn.sampled_ids for turn in turns[4:])
+
+
+async def test_without_a_token_that_begins_calls_a_grammar_forbids_them(tmp_path):
+    async with tiny_engine(tmp_path, context=2048) as tiny, world(engine=tiny.engine, renderer=tiny.renderer) as w:
+        status, _, reply = await w.chat(tools=BOTH, tool_choice="none", max_tokens=20)
+        assert status == 200, reply
+        (turn,) = w.log.turns()
+        grammar = turn.sampling.grammar
+        assert tiny.renderer.fulfils(grammar, tiny.renderer.encode("I would call <tool call>."))
+        assert not tiny.renderer.fulfils(grammar, tiny.renderer.encode('So: <tool_call>\n{"name": "a"}'))
+
+
+async def test_an_engine_that_follows_no_grammar_tells_a_forbidden_call_as_text():
+    call = '<tool_call>\n{"name": "a", "arguments": {"path": "x"}}\n</tool_call>'
+    engine = FakeEngine(lambda request: call)
+    engine.capabilities = lambda: Capabilities(
+        context=4096, vocab_size=257, scores_exactly=True, follows_grammars=False
+    )
+    async with world(engine=engine) as w:
+        status, _, body = await w.chat(tools=BOTH, tool_choice="none", max_tokens=200)
+        assert (status, body["choices"][0]["message"]["content"]) == (200, call)
+        assert w.log.turns()[0].sampling.grammar == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -159,9 +159,15 @@ async def test_the_model_list_tells_the_contexts_length_by_every_name_that_agent
 
 async def test_the_model_list_is_anthropics_too():
     from anthropic.types import ModelInfo
+    from anthropic.types.beta import BetaModelInfo
 
     async with world() as w:
         listed = json.loads((await w.get("/v1/models"))[1])
         assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "m", "m")
-        info = ModelInfo.model_validate(listed["data"][0] | {"lifecycle": "active"})
+        one = json.loads((await w.get("/v1/models/m"))[1])
+        info = ModelInfo.model_validate(one, strict=False)
+        assert BetaModelInfo.model_validate(one, strict=False).capabilities.compaction is not None
         assert (info.id, info.type, info.display_name, info.max_input_tokens) == ("m", "model", "m", 4096)
+        assert (info.max_tokens, info.lifecycle) == (4096, "active")
+        assert info.capabilities.structured_outputs.supported
+        assert not info.capabilities.context_management.supported

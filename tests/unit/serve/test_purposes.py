@@ -10,6 +10,7 @@ from tests.unit.serve.test_tools import READ
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Branch, Purpose, Turn
+from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import untrainable
 from ostinato.serve.calls.caller import purpose_of
 from ostinato.testing.records import a_turn
@@ -64,10 +65,10 @@ def test_an_unknown_purpose_is_refused():
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_only_the_task_and_its_subagents_are_learned_from_unless_asked(purpose):
+def test_all_but_side_calls_are_learned_from_unless_asked(purpose):
     turn = replace(a_turn("a:0"), purpose=purpose)
-    chore = purpose in (Purpose.SIDE, Purpose.COMPACTION)
-    assert untrainable(turn, 0.1) == (f"purpose:{purpose}" if chore else None)
+    assert untrainable(turn, 0.1) == ("purpose:side" if purpose is Purpose.SIDE else None)
+    assert purpose is Purpose.SIDE or purpose in RewardConfig().purposes
     assert untrainable(turn, 0.1, purposes=tuple(Purpose)) is None
 
 

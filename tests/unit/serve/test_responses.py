@@ -125,6 +125,7 @@ def test_items_become_messages_that_take_turns():
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"background": True}, "background"),
+        ({"context_management": [{"type": "forget"}]}, "context_management[0].type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),
     ],

@@ -6,7 +6,7 @@ import re
 import pytest
 from pydantic import ValidationError
 from tests.fakes.outside import FakeOutside
-from tests.unit.serve.gateway_world import events, eventually, world
+from tests.unit.serve.gateway_world import ADMIN, events, eventually, world
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig
@@ -37,7 +37,7 @@ def masking(script, **more):
         seen.append(text)
         return script(list(dict.fromkeys(PLACEHOLDER.findall(text))))
 
-    w = world(engine=FakeEngine(answer), privacy=MASK, **more)
+    w = world(engine=FakeEngine(answer), privacy=MASK, admin_keys=(ADMIN,), **more)
     return w, seen
 
 
@@ -298,7 +298,7 @@ async def test_an_early_event_is_known_again_when_its_turn_is():
     [(TOLD, "hello", True), ("I am Ann.", f"Is it {MAIL}?", True), ("I am Ann.", "hi", False)],
 )
 async def test_a_held_turn_is_as_it_was_and_is_not_learned_from(told, answer, secret):
-    async with world(answer, privacy=HOLD) as w:
+    async with world(answer, privacy=HOLD, admin_keys=(ADMIN,)) as w:
         for path, body in (
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": told}]}),
             ("/v1/completions", {"prompt": told, "max_tokens": 99}),

@@ -47,7 +47,7 @@ def talk(sessions, conversation, text, id, *, scope=ME, continued=False, **kwarg
     question = looked(sessions, scope, replace(conversation, continued=continued))
     prompt = sessions.render(question)
     episode = kwargs.pop("episode", None) or prompt.episode or f"e-{id}"
-    made = turn(prompt.ids, text, id=id, scope=scope, episode=episode, **kwargs)
+    made = replace(turn(prompt.ids, text, id=id, scope=scope, episode=episode, **kwargs), window=prompt.window)
     sessions.remember(question, made, answer(text))
     return prompt, made
 

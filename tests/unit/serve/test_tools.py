@@ -110,10 +110,19 @@ async def test_the_prompt_offers_the_tools():
     async with world("ok") as w:
         await ask(w)
         await ask(w, tool_choice="none")
-        offered, withheld = [decode(turn.prompt_ids) for turn in turns(w)]
+        offered, forbidden = [decode(turn.prompt_ids) for turn in turns(w)]
         assert '"read"' in offered
         assert "Read a fi" in offered
-        assert '"read"' not in withheld
+        assert forbidden == offered
+
+
+async def test_a_question_that_forbids_calls_goes_on_from_the_answer_before():
+    async with world("hello") as w:
+        message = (await ask(w))["choices"][0]["message"]
+        await ask(w, [*ASKED, message, {"role": "user", "content": "Summarise."}], tool_choice="none")
+        first, second = turns(w)
+        assert second.parent == first.id
+        assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
 
 
 def history(message, result="def add(a, b): ...", **changed):

@@ -32,6 +32,7 @@ from ostinato.model.devices.backend import backend_of
 from ostinato.model.grammars import Grammars
 from ostinato.model.integers import Integers
 from ostinato.model.logit_edits import LogitEditor
+from ostinato.model.steering import AnswerSteering, LogitSteering
 
 T = TypeVar("T")
 
@@ -139,11 +140,12 @@ class TorchEngine:
         if request.sampling.edits_logits:  # compiling may take a while; open streams go on in the meantime
             editor = await asyncio.to_thread(LogitEditor.of, request.sampling, self._grammars)
             self._admit(worker, request)
+        steering = self._steering(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
         chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()  # bounded by n * max_tokens
         submitted: list[OpenStream] = []
         # may raise Unavailable
-        worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until)))
+        worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until, steering)))
         missing = request.n
         self._open += request.n
         opened = self._streams[request.id] = (submitted, chunks)
@@ -232,6 +234,7 @@ class TorchEngine:
             vocab_size=renderer.vocab_size,
             scores_exactly=exact,
             follows_grammars=self._grammars is not None,
+            steers=True,
         )
 
     def stats(self) -> dict[str, float]:
@@ -253,6 +256,14 @@ class TorchEngine:
             "pause_p50_s": pauses[len(pauses) // 2] if pauses else 0.0,
             "pause_p99_s": pauses[len(pauses) * 99 // 100] if pauses else 0.0,
         }
+
+    def _steering(self, request: Generate) -> Callable[[], AnswerSteering] | None:
+        asked, sampling, renderer = request.steering, request.sampling, self._renderer
+        if asked is None:
+            return None
+        logits = LogitSteering.of(asked.basis, asked.dials, asked.cap, sampling.temperature)
+        off = bool(sampling.grammar)
+        return lambda: AnswerSteering(asked, logits, renderer.opens_call, renderer.token_bytes, off=off)
 
     def _make(self, weights: Weights) -> PreTrainedModel:
         with team(1):  # leave the other cores to the open streams
@@ -278,7 +289,7 @@ class TorchEngine:
     def _admit(self, worker: EngineThread, request: Generate) -> None:
         self._policy(worker, request.slot)
         can = self.capabilities()
-        check_request(request, context=can.context, vocab_size=can.vocab_size)
+        check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
         if self._open + request.n > self.config.max_waiting:
             raise Overloaded(
                 f"The engine is overloaded: {self._open} samples are open, of {self.config.max_waiting}; try again later."

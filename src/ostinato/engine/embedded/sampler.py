@@ -16,6 +16,7 @@ from ostinato.core.records import logit_divisor
 from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
+from ostinato.model.steering import SteeredToken
 
 _MASK = (1 << 64) - 1
 _TOP = 512  # a nucleus almost always fits in this many tokens; otherwise the whole row is sorted
@@ -62,9 +63,9 @@ class Draw:
 class Drawn:
     """One entry per row. `sound` is False if the logits held a NaN or +inf, or only -inf; the token is then meaningless.
 
-    `nuclei`: the ids that `top_p` left open (`core.nucleus`); b"" if it left all open.
+    `nuclei`: the ids that `top_p` left open (`core.nucleus`); b"" if it left all open. `steered`: what came of the rows' steering.
 
-    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()], nuclei=[b""])``.
+    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()], nuclei=[b""], steered=[None])``.
     """
 
     tokens: list[int]
@@ -72,13 +73,14 @@ class Drawn:
     sound: list[bool]
     tops: list[Tops]
     nuclei: list[bytes]
+    steered: list[SteeredToken | None]
 
 
 def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch"] = "own") -> Drawn:
     """Draw one token per row.
 
     Args:
-        logits_MV: [M, V] in any floating dtype; edited in place.
+        logits_MV: [M, V] in any floating dtype; may be overwritten.
         rows: sampling parameters of the M rows.
         kernels: "own" or "torch"; "torch" takes logits on any device.
 
@@ -86,7 +88,7 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
         Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, of which those outside of the
         nucleus are -inf, with temperature 1 for greedy rows.
     """
-    edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
+    logits_MV, steered = edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
     # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
     temperatures_M = torch.tensor([logit_divisor(row.temperature) for row in rows], dtype=torch.float32)
     nuclei = [_cut(logits_MV[i], row) if row.temperature and row.top_p < 1.0 else b"" for i, row in enumerate(rows)]
@@ -101,6 +103,7 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
         sound=normal.sound().tolist(),
         tops=_tops(logits_MV, normal, [row.tops for row in rows]),
         nuclei=nuclei,
+        steered=[steered.get(i) for i in range(len(rows))],
     )
 
 

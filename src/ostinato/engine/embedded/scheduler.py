@@ -20,6 +20,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.engine.admission import prefix_key
 from ostinato.engine.embedded.kv import BlockPool, chain_key
 from ostinato.model.logit_edits import LogitEditor
+from ostinato.model.steering import AnswerSteering
 
 # ---------------------------------------------------------------- the queue
 
@@ -125,6 +126,7 @@ class Generation:
     routes: list[NDArray[np.integer[Any]]] = field(default_factory=list)  # experts [L, k] per computed position, if any
     pure: bool = True  # all of its KV was computed by `policy`, so others may reuse its full blocks
     editor: LogitEditor | None = None  # if tokens are sampled from edited logits
+    steering: AnswerSteering | None = None
 
     @property
     def asker(self) -> str:

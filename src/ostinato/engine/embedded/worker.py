@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar, cast
 
@@ -41,9 +41,10 @@ from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team
 from ostinato.model.devices.backend import backend_of
-from ostinato.model.logit_edits import LogitEditor
+from ostinato.model.logit_edits import UNEDITED, Edit, LogitEditor
 from ostinato.model.logprobs import softmax
 from ostinato.model.paged import PagedEntry, WholeAttend
+from ostinato.model.steering import AnswerSteering
 from ostinato.model.stream import TextStream
 
 # ---------------------------------------------------------------- several sequences at once
@@ -190,7 +191,15 @@ def draw_rows(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], l
         sound=[sound for drawn in parts for sound in drawn.sound],
         tops=[tops for drawn in parts for tops in drawn.tops],
         nuclei=[nucleus for drawn in parts for nucleus in drawn.nuclei],
+        steered=[steered for drawn in parts for steered in drawn.steered],
     )
+
+
+def _edit(sample: Generation) -> Edit | None:
+    """The edit of the logits of a sample's next token; None if it is drawn from the model's own."""
+    edit = None if sample.editor is None else sample.editor.edit()
+    steering = None if sample.steering is None else sample.steering.row()
+    return edit if steering is None else replace(edit or UNEDITED, steering=steering)
 
 
 # ---------------------------------------------------------------- deadlines
@@ -328,10 +337,12 @@ class EngineThread(threading.Thread):
         deliver: Callable[[Chunk], None],
         editor: LogitEditor | None = None,
         until: float | None = None,
+        steering: Callable[[], AnswerSteering] | None = None,
     ) -> OpenStream:
         """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied in the meantime.
 
         `editor`, in its initial state, makes the logit edits that the sampling asks for. `until`: the samples' deadline, by the clock.
+        `steering` makes the steering of one answer.
         """
         policy = self.policies.get(request.slot)
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
@@ -344,6 +355,9 @@ class EngineThread(threading.Thread):
         if editor is not None:
             for sample in samples:
                 sample.editor = editor.copy()
+        if steering is not None:
+            for sample in samples:
+                sample.steering = steering()
         texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
         stream = OpenStream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
@@ -525,7 +539,7 @@ class EngineThread(threading.Thread):
                 top_p=sample.request.sampling.top_p,
                 u=uniform(sample.seed, sample.index, sample.sampled),
                 race=key_of(sample.seed, sample.index, sample.sampled) if sample.request.paired else None,
-                edit=None if sample.editor is None else sample.editor.edit(),
+                edit=_edit(sample),
                 tops=sample.request.tops,
             )
             for sample in samples
@@ -533,6 +547,8 @@ class EngineThread(threading.Thread):
         drawn = draw_rows(model, states_MD, rows, self._lanes)
         for i, sample in enumerate(samples):
             if drawn.sound[i]:
+                if sample.steering is not None:
+                    sample.steering.take(drawn.tokens[i], drawn.steered[i])
                 self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i], drawn.nuclei[i])
             else:
                 self._spoiled(sample)
@@ -578,6 +594,7 @@ class EngineThread(threading.Thread):
             routes=b"" if finish is None else self._routes(sample, len(sample.ids)),
             nucleus=nucleus,
             tops=tops,
+            steered=None if sample.steering is None else sample.steering.result(),
         )
         self._outbox.append((self._streams[sample].deliver, chunk))
         if finish is not None:

@@ -226,7 +226,13 @@ def _reward(config: Config) -> str:
             await asker.close()
 
     asyncio.run(look())
-    return f"{config.reward.function} can be loaded"
+    found, times = f"{config.reward.function} can be loaded", config.reward.group_tokens / config.reward.batch_tokens
+    if config.learn.source == "people" or times <= 1.0:
+        return found
+    return (
+        f"{found}; a group of rollouts may have {config.reward.group_tokens:,} tokens (reward.group_tokens), and its step may take up to "
+        f"{times:.3g} times supervise.work_s, {times * config.supervise.work_s:g} s"
+    )
 
 
 def _disk(config: Config) -> str:

@@ -12,14 +12,26 @@ from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
 from ostinato.core.errors import NotFound
 from ostinato.core.notices import Alarm, Stamp
-from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.records import (
+    Batch,
+    Delivered,
+    Holdback,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    SteeringBasis,
+    Turn,
+)
 from ostinato.core.seams import Log
+from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
 from ostinato.reward.functions import parts_of
 
 KINDS: dict[str, set[type]] = {
-    "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm},
+    "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis},
     "turns": {Turn},
     "signals": {Signal},
     "rewards": {Reward},
@@ -29,6 +41,7 @@ KINDS: dict[str, set[type]] = {
     "releases": {ReleaseEvent},
     "contracts": {Stamp},
     "alarms": {Alarm},
+    "bases": {SteeringBasis},
 }
 SHOWN = 60
 
@@ -86,11 +99,11 @@ def _described(row: Row) -> tuple[str, str]:
             return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {count}"
         case Quarantine() | Holdback():
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
-        case Batch() | ReleaseEvent() | Stamp() | Alarm():
+        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
             return _decided(row)
 
 
-def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
+def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis) -> tuple[str, str]:
     match row:
         case Batch():
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
@@ -104,6 +117,8 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():
             return "alarm", f"{row.state}  {row.name}  {row.reason}"
+        case SteeringBasis():
+            return "basis", f"{row.hash}  {len(row.tokens) // 8} tokens  dials {', '.join(row.names)}"
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:
@@ -117,9 +132,15 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
             console.print(f"{cursor:>8}  {line(row, made)}", highlight=False, markup=False, soft_wrap=True)
 
 
-async def forget(config: Config, tenant: str, user: str | None, console: Console) -> None:
-    """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Raises NotFound, BadConfig."""
+async def forget(
+    config: Config, tenant: str, user: str | None, console: Console, *, wait_s: float = CHECKPOINT_WAIT_S
+) -> None:
+    """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Waits up to `wait_s` seconds for the trainer to write
+    a checkpoint first. Raises NotFound, BadConfig.
+    """
     place = existing(config)
+    if said := await await_checkpoint(config, wait_s):
+        console.print(said, highlight=False, soft_wrap=True)
     with (
         audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()),
         open_log(config) as log,

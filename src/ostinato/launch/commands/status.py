@@ -56,6 +56,9 @@ def accounts(found: Accounting, now: float) -> list[str]:
     ]
     if found.used is not None:
         lines.append(f"learned from: {100 * found.used:.0f}% of the last turns that could teach")
+    if found.stale:
+        shares = ", ".join(f"{100 * share:.0f}% of turns {band}" for band, share in found.stale.items())
+        lines.append(f"too stale in rollouts that were taken, by tokens: {shares}")
     lines += [
         f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
         for tenant, each in sorted(found.coverage.items())

@@ -1,4 +1,4 @@
-"""The training worker: rewards, credit, optimizer steps, publication; replays what a killed worker had begun."""
+"""The training worker: rewards, credit, optimizer steps, publication; repeats what a killed worker had begun, if it can be repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import Run
 from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
-from ostinato.core.errors import BadWeights, NoSignal
+from ostinato.core.errors import BadWeights, NoSignal, StorageFull
 from ostinato.core.memory import process_limit
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import TrainingBatch
@@ -32,7 +32,9 @@ from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of
+from ostinato.train.checkpoint import newest_step
 from ostinato.train.sharding.trainer import return_freed_memory
+from ostinato.weights.follow.follower import versions_between
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +44,18 @@ _LEAST_CLEANING_S = 1.0
 
 
 class ReportingTrainer:
-    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step."""
+    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step.
 
-    def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float) -> None:
-        self._inner, self._pulse, self._longest_s = inner, pulse, longest_s
+    A step of up to `most` tokens may take `longest_s` seconds, a longer one in proportion: a group of rollouts may be longer than a batch.
+    """
+
+    def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float, most: int) -> None:
+        self._inner, self._pulse, self._longest_s, self._most = inner, pulse, longest_s, most
 
     async def step(self, batch: TrainingBatch) -> Learned:
         """As the inner trainer's `step`."""
-        with self._pulse.during(f"taking step {batch.row.step}", self._longest_s):
+        longest_s = self._longest_s * max(1.0, batch.tokens / self._most)
+        with self._pulse.during(f"taking step {batch.row.step}", longest_s):
             return await self._inner.step(batch)
 
 
@@ -61,7 +67,8 @@ class TrainWorker:
 
     def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Heartbeat) -> None:
         self._longest_s = run.config.supervise.work_s
-        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s)
+        most = run.config.reward.batch_tokens
+        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s, most)
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
@@ -84,10 +91,41 @@ class TrainWorker:
         parts.candidates.last = await self._present() or named or parts.released.live
         async with parts.candidates.repeating(named):
             async for batch in parts.desk.history(parts.trainer.step_count):
+                if any(sample.turn.redacted for sample in batch.samples):
+                    await self._leave_erased(batch.row.step)
+                    break
                 logger.info("taking recorded step %d again", batch.row.step)
                 with self._refusals():
                     await parts.stored.begin(await parts.learner.trainer.step(batch))
             await self._settle()
+
+    async def _leave_erased(self, step: int) -> None:
+        """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since.
+
+        Without them it would give other weights under a number that was published. The steps from there on are only counted, and a batch
+        without turns in the log says from which version training went on. A checkpoint follows at once, so that this is decided once.
+        """
+        parts, last = self.parts, self.parts.desk.last_step
+        await self._settle()
+        row = await parts.desk.last_batch()
+        if row.turns:  # otherwise a killed trainer decided the same
+            base = next(reversed(await versions_between(self._run.store, 0, last)), None)
+            await parts.releases.refresh()
+            live = await parts.released.refresh()
+            if base is None or await parts.ancestry.carried_on(base, parts.releases.harmful):
+                base = live
+            row = await parts.desk.restart(last + 1, base, live)
+        assert row.base is not None
+        logger.warning(
+            "turns of recorded step %d were erased, so steps %d to %d are not repeated: training goes on from %s",
+            *(step, step, last, row.base),
+        )
+        while parts.trainer.step_count < row.step - 1:
+            await asyncio.to_thread(parts.trainer.skip_step)
+        with contextlib.suppress(NoSignal):  # it has no turns
+            await parts.learner.trainer.step(TrainingBatch(row=row, samples=()))
+        parts.candidates.last = row.base
+        await self._checkpoint()
 
     async def _present(self) -> PolicyVersion | None:
         """The stored version whose weights the trainer has at present, or None."""
@@ -100,6 +138,7 @@ class TrainWorker:
         turns that come in would be too old for ever.
         """
         parts = self.parts
+        await self._checkpoint_if_wanted()
         may, ready = await self.may_learn(), await parts.source.look()
         if may and not ready:
             self._pulse.begin(f"waiting for {self._what} to learn from")
@@ -109,13 +148,30 @@ class TrainWorker:
         with self._refusals():
             await parts.stored.begin(await step(parts.learner))
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
-                with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
-                    await parts.stored.settle()  # steps before a checkpoint are never published again
-                    cursor, keep = await self._run.log.append(), self._settings.keep_checkpoints
-                    await asyncio.to_thread(parts.trainer.save, self._run.home.checkpoints, cursor=cursor, keep=keep)
-                    if self._shared:
-                        self._shared.begin()
-                await parts.desk.save()
+                await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """Write a checkpoint, once all steps so far are stored: steps before a checkpoint are never published again."""
+        parts, place = self.parts, self._run.home.checkpoints
+        with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
+            await parts.stored.settle()
+            cursor, keep = await self._run.log.append(), self._settings.keep_checkpoints
+            await asyncio.to_thread(parts.trainer.save, place, cursor=cursor, keep=keep)
+            if self._shared:
+                self._shared.begin()
+        await parts.desk.save()
+
+    async def _checkpoint_if_wanted(self) -> None:
+        """Write the checkpoint that `ostinato forget` waits for. If the disk has no room, whoever waits sees that there is none."""
+        wanted = self._run.home.checkpoint_wanted
+        if not wanted.exists():
+            return
+        try:
+            if newest_step(self._run.home.checkpoints) < self.parts.trainer.step_count:
+                await self._checkpoint()
+        except StorageFull as error:
+            logger.warning("%s", error)
+        wanted.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _refusals(self) -> Generator[None]:

@@ -114,23 +114,24 @@ def _passing(sums_CN: Tensor, mass_CN: Tensor, target_C1: Tensor) -> Tensor:
 
 
 class TensorLogprobs(torch.autograd.Function):
-    """log softmax(edited logits / T)[target], the counterpart of our kernels' in `train.gradients.head`; logits are edited in place."""
+    """log softmax(edited logits / T)[target], the counterpart of our kernels' in `train.policy`; the logits may be overwritten."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
     ) -> Tensor:
         """[M], fp32."""
-        edit_logits(logits_MV, edits)
+        ctx.dtype = logits_MV.dtype
+        logits_MV, _ = edit_logits(logits_MV, edits)
         normal = TensorSoftmax.of(logits_MV, temperatures_M)
         ctx.save_for_backward(logits_MV, targets_M, normal.temperatures_M, normal.totals_M)
         return normal.of_tokens(targets_M)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """(onehot - softmax) x gradient / T, in the logits' dtype."""
+        """(onehot - softmax) x gradient / T, in the dtype of the logits before the edits."""
         logits_MV, targets_M, temperatures_M, totals_M = ctx.saved_tensors
         each_M1 = (grads[0] / temperatures_M)[:, None]
         out_MV = (logits_MV.float() / temperatures_M[:, None]).sub_(totals_M[:, None]).exp_().mul_(-each_M1)
         out_MV.scatter_add_(1, targets_M[:, None], each_M1)
-        return out_MV.to(logits_MV.dtype), None, None, None
+        return out_MV.to(ctx.dtype), None, None, None

@@ -20,7 +20,7 @@ _OFF = np.float32(-np.inf)
 
 
 @inlined
-def _highest(logits_MV, r):
+def highest(logits_MV, r):
     """The row's maximum. A NaN may be ignored here, because it shows in the sums."""
     vocab = logits_MV.shape[1]
     whole = vocab // LANES * LANES
@@ -59,7 +59,7 @@ def normalise(logits_MV, temperatures_M, tops_M, sums_MK, totals_M):
     rest = np.empty((1, LANES), np.float32)
     for r in range(logits_MV.shape[0]):
         t = temperatures_M[r]
-        top = _highest(logits_MV, r) / t  # division by a positive number keeps the order
+        top = highest(logits_MV, r) / t  # division by a positive number keeps the order
         total = 0.0
         for tile in range(sums_MK.shape[1]):
             start = tile * TILE

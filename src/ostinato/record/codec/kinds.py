@@ -6,6 +6,7 @@ refused with the field's name, before they can make other rows of the same trans
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from ostinato.core.records import (
     Arm,
     Batch,
     Branch,
+    Consent,
     Delivered,
     Finish,
     Holdback,
@@ -34,11 +36,15 @@ from ostinato.core.records import (
     Quarantine,
     ReleaseEvent,
     Reward,
+    RewardReach,
     Row,
     Sampling,
     Signal,
     Source,
+    SteeringBasis,
     Turn,
+    Window,
+    WindowMaker,
 )
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
@@ -72,6 +78,10 @@ def whole(value: Any) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{type(value).__name__} is not a whole number")
     return value
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def _texts(values: Any) -> list[str]:
@@ -175,6 +185,15 @@ def _to_pick(value: Any) -> Pick:
     return Pick(arm=value[0], odds=value[1], cost=value[2])
 
 
+def _window(window: Window) -> list[Any]:
+    begins = None if window.begins_with is None else text(window.begins_with)
+    return [whole(window.number), begins, str(window.by), whole(window.budget)]
+
+
+def _to_window(value: Any) -> Window:
+    return Window(number=value[0], begins_with=value[1], by=WindowMaker(value[2]), budget=value[3])
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -196,12 +215,16 @@ FORMS: Mapping[str, Form] = {
     "PolicyVersion": _POLICY,
     "PolicyVersion | None": _or_none(_POLICY),
     "bool": Form(bool),
+    "bytes": Form(_base64, base64.b64decode),
     "Pick | None": _or_none(Form(_pick, _to_pick)),
+    "Window | None": _or_none(Form(_window, _to_window)),
     "Arm": Form(str, Arm),
     "Purpose": Form(str, Purpose),
     "Branch": Form(str, Branch),
+    "Consent": Form(str, Consent),
     "Finish": Form(str, Finish),
     "Sampling": Form(_sampling, _to_sampling),
+    "RewardReach": Form(str, RewardReach),
     "Source": Form(str, Source),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
@@ -217,7 +240,7 @@ class Kind:
 
     `identity` names the fields that identify a row, in the order of `core.records.identity`. `body` names the fields of the row's JSON
     array; new fields of a record are appended at the end. `said` names the fields that hold what people wrote, stored separately so that
-    they can be encrypted. `for_ever`: retention never drops such rows.
+    they can be encrypted. `for_ever`: retention never drops such rows. `since`: the format of segments from which on it is stored.
     """
 
     table: str
@@ -226,6 +249,7 @@ class Kind:
     body: tuple[str, ...]
     said: tuple[str, ...] = ()
     for_ever: bool = False
+    since: int = 1
 
     @cached_property
     def forms(self) -> dict[str, Form]:
@@ -267,10 +291,12 @@ TURNS = Kind(
         "purpose",
         "branch",
         "harness",
+        "window",
+        "consent",
         "secret",
     ),
 )
-"""A turn's tokens, text, spans, grammar and parsed calls are not part of its JSON: `codec.turns` packs them."""
+"""A turn's tokens, text, spans, grammar, parsed calls and steering are not part of its JSON: `codec.turns` packs them."""
 
 SIGNALS = Kind(
     "signals",
@@ -282,14 +308,14 @@ SIGNALS = Kind(
 SMALL = (
     SIGNALS,
     Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
-    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines")),
+    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines", "reach")),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
     Kind(
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
         for_ever=True,
     ),
     Kind(
@@ -301,12 +327,20 @@ SMALL = (
     ),
     Kind("stamps", Stamp, ("id",), ("id", "contract", "at"), for_ever=True),
     Kind("alarms", Alarm, ("id",), ("id", "name", "state", "reason", "at", "detail"), for_ever=True),
+    Kind(
+        "bases",
+        SteeringBasis,
+        ("hash",),
+        ("hash", "names", "tokens", "directions", "weights", "at"),
+        for_ever=True,
+        since=4,
+    ),
 )
 """The kinds stored as JSON only, apart from what people wrote."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
-"""Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log."""
+"""Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, and bases, which turns name."""
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
 _CHECKED = [kind.forms for kind in KINDS]  # a field without a form fails at import, not at the first row

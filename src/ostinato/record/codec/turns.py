@@ -1,7 +1,7 @@
 """A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text if the tokens do not spell it.
 
-Behind the log-probabilities stand, each only if there is any, the nucleus sets, the parsed tool calls and the grammar: what is encrypted
-with the turn.
+Behind the log-probabilities stand, each only if there is any, the steering, the nucleus sets, the parsed tool calls and the grammar: what
+is encrypted with the turn.
 
 Packing has two steps. `prepare` needs only the turn, so it can refuse the turn before any lock is taken. The rest depends on the segment
 that the turn is written to: the numbers of its policies there, its base, and the texts of its tokens.
@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import ParsedCall, PolicyVersion, Span, Turn
 from ostinato.core.seams import Cursor
-from ostinato.record.codec.kinds import TURNS, dump, load, text, to_json, whole
+from ostinato.core.steering import Steered
+from ostinato.record.codec.kinds import TURNS, dump, load, real, text, to_json, whole
 from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.codec.tokens import (
     PackedTokens,
@@ -32,6 +33,7 @@ from ostinato.record.codec.tokens import (
 )
 
 _WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
+_STEERED = b"\4"  # precedes the length and the JSON of the steering
 _NUCLEUS = b"\3"  # precedes the length and the compressed nucleus sets
 _CALLED = b"\2"  # precedes the length and the JSON of the parsed calls; the length is 0 if they are not known
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
@@ -40,7 +42,7 @@ _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty.
-    `calls`: the nucleus sets and the parsed tool calls, packed; empty for none.
+    `calls`: the steering, the nucleus sets and the parsed tool calls, packed; empty for none.
     """
 
     head: bytes
@@ -97,6 +99,8 @@ class TurnSegment(Protocol):
 
 def prepare(turn: Turn) -> Prepared:
     """Check and pack a turn. Raises BadRequest, which names the field that cannot be stored."""
+    if not turn.counts and turn != turn.without_words():
+        raise BadRequest("Turn.consent is 'never', and it holds words; store `turn.without_words()`", field="consent")
     head = dump(TURNS, turn, TURNS.body)
     field = "prompt_ids"
     try:
@@ -121,9 +125,34 @@ def prepare(turn: Turn) -> Prepared:
         calls = _pack_calls(turn.calls)
         field = "nucleus"
         calls = _pack_nucleus(turn.nucleus) + calls
+        field = "steered"
+        calls = _pack_steered(turn.steered) + calls
     except (ValueError, TypeError) as error:
         raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
     return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", calls)
+
+
+def _pack_steered(steered: Steered | None) -> bytes:
+    """Raises TypeError, ValueError."""
+    if steered is None:
+        return b""
+    numbers = [real(steered.cap), real(steered.budget), whole(steered.tokens), real(steered.kl)]
+    vectors = [[real(value) for value in values] for values in (steered.dials, steered.features)]
+    packed = to_json([text(steered.basis), *numbers, *vectors]).encode()
+    return _STEERED + write_ints(len(packed)) + packed
+
+
+def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
+    """The inverse of `_pack_steered`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
+    if packed[:1] != _STEERED:
+        return None, packed
+    (size,), at = read_ints(packed[1:], 1)
+    end = 1 + at + size
+    basis, cap, budget, tokens, kl, dials, features = json.loads(packed[1 + at : end])
+    steered = Steered(
+        basis=basis, dials=tuple(dials), cap=cap, budget=budget, tokens=tokens, kl=kl, features=tuple(features)
+    )
+    return steered, packed[end:]
 
 
 def _pack_nucleus(nucleus: bytes) -> bytes:
@@ -167,15 +196,16 @@ def _unpack_calls(packed: bytes) -> tuple[tuple[ParsedCall, ...] | None, bytes]:
 def under_key(prepared: Prepared, turn: Turn) -> Prepared:
     """The same turn in the form in which it is encrypted: what its caller wrote of the sampling is beside the grammar, not in the head.
 
-    These are the stop strings and the token ids of the logit bias.
+    These are the stop strings, the logit bias and the penalties.
     """
     asked = turn.sampling
-    if not asked.stop and not asked.logit_bias:
+    left = replace(asked, stop=(), logit_bias=(), presence_penalty=0.0, frequency_penalty=0.0)
+    if asked == left:
         return prepared
-    written = to_json(
-        [asked.grammar, list(asked.stop), [[token, float(value)] for token, value in asked.logit_bias]]
-    ).encode()
-    head = dump(TURNS, replace(turn, sampling=replace(asked, stop=(), logit_bias=())), TURNS.body)
+    bias = [[token, float(value)] for token, value in asked.logit_bias]
+    penalties = [float(asked.presence_penalty), float(asked.frequency_penalty)]
+    written = to_json([asked.grammar, list(asked.stop), bias, *penalties]).encode()
+    head = dump(TURNS, replace(turn, sampling=left), TURNS.body)
     return replace(prepared, head=head, grammar=_WRITTEN + zlib.compress(written))
 
 
@@ -242,6 +272,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     except Forgotten:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
+    steered, beside = _unpack_steered(beside)
     nucleus, beside = _unpack_nucleus(beside)
     calls, grammar = _unpack_calls(beside)
     if grammar:  # a call's grammar and stop strings may quote what was said, so they are erased with the tokens
@@ -256,6 +287,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         routes=ways,
         nucleus=nucleus,
         calls=calls if calls or home.knows_calls else None,
+        steered=steered,
     )
 
 
@@ -264,10 +296,17 @@ def _written(packed: bytes) -> dict[str, Any]:
     try:
         if packed[:1] != _WRITTEN:
             return {"grammar": zlib.decompress(packed).decode()}
-        grammar, stop, bias = json.loads(zlib.decompress(packed[1:]))
+        grammar, stop, bias, *penalties = json.loads(zlib.decompress(packed[1:]))
     except zlib.error as error:
         raise ValueError(f"a grammar cannot be read: {error}") from error
-    return {"grammar": grammar, "stop": tuple(stop), "logit_bias": tuple((token, value) for token, value in bias)}
+    # before segments of format 4 the penalties were in the head
+    found = dict(zip(("presence_penalty", "frequency_penalty"), penalties, strict=False))
+    return {
+        "grammar": grammar,
+        "stop": tuple(stop),
+        "logit_bias": tuple((token, value) for token, value in bias),
+        **found,
+    }
 
 
 def _ids(home: TurnSegment, seq: Cursor, secret: int | None, blob: bytes) -> Held:

@@ -17,9 +17,9 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import KINDS, Kind
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, passes
 
-LAYOUT = 3
+LAYOUT = 4
 """The version of these tables. From 3 on, a segment names the layout that its rows were written in, and a turn has the tool calls that were
-parsed in it.
+parsed in it. From 4 on, it has its steering, its penalties lie under its key, and there are bases.
 """
 
 _LEASES = (
@@ -32,6 +32,7 @@ _SEGMENT_LAYOUT = "ALTER TABLE segments ADD COLUMN layout int NOT NULL DEFAULT 2
 _FROM = {
     1: (_LEASES, "UPDATE log SET layout = 2"),
     2: (_SEGMENT_LAYOUT, "UPDATE log SET layout = 3"),
+    3: ("UPDATE log SET layout = 4",),
 }
 """Migrations: layout version -> the statements that bring it to the next version."""
 
@@ -46,6 +47,7 @@ NUMBERS = {
     "releases": 8,
     "stamps": 9,
     "alarms": 10,
+    "bases": 11,
 }
 """The number of each kind in a row; never changed."""
 

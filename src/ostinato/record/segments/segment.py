@@ -29,14 +29,14 @@ from ostinato.record.sqlite import connect, driver, translate
 # ---------------------------------------------------------------- the tables
 
 
-FORMAT = 3
+FORMAT = 4
 """The format version of new segments. Each file carries its own version (`PRAGMA user_version`).
 
 From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
-on, a turn has the tool calls that were parsed in it.
+on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, and there are bases.
 """
 
-READABLE = frozenset({1, 2, 3})
+READABLE = frozenset({1, 2, 3, 4})
 """The format versions that this code reads."""
 
 APPLICATION = 0x4F53544C  # "OSTL": marks the file as part of a log
@@ -59,14 +59,19 @@ _TABLES = {
 
 def statements() -> list[str]:
     """The statements that make an empty database a segment."""
-    made = [f"CREATE TABLE {name} ({columns})" for name, columns in _TABLES.items()]
-    for name in _TABLES:
+    return [*_tables(_TABLES), f"PRAGMA application_id={APPLICATION}"]
+
+
+def _tables(names: Iterable[str]) -> list[str]:
+    """The statements that make these tables, whose rows cannot be changed."""
+    made = [f"CREATE TABLE {name} ({_TABLES[name]})" for name in names]
+    for name in names:
         made += [
             f"CREATE TRIGGER {name}_no_{verb.lower()} BEFORE {verb} ON {name} "
             "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
             for verb in ("UPDATE", "DELETE")
         ]
-    return [*made, f"PRAGMA application_id={APPLICATION}"]
+    return made
 
 
 def mark_format(connection: Any) -> int:
@@ -162,14 +167,22 @@ class Segment(PackedRows):
 
     @property
     def knows_calls(self) -> bool:
+        return self._format() >= 3
+
+    def _format(self) -> int:
         # an empty segment gets the format of new ones before its first row; `seal` reads the version when it first sees one
         if not self.is_current and self.seal() is None:
             self.version = check_format(self.db, self.path)
-        return self.version >= 3
+        return self.version
+
+    def rows_of(self, kind: Kind) -> str:
+        """The table of a kind, as a query names it; an empty one if the segment is older than the kind."""
+        return kind.table if kind.since <= self._format() else "(SELECT 0 AS seq, x'' AS body WHERE 0)"
 
     def newest(self) -> Cursor:
         """The place of its newest row, or the place before its first if it has none."""
-        return self.db.execute(_NEWEST).fetchone()[0] or self.first - 1
+        places = ", ".join(f"ifnull((SELECT max(seq) FROM {self.rows_of(kind)}), 0)" for kind in KINDS)
+        return self.db.execute(f"SELECT max({places})").fetchone()[0] or self.first - 1
 
     def seal(self) -> Seal | None:
         """The segment's seal; None while it is open."""
@@ -190,7 +203,7 @@ class Segment(PackedRows):
     def fetch(self, kind: Kind, after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False) -> list[Any]:
         """Up to `limit` stored rows of one kind, `after` < place <= `end`. `decode` turns them into records."""
         order = "DESC" if newest_first else "ASC"
-        query = f"SELECT * FROM {kind.table} WHERE seq > ? AND seq <= ? ORDER BY seq {order} LIMIT ?"
+        query = f"SELECT * FROM {self.rows_of(kind)} WHERE seq > ? AND seq <= ? ORDER BY seq {order} LIMIT ?"
         return self.db.execute(query, (after, end, limit)).fetchall()
 
     def before_last(self, count: int, kind: Kind, end: Cursor = END) -> tuple[Cursor | None, int]:
@@ -198,11 +211,11 @@ class Segment(PackedRows):
 
         Rows above `end` do not count.
         """
-        query = f"SELECT seq FROM {kind.table} WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
+        query = f"SELECT seq FROM {self.rows_of(kind)} WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
         found = self.db.execute(query, (end, count - 1)).fetchone()
         if found is not None:
             return found[0] - 1, count
-        return None, self.db.execute(f"SELECT count(*) FROM {kind.table} WHERE seq <= ?", (end,)).fetchone()[0]
+        return None, self.db.execute(f"SELECT count(*) FROM {self.rows_of(kind)} WHERE seq <= ?", (end,)).fetchone()[0]
 
     def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
         """The place of the row with this identity; None if it is not in this segment."""
@@ -223,7 +236,7 @@ class Segment(PackedRows):
 
     def row(self, kind: Kind, seq: Cursor) -> Row | None:
         """The record at one place, if it is of this kind."""
-        stored = self.db.execute(f"SELECT * FROM {kind.table} WHERE seq = ?", (seq,)).fetchone()
+        stored = self.db.execute(f"SELECT * FROM {self.rows_of(kind)} WHERE seq = ?", (seq,)).fetchone()
         return None if stored is None else self.decode(kind, stored)
 
     def owner(self, seq: Cursor) -> tuple[str, str] | None:
@@ -233,7 +246,7 @@ class Segment(PackedRows):
 
     def _identity(self, kind: Kind, seq: Cursor) -> Identity | None:
         column = "head" if kind is TURNS else "body"
-        stored = self.db.execute(f"SELECT {column} FROM {kind.table} WHERE seq = ?", (seq,)).fetchone()
+        stored = self.db.execute(f"SELECT {column} FROM {self.rows_of(kind)} WHERE seq = ?", (seq,)).fetchone()
         if stored is None:
             return None
         plain = self.shrinker.unpack(stored[0])
@@ -268,7 +281,9 @@ class Segment(PackedRows):
         return self.version == FORMAT
 
     def upgrade(self) -> None:
-        """Give an empty segment the format of new ones, whose tables are the same."""
+        """Give an empty segment, or the file of permanent rows, the format of new ones: the tables of later kinds are added."""
+        for statement in _tables([kind.table for kind in SMALL if kind.since > self._format()]):
+            self.db.execute(statement)
         self.version = mark_format(self.db)
 
     def made_at(self) -> float:
@@ -314,6 +329,3 @@ def open_segment(path: Path, *, write: bool = False) -> Generator[Segment]:
         raise SegmentGone(str(path)) from error
     finally:
         segment.close()
-
-
-_NEWEST = "SELECT max(" + ", ".join(f"ifnull((SELECT max(seq) FROM {kind.table}), 0)" for kind in KINDS) + ")"

@@ -109,7 +109,7 @@ async def _dealt(log: Log, config: RouterConfig) -> list[_Dealt]:
     waiting: dict[str, _Dealt] = {}
     weight, slowness = config.weights.get("reward", 0.0), config.weights.get("seconds", 0.0)
     async for _, row in log.read(await log.horizon(), {Turn, Reward}):
-        if isinstance(row, Turn) and row.auto is not None:
+        if isinstance(row, Turn) and row.auto is not None and row.counts:
             named = row.verified or config.users == "declared"
             seconds = min(config.longest_s, max(0.0, row.ended_at - row.started_at))
             failed = row.finish == Finish.ERROR

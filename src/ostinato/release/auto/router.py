@@ -102,7 +102,7 @@ class Router:
     def apply(self, row: Turn | Reward) -> None:
         """Take in a row of the log, in its order."""
         if isinstance(row, Turn):
-            if row.auto is not None:
+            if row.auto is not None and row.counts:
                 self._turn(row, row.auto)
         elif (found := self._waiting.pop(row.turn, None)) is not None:
             self._measure(found[0], found[1], "reward", row.value)

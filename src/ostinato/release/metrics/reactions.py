@@ -46,9 +46,10 @@ def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None
     """A turn without reactions yet, with the wanted facts; None for a turn that says nothing about one version.
 
     Left out are evaluations, turns that mixed versions across a swap, turns that ended because the client's form was too complex, which no
-    version is to blame for, and turns that Auto dealt: its shares follow the reward, so its arms were not dealt at random.
+    version is to blame for, turns that Auto dealt: its shares follow the reward, so its arms were not dealt at random, and turns that may
+    not count (`Consent.NEVER`).
     """
-    if turn.finish is Finish.GRAMMAR:
+    if turn.finish is Finish.GRAMMAR or not turn.counts:
         return None
     hashes = {span.policy.hash for span in turn.spans}
     cut = turn.finish in (Finish.ERROR, Finish.LEFT, Finish.ABORT)

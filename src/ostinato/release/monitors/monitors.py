@@ -104,6 +104,8 @@ class Monitors:
                     yield from self._influence.batch(row, self._owners)
 
     def _turn(self, row: Turn) -> Iterator[Alarm]:
+        if not row.counts:
+            return
         if row.arm.people:
             self._owners.see(row)
             self._outcomes.turn(row)

@@ -16,7 +16,7 @@ from typing import Any
 from ostinato.core.conversation import Message, Piece
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Delivered, Finish, PolicyVersion, Purpose, Turn
+from ostinato.core.records import Consent, Delivered, Finish, PolicyVersion, Purpose, Turn
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.calls.capture import Capture, Choice, EngineFailed, StoreSlow, stop_string
 from ostinato.serve.calls.conversations import AnswerParser
@@ -330,7 +330,9 @@ class Answer:
         return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
     def _ostinato(self) -> Json:
-        """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, and the turns that a deadline ended."""
+        """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, the window after a summary, and the
+        turns that a deadline ended.
+        """
         call = self._capture.call
         spans: list[Any] = [
             [span.policy.number, span.policy.hash, span.tokens]
@@ -340,6 +342,8 @@ class Answer:
         told: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
         if call.auto is not None:
             told["auto"] = call.auto.arm
+        if call.window is not None:
+            told["window"] = {"number": call.window.number, "begins_with": call.window.begins_with}
         late = [choice.finish is Finish.DEADLINE for choice in self._capture.choices]
         if any(late):  # dialects have no word for it
             told["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]
@@ -357,6 +361,8 @@ class Answer:
         ]
         if call.purpose is not Purpose.TASK:
             headers.append((b"x-ostinato-purpose", call.purpose.value.encode()))
+        if call.consent is not Consent.YES:
+            headers.append((b"x-ostinato-train", call.consent.value.encode()))
         if call.overridden:
             headers.append((b"x-ostinato-sampling", call.overridden.encode()))
         if call.auto is not None:

@@ -18,12 +18,12 @@ from typing import Any
 
 from ostinato.core.conversation import Conversation, Demand
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
-from ostinato.core.records import Arm, PolicyVersion, Purpose
+from ostinato.core.records import Arm, Consent, PolicyVersion, Purpose
 from ostinato.core.seams import Clock, Engine, Renderer
 from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.calls.conversations import ConversationScope
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.dialects import anthropic, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, ErrorShape, Heading, Request, Writer
 from ostinato.serve.dialects.items import ReadItems
@@ -70,7 +70,7 @@ def _codex_kind(metadata: bytes) -> str:
 
 
 def _uses_tools(conversation: Conversation) -> bool:
-    return bool(conversation.tools) or any(message.calls for message in conversation.messages)
+    return bool(conversation.callable_tools) or any(message.calls for message in conversation.messages)
 
 
 # ---------------------------------------------------------------- the caller
@@ -101,6 +101,7 @@ class Caller:
     slot: str | None
     harness: str
     until: float | None = None
+    consent: Consent = Consent.YES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +124,16 @@ class Placement:
 class Senders:
     """Reads callers from headers and bodies, and finds their weights."""
 
-    def __init__(self, engine: Engine, config: ServeConfig, clock: Clock, arms: Arms) -> None:
+    def __init__(self, engine: Engine, config: ServeConfig, privacy: PrivacyConfig, clock: Clock, arms: Arms) -> None:
         self._engine = engine
         self._config = config
+        self._privacy = privacy
         self._clock = clock
         self._users = UserKeys(config.user_keys)
         self._arms = arms
 
-    def caller(self, exchange: Exchange, who: Principal, user: str | None) -> Caller:
-        """The caller of a request; `user` is the name in the body. Raises BadRequest, Unauthorized."""
+    def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
+        """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
         user = user or exchange.text("X-Ostinato-User") or ANONYMOUS
         signature = exchange.text("X-Ostinato-User-Signature")
         if signature is not None:
@@ -150,7 +152,23 @@ class Senders:
             slot=slot,
             harness=exchange.text("X-Ostinato-Harness") or "",
             until=_until(exchange, slot),
+            consent=self._consent(exchange, who.tenant, slot, store),
         )
+
+    def _consent(self, exchange: Exchange, tenant: str, slot: str | None, store: bool | None) -> Consent:
+        """The strictest of what the operator allows and the request asks for. Raises BadRequest.
+
+        A call that names a slot is an evaluation or a rollout, of which no person is part: only the header counts.
+        """
+        said = exchange.text("X-Ostinato-Train")
+        try:
+            asked = Consent.YES if said is None else Consent(said)
+        except ValueError:
+            raise BadRequest(f"X-Ostinato-Train takes {', '.join(Consent)}.", field="X-Ostinato-Train") from None
+        if slot is not None:
+            return asked
+        by_field = self._privacy.store_false if store is False else Consent.YES
+        return Consent.strictest(asked, by_field, self._privacy.at_most(tenant))
 
     def known(self, caller: Caller) -> str:
         """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""
@@ -242,7 +260,8 @@ class CallRoute:
         """
         if demand is None:
             return ""
-        return " or ".join([self.form] * (demand.schema is not None) + ["tools"] * bool(demand.calls))
+        of_tools = bool(demand.calls) or demand.schema is None
+        return " or ".join([self.form] * (demand.schema is not None) + ["tools"] * of_tools)
 
 
 ROUTES = (

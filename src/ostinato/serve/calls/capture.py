@@ -17,8 +17,21 @@ from typing import Any, Protocol
 from ostinato.core import nucleus
 from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
-from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
+from ostinato.core.records import (
+    Arm,
+    Branch,
+    Consent,
+    Finish,
+    Pick,
+    PolicyVersion,
+    Purpose,
+    Sampling,
+    Span,
+    Turn,
+    Window,
+)
 from ostinato.core.seams import Clock, Log
+from ostinato.core.steering import Steered, Steering
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import AutoArm
 from ostinato.serve.metrics import Metrics
@@ -57,7 +70,10 @@ class Call:
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
+    window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
+    steering: Steering | None = None  # a person's dials
+    consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
     secret: bool = False  # its prompt holds what keeps it from training
     finds: Callable[[str], bool] | None = None  # tells whether an answer does
@@ -81,6 +97,7 @@ class Call:
             tops=self.tops,
             within_s=within_s,
             paired=self.arm is Arm.EVAL,
+            steering=self.steering,
         )
 
     def turn_ids(self) -> list[str]:
@@ -154,6 +171,7 @@ class Choice:
     seed: int | None = None
     routes: bytes = b""
     nucleus: bytearray | None = field(default_factory=bytearray)
+    steered: Steered | None = None
     usage: Usage | None = None
     tops: list[Tops] = field(default_factory=list[Tops])  # sent to the client, not stored
     reading: AnswerParser | None = None
@@ -212,6 +230,7 @@ class Capture:
         choice.tops += chunk.tops
         choice.keep_nucleus(chunk.nucleus)
         choice.text.append(chunk.text)
+        choice.steered = chunk.steered
         if chunk.policy is not None:
             choice.seed = chunk.seed
             _extend(choice.spans, chunk.policy, len(chunk.ids))
@@ -320,9 +339,14 @@ class Capture:
             auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
             purpose=call.purpose,
             branch=call.branch,
+            window=call.window,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
+            steered=choice.steered,
+            consent=call.consent,
             secret=call.secret or (call.finds is not None and call.finds(text)),
         )
+        if not turn.counts:
+            return turn.without_words()
         if call.packed_prompt:
             turn.keep_packed_prompt(call.packed_prompt)
         return turn
@@ -388,6 +412,8 @@ def again(turns: Sequence[Turn]) -> Call:
         auto=first.auto,
         purpose=first.purpose,
         branch=first.branch,
+        window=first.window,
+        consent=first.consent,
     )
 
 

@@ -18,9 +18,10 @@ from hashlib import blake2b
 
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Branch, ParsedCall, Purpose, Turn
+from ostinato.core.records import Arm, Branch, ParsedCall, Purpose, Turn, Window, WindowMaker
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.arms import ANONYMOUS
+from ostinato.serve.calls.compaction import SummaryIndex, SummaryTurn
 
 # ---------------------------------------------------------------- parsing an answer
 
@@ -111,7 +112,9 @@ class RecentQuestions:
         return asked
 
 
-def branch_of(*, again: bool, begun: bool, answers: int, unknown: int, follows: bool, alone: bool) -> Branch:
+def branch_of(
+    *, again: bool, begun: bool, answers: int, unknown: int, follows: bool, alone: bool, compacted: bool = False
+) -> Branch:
     """The branch that a turn begins.
 
     Args:
@@ -121,9 +124,12 @@ def branch_of(*, again: bool, begun: bool, answers: int, unknown: int, follows: 
         unknown: how many of these answers, counted from the last, belong to no turn that was found.
         follows: its prompt is the found turn's tokens plus the new messages.
         alone: no other turn continues the found turn.
+        compacted: it begins with a summary of its episode.
     """
     if again:
         return Branch.AGAIN
+    if compacted:
+        return Branch.COMPACTED
     if unknown == answers:  # no turn was found
         return Branch.NONE if not begun else Branch.EDITED if answers else Branch.FRESH
     if unknown:
@@ -136,8 +142,10 @@ def branch_of(*, again: bool, begun: bool, answers: int, unknown: int, follows: 
 # ---------------------------------------------------------------- conversations
 
 
+OWN_EPISODE = "ep-"  # begins the names that the gateway gives to episodes
 AUTO = "auto"  # the arm of all scopes in which Auto deals, so that a conversation is found whichever of Auto's arms answered
 _OVERHEAD = 32  # the cost of an entry besides its ids, in ids
+_PER_LINE = 4  # ids held for each line of an answer that is remembered by its lines
 _GUESSES = 8  # most turns of a user that are tried for a message that may begin with a prefill by the client
 
 
@@ -183,6 +191,7 @@ class _Entry:
     prompt: int  # length of the prompt, in ids
     text: str  # the sampled text of a turn that was read from the log; else ""
     task: bool
+    window: Window | None
 
     @property
     def ids(self) -> array[int]:
@@ -204,6 +213,7 @@ class PendingPrompt:
     spoken: list[int]  # the indices of the assistant's messages before the last message, in descending order
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
+    summary: SummaryTurn | None = None  # the one with which it begins, if it continues no turn
     again: bool = False  # it was asked before
     begun: bool = False  # its episode has turns already
     packed: array[int] | None = None  # the prompt's ids, if it was rendered whole
@@ -213,6 +223,13 @@ class PendingPrompt:
     def prefill(self) -> str:
         """The client's prefill, with which the answer begins."""
         return self.conversation.messages[-1].text if self.conversation.continued else ""
+
+    @property
+    def window(self) -> Window | None:
+        """The window that it stands in: that of the turn that it continues, or the one that begins with the summary."""
+        if self.entry is not None:
+            return self.entry.window
+        return None if self.summary is None else self.summary.next_window()
 
     @property
     def before(self) -> bytes:
@@ -232,6 +249,7 @@ class Prompt:
     parent: str | None = None
     episode: str | None = None
     branch: Branch = Branch.NONE
+    window: Window | None = None
     packed: bytes = field(default=b"", repr=False)
 
 
@@ -262,6 +280,7 @@ class Sessions:
         self._questions = RecentQuestions()
         self._turns: Counter[str] = Counter()  # remembered turns with the purpose TASK, by episode
         self._stop_ids = renderer.stop_ids()
+        self._summaries = SummaryIndex(budget // _PER_LINE)
 
     def __len__(self) -> int:
         return len(self._entries) + sum(map(len, self._cold.values()))
@@ -297,17 +316,17 @@ class Sessions:
             # if a part of the conversation cannot be rendered alone, the search ends
             with suppress(BadRequest):
                 self._find_cold(question)
-        entry, asked, conversation = question.entry, question.scope.episode, question.conversation
-        episode = asked or (entry.episode if entry is not None else None)
+        if question.entry is None and question.summary is None and not question.scope.shared:
+            scope, messages = question.scope, question.conversation.messages
+            question.summary = self._summaries.find(_answers_of(scope), scope.episode, messages)
+        entry, conversation = question.entry, question.conversation
         if conversation.continued:
             ids = self._whole(question)
             extends = entry is not None and entry.known and entry.ids == ids[: entry.length]
-            parent = entry.turn if entry is not None and extends else None
-            return _prompt(ids, parent, episode, _branch(question, follows=extends))
+            return _prompt(ids, question, follows=extends)
         following = None if entry is None else self._follow(entry, conversation, question.known)
-        if entry is None or following is None:
-            return _prompt(self._whole(question), None, episode, _branch(question, follows=False))
-        return _prompt(following, entry.turn, episode, _branch(question, follows=True))
+        ids = self._whole(question) if following is None else following
+        return _prompt(ids, question, follows=following is not None)
 
     def _whole(self, question: PendingPrompt) -> array[int]:
         """The ids of a conversation that continues no turn. They are packed here, since `remember` has the event loop to itself."""
@@ -323,10 +342,11 @@ class Sessions:
             whole = replace(answer, text=question.prefill + answer.text)
             entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
             self._put(_next(question.before, whole.digest), entry)
+            self._index(turn, question.scope, answer)
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
-        if not turn.finish.complete:
+        if not turn.finish.complete or turn.redacted:
             return
         arm = turn.arm if turn.auto is None else AUTO
         cold = self._cold[_place(turn.tenant, turn.user, arm)]
@@ -334,6 +354,17 @@ class Sessions:
         entry = self._entry(turn, before, text=turn.text)
         cold.append(entry)
         self._hold(entry)
+        scope = ConversationScope(tenant=turn.tenant, user=turn.user, arm=arm, episode=turn.episode)
+        self._index(turn, scope, self._read(Conversation(messages=()), entry))
+
+    def _index(self, turn: Turn, scope: ConversationScope, answer: Message) -> None:
+        """Remember an answer by its lines: it may be the summary with which a later window begins."""
+        if (scope.user == ANONYMOUS and not _named(scope)) or answer.calls or turn.calls:
+            return
+        by = {Arm.OUTSIDE: WindowMaker.OUTSIDE, Arm.WORLD: WindowMaker.HARNESS}.get(turn.arm, WindowMaker.AGENT)
+        number = 0 if turn.window is None else turn.window.number
+        summary = SummaryTurn(turn=turn.id, episode=turn.episode, number=number, by=by)
+        self._summaries.add(_answers_of(scope), summary, answer.text)
 
     # ------------------------------------------------------------ finding
 
@@ -439,6 +470,7 @@ class Sessions:
             prompt=len(turn.prompt_ids),
             text=text,
             task=turn.purpose is Purpose.TASK,
+            window=turn.window,
         )
 
     # ------------------------------------------------------------ memory
@@ -485,15 +517,24 @@ class Sessions:
             del self._latest[key]
 
 
-def _prompt(ids: array[int], parent: str | None, episode: str | None, branch: Branch) -> Prompt:
-    """A prompt of these ids, which are packed once for all who want them so."""
+def _prompt(ids: array[int], question: PendingPrompt, *, follows: bool) -> Prompt:
+    """A prompt of these ids, which are packed once for all who want them so. `follows`: they continue the turn that was found."""
     packed = ids.tobytes()
     if sys.byteorder == "big":
         swapped = array("i", packed)
         swapped.byteswap()
         packed = swapped.tobytes()
     unpacked = struct.unpack(f"={len(ids)}i", ids)
-    return Prompt(ids=unpacked, parent=parent, episode=episode, branch=branch, packed=packed)
+    entry = question.entry
+    before = entry or question.summary  # its episode goes on
+    return Prompt(
+        ids=unpacked,
+        parent=entry.turn if entry is not None and follows else None,
+        episode=question.scope.episode or (None if before is None else before.episode),
+        branch=_branch(question, follows=follows),
+        window=question.window,
+        packed=packed,
+    )
 
 
 def _spoken(messages: Sequence[Message]) -> list[int]:
@@ -511,6 +552,7 @@ def _branch(question: PendingPrompt, *, follows: bool) -> Branch:
         unknown=len(answered) if entry is None else sum(place >= question.known for place in answered),
         follows=follows,
         alone=entry is None or entry.length == len(entry.run.ids),
+        compacted=entry is None and question.summary is not None,
     )
 
 
@@ -532,6 +574,16 @@ def chain_of(scope: ConversationScope, conversation: Conversation) -> list[bytes
         last = _next(last, message.digest)
         hashes.append(last)
     return hashes
+
+
+def _answers_of(scope: ConversationScope) -> bytes:
+    """Where a user's answers are remembered: those of an episode that the client has named apart from all others."""
+    return digest(_place(scope.tenant, scope.user, scope.arm), _named(scope))
+
+
+def _named(scope: ConversationScope) -> str:
+    """The episode as its client names it; "" if the gateway named it, whether or not the client repeats that name."""
+    return "" if scope.episode is None or scope.episode.startswith(OWN_EPISODE) else scope.episode
 
 
 def _place(tenant: str, user: str, arm: str) -> bytes:

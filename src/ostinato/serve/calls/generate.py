@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -20,26 +20,34 @@ from typing import Any, TypeVar, cast
 from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Purpose, Sampling, Turn
+from ostinato.core.records import Arm, Consent, Purpose, Sampling, Turn
 from ostinato.serve.arms import ANONYMOUS, Assignment
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Placement, Senders, purpose_of
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
-from ostinato.serve.calls.conversations import AUTO, AnswerParser, ConversationScope, Prompt, Sessions, chain_of
-from ostinato.serve.calls.response_store import IdempotencyKeys, PreviousGone, ResponseStore, Try, body_digest
+from ostinato.serve.calls.conversations import (
+    AUTO,
+    OWN_EPISODE,
+    AnswerParser,
+    ConversationScope,
+    Prompt,
+    Sessions,
+    chain_of,
+)
+from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
+from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, check_ids
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.scrub import Scrubber, UnmaskingWriter, unmasked_message
+from ostinato.serve.scrub import Scrubber, unmasked_message
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
 
@@ -73,8 +81,8 @@ class Draws:
         for field, wanted in (
             ("logprobs", request.wants_logprobs),
             ("continue_final_message", request.continue_final_message),
-            ("tools", _uses_tools(request.conversation)),
-            ("response_format", request.conversation.demand is not None),
+            ("tools", _uses_tools(_for_auto(request.conversation))),
+            ("response_format", _for_auto(request.conversation).demand is not None),
             ("logit_bias", bool(request.logit_bias)),
             ("presence_penalty", bool(request.presence_penalty)),
             ("frequency_penalty", bool(request.frequency_penalty)),
@@ -97,6 +105,14 @@ class Draws:
             self._parts.metrics.passed_on(tenant, [*failed][-1])
         assignment = Assignment(arm=deal.release, propensity=deal.propensity)
         return Placement(slot=deal.release.value, assignment=assignment), deal
+
+
+def _for_auto(conversation: Conversation) -> Conversation:
+    """The conversation as Auto's arms get it: without tools that may not be called, as not every arm can be kept from calling them."""
+    demand = conversation.demand
+    if demand is None or not demand.forbidden:
+        return conversation
+    return replace(conversation, tools=(), demand=None if demand.schema is None else replace(demand, forbidden=False))
 
 
 def _uses_tools(conversation: Conversation) -> bool:
@@ -162,6 +178,7 @@ class EnginePrompt:
     prompt: Prompt
     purpose: Purpose = Purpose.TASK
     grammar: str = ""
+    call_token: int | None = None  # to be kept from being sampled, as calls are forbidden
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
@@ -174,6 +191,7 @@ class EnginePrompt:
 
 
 _LOG = logging.getLogger(__name__)
+_NEVER = -100.0  # the least bias that all engines take
 _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
@@ -183,18 +201,28 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log; `overheard` is given people's next messages."""
+    """Answers calls. `stored` is called with each turn in the log, `unkept` with the ids of turns whose words will not be stored, before
+    they are sampled; `overheard` is given people's next messages.
+    """
 
-    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: FollowUps) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        stored: Callable[[Turn], None],
+        unkept: Callable[[Sequence[str]], None],
+        overheard: FollowUps,
+    ) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
         self._observer = Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._draws = Draws(parts)
-        self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
+        self._senders = Senders(parts.engine, config, parts.privacy, parts.clock, parts.arms)
+        self._unkept = unkept
         budget = config.session_tokens // len(tenants)
-        self._masks = parts.scrubbing is not None and parts.scrubbing.masks
+        self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
         read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
         self._items = {tenant: ReadItems(read) for tenant in tenants}
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
@@ -240,6 +268,8 @@ class CallHandlers:
         rough = PER_HASHED * conversation.parts
         if not conversation.hashed:
             rough += said // PER_PARSED + PART_CHARS * conversation.parts
+        if asked.placement is None:
+            conversation = _for_auto(conversation)
         conversation, scrubber, secret = await self._scrubbed(asked, conversation, said)
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
@@ -248,24 +278,31 @@ class CallHandlers:
         purpose = purpose_of(asked.exchange.headers, conversation)
         cost = chars + PART_CHARS * conversation.parts
         prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
-        grammar = await self._grammar(tenant, conversation)
-        self._overheard.note(tenant, question, purpose)
-
-        def remember(turn: Turn, answer: Message, seen: bool) -> None:
-            # a value that the model made up comes back masked
-            sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
-            previous.keep(request, turn, answer if scrubber is None else unmasked_message(answer, scrubber.values))
-
-        return EnginePrompt(
+        forbids = _forbids_calls_alone(conversation)
+        call_token = self._parts.renderer.call_token() if forbids else None
+        grammar = "" if call_token is not None else await self._grammar(tenant, conversation)
+        found = EnginePrompt(
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
+            call_token=call_token,
             conversation=conversation,
+            scrubber=scrubber,
+            secret=secret,
+        )
+        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
+            return found
+        self._overheard.note(tenant, question, purpose)
+
+        def remember(turn: Turn, answer: Message, seen: bool) -> None:
+            sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
+            previous.keep(request, turn, answer if scrubber is None else unmasked_message(answer, scrubber.values))
+
+        return replace(
+            found,
             remember=remember,
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
             left=partial(self._overheard.left, question) if self._overheard.on else None,
-            scrubber=scrubber,
-            secret=secret,
         )
 
     async def _scrubbed(
@@ -277,8 +314,9 @@ class CallHandlers:
             return conversation, None, False
         self._check_length(conversation.chars, asked.route.field)
         scrubber = scrubbing.person(caller.tenant, caller.user)
-        work = partial(scrubber.conversation, conversation)
-        masked = await self._thread.run(caller.tenant, chars // PER_PARSED, work)
+        masked = await self._thread.run(
+            caller.tenant, chars // PER_PARSED, partial(scrubber.conversation, conversation)
+        )
         return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
 
     async def _grammar(self, tenant: str, conversation: Conversation) -> str:
@@ -286,6 +324,8 @@ class CallHandlers:
         if conversation.demand is None:
             return ""
         if not self._parts.engine.capabilities().follows_grammars:
+            if _forbids_calls_alone(conversation):
+                return ""  # a call is sampled, and told as the text that it is
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
         renderer = self._parts.renderer
         grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
@@ -294,18 +334,16 @@ class CallHandlers:
         return grammar
 
     async def _ask_completion(self, asked: CallContext, request: CompletionRequest) -> EnginePrompt:
-        text, scrubber, secret = await self._scrubbed_text(asked, request.prompt)
-        if isinstance(text, str):
-            self._check_length(len(text), "prompt")
-            encode = partial(self._parts.renderer.encode, text)
-            prompt = await self._thread.run(asked.caller.tenant, len(text), encode)
-        else:
-            prompt = text
-        self._check_ids(prompt)
+        prompt, scrubber, secret = await self._scrub_text(asked, request.prompt)
+        if isinstance(prompt, str):
+            self._check_length(len(prompt), "prompt")
+            encode = partial(self._parts.renderer.encode, prompt)
+            prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
+        check_ids(prompt, self._parts.renderer.vocab_size)
         purpose = purpose_of(asked.exchange.headers, None)
         return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose, scrubber=scrubber, secret=secret)
 
-    async def _scrubbed_text(
+    async def _scrub_text(
         self, asked: CallContext, prompt: str | list[int]
     ) -> tuple[str | list[int], Scrubber | None, bool]:
         """The same for a prompt of text or of ids; ids that spell nothing to be masked stay as they are."""
@@ -313,17 +351,11 @@ class CallHandlers:
             return prompt, None, False
         text = prompt
         if not isinstance(text, str):
-            self._check_ids(text)
+            check_ids(text, self._parts.renderer.vocab_size)
             text = self._parts.renderer.decode(text)
         told = Conversation(messages=(Message(role=Role.USER, text=text),))
         masked, scrubber, secret = await self._scrubbed(asked, told, len(text))
-        return (prompt if masked is told else masked.messages[0].text), scrubber, secret
-
-    def _check_ids(self, prompt: Sequence[int]) -> None:
-        if not prompt:
-            raise BadRequest("prompt is empty; send at least one token.", field="prompt")
-        if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
-            raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
+        return prompt if masked is told else masked.messages[0].text, scrubber, secret
 
     # ------------------------------------------------------------ before the engine
 
@@ -334,7 +366,7 @@ class CallHandlers:
         quotas.count_call(who.tenant)  # before the body is read
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
         request = await self._parsed(who.tenant, exchange, data, route.parse)
-        caller = self._senders.caller(exchange, who, request.asker)
+        caller = self._senders.caller(exchange, who, request.asker, store=request.store)
         if caller.slot is None:
             with self._parts.people.person() as person:
                 await self._placed(route, exchange, data, request, caller, person)
@@ -383,8 +415,8 @@ class CallHandlers:
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
         conversation = await self._parsed(who.tenant, exchange, data, parse_count)
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
-        if self._masks and self._parts.scrubbing is not None:  # as long as it will be for its user
-            mask = self._parts.scrubbing.person(who.tenant, ANONYMOUS).conversation
+        if self._masks is not None:  # as long as it will be for its user
+            mask = self._masks.person(who.tenant, ANONYMOUS).conversation
             conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
         self._check_length(chars, "messages")
@@ -404,7 +436,7 @@ class CallHandlers:
                 exchange.parsed(data)  # tells what is malformed, and where
                 raise
             conversation = getattr(found, "conversation", None)
-            if isinstance(conversation, Conversation) and not self._masks:
+            if isinstance(conversation, Conversation) and self._masks is None:
                 conversation.compute_digests()
             return found
 
@@ -418,10 +450,8 @@ class CallHandlers:
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
-        if (
-            self._masks and self._parts.scrubbing is not None
-        ):  # nobody can find masked values by trying them in the digest
-            more["key"] = self._parts.scrubbing.key(caller.tenant, caller.user).hex()
+        if self._masks is not None:  # nobody can find masked values by trying them in the digest
+            more["key"] = self._masks.key(caller.tenant, caller.user).hex()
 
         def digest() -> str:
             return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
@@ -456,7 +486,7 @@ class CallHandlers:
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._ask(asked), dict[str, OutsideFailed]()
-        episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
+        episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
         while True:
             try:
                 call, deal = self._call(asked, attempt.id, episode, question, failed)
@@ -479,6 +509,8 @@ class CallHandlers:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
+        if call.consent is Consent.NEVER:
+            self._unkept(call.turn_ids())
         try:
             with self._at_engine(asked, call) as person:
                 await self._send(asked, capture, self._chunks(question, call, deal), question, person)
@@ -504,16 +536,12 @@ class CallHandlers:
 
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
-        prompt, told, scrubber = Prompt(ids=turns[0].prompt_ids), None, None
         if isinstance(request, CompletionRequest):
-            _, scrubber, _ = await self._scrubbed_text(asked, request.prompt)
+            told, (_, scrubber, _) = None, await self._scrub_text(asked, request.prompt)
         else:
-            asked_again = cast("ConversationRequest", request)
-            told = asked_again.conversation
-            with suppress(PreviousGone):
-                told = self._previous[asked.caller.tenant].conversation(asked_again)
+            told = self._previous[asked.caller.tenant].known(cast("ConversationRequest", request))
             told, scrubber, _ = await self._scrubbed(asked, told, told.chars)
-        question = EnginePrompt(prompt=prompt, conversation=told, scrubber=scrubber)
+        question = EnginePrompt(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told, scrubber=scrubber)
         await self._send(
             asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
         )
@@ -531,10 +559,8 @@ class CallHandlers:
         heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
         readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
         writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
-        if question.scrubber is not None and question.scrubber.values:
-            demand = None if question.conversation is None else question.conversation.demand
-            escaped = demand is not None and demand.schema is not None
-            writer = UnmaskingWriter(writer, question.scrubber.values, escaped=escaped)
+        if question.scrubber is not None:
+            writer = question.scrubber.restoring(writer, question.conversation)
         answer = Answer(
             capture,
             chunks,
@@ -587,9 +613,7 @@ class CallHandlers:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
-        if question.scrubber is not None:
-            asked_for = replace(asked_for, stop=tuple(map(question.scrubber.text, asked_for.stop)))
+        asked_for = _constrained(request.sampling(min(wanted or default, room)), question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
         call = Call(
@@ -616,10 +640,12 @@ class CallHandlers:
             tops=request.tops,
             purpose=question.purpose,
             branch=prompt.branch,
+            window=prompt.window,
             until=caller.until,
+            consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
             secret=question.secret,
-            finds=None if self._masks or self._parts.scrubbing is None else self._parts.scrubbing.finds,
+            finds=None if self._masks or (hold := self._parts.scrubbing) is None else hold.finds,
         )
         return call, deal
 
@@ -632,6 +658,24 @@ class CallHandlers:
             observer=self._observer,
             stored=stored,
         )
+
+
+def _forbids_calls_alone(conversation: Conversation) -> bool:
+    """True if calls are forbidden, and nothing else is demanded, which would leave no room for one."""
+    demand = conversation.demand
+    return demand is not None and demand.forbidden and demand.schema is None
+
+
+def _constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
+    """The sampling with the grammar of the answer, a bias that keeps a forbidden call from beginning, and masked stop strings."""
+    bias = sampling.logit_bias
+    stop = sampling.stop if question.scrubber is None else tuple(map(question.scrubber.text, sampling.stop))
+    if question.call_token is not None:
+        bias = (
+            *((token, value) for token, value in bias if token != question.call_token),
+            (question.call_token, _NEVER),
+        )
+    return replace(sampling, grammar=question.grammar, logit_bias=bias, stop=stop)
 
 
 def _check_logged(request: Request, max_tokens: int) -> None:

@@ -336,6 +336,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 MAX_TOOLS = 1024
 
 _Decided = Annotated[Any, Ignored("the model decides by itself whether and how long to think")]
+_Unapplied = Annotated[Any, Ignored("the edit is not applied, as X-Ostinato-Omitted says")]
 _Billing = Annotated[Any, Ignored("all calls are served alike")]
 _CountOnly = Annotated[Any, Ignored("a prompt's length does not depend on it")]
 
@@ -386,6 +387,25 @@ class ToolChoice(Fields):
         return self
 
 
+class ContextEdit(Fields):
+    """A way to shorten the prompt, which is not applied: the header says so."""
+
+    type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"]
+    clear_at_least: _Unapplied = None
+    clear_tool_inputs: _Unapplied = None
+    exclude_tools: _Unapplied = None
+    instructions: _Unapplied = None
+    keep: _Unapplied = None
+    pause_after_compaction: _Unapplied = None
+    trigger: _Unapplied = None
+
+
+class ContextManagement(Fields):
+    """How a long prompt may be shortened."""
+
+    edits: list[ContextEdit] = Field(default_factory=list[ContextEdit], max_length=16)
+
+
 class _Asked(WithItems):
     """The fields that determine the prompt, and those that change nothing."""
 
@@ -400,9 +420,7 @@ class _Asked(WithItems):
     betas: Annotated[Any, Ignored("the fields of each feature decide")] = None
     billing_policy: _Billing = None
     cache_control: Annotated[Any, Ignored("prompts are cached in any case")] = None
-    context_management: Annotated[
-        Any, Ignored("allows parts of a long prompt to be dropped; here all of it is rendered")
-    ] = None
+    context_management: ContextManagement | None = None
     diagnostics: Annotated[Any, Ignored("the metrics are the operator's")] = None
     fallback_credit_token: _Billing = None
     fallbacks: Annotated[Any, Ignored("for when a model declines, which this server never does")] = None
@@ -422,6 +440,8 @@ class _Asked(WithItems):
     def _read(self) -> tuple[Conversation, Sequence[str]]:
         """The conversation, and what is left out of it."""
         omissions = Omissions()
+        for edit in self.context_management.edits if self.context_management else ():
+            omissions.add(edit.type.replace("_", "-"))
         messages = read_messages(self.messages, self.system, omissions, self._items)
         continued = messages[-1].role is Role.ASSISTANT
         if continued and (messages[-1].calls or messages[-1].reasoning):
@@ -432,7 +452,7 @@ class _Asked(WithItems):
                 field=f"{where}.content",
             )
         choice = self.tool_choice or ToolChoice(type="auto")
-        tools = () if choice.type == NONE else read_tools(self.tools or [])
+        tools = read_tools(self.tools or [])
         form = (self.output_config.format if self.output_config else None) or self.output_format
         demand = demanded(
             tools,
@@ -506,6 +526,11 @@ class MessagesRequest(_Asked, OneAnswer):
     @property
     def stops(self) -> Sequence[str]:
         return self.stop_sequences or ()
+
+    @property
+    def store(self) -> None:
+        """None: this dialect has no such field."""
+        return None
 
     @property
     def _user_id(self) -> str | None:

@@ -112,6 +112,11 @@ class Request(Protocol):
         ...
 
     @property
+    def store(self) -> bool | None:
+        """False if the client wants nothing of the call to be kept (`privacy.store_false`)."""
+        ...
+
+    @property
     def wants_usage(self) -> bool:
         """True if a stream ends with the token counts."""
         ...
@@ -298,8 +303,11 @@ def demanded(
             raise BadRequest("tool_choice demands a call, and there are no tools.", field="tool_choice")
         return Demand(calls=names, several=several)
     callable_names = names if choice == AUTO else ()
+    forbidden = choice == NONE and bool(names)
     if schema is not None:
-        return Demand(schema=schema, calls=callable_names, several=several)
+        return Demand(schema=schema, calls=callable_names, several=several, forbidden=forbidden)
+    if forbidden:
+        return Demand(forbidden=True)
     if any(tool.strict for tool in tools) and callable_names:
         omissions.add(_STRICT)
     return None

@@ -21,7 +21,6 @@ from ostinato.serve.dialects.dialect import (
     AUTO,
     MAX_MESSAGES,
     MEDIA_TYPES,
-    NONE,
     REQUIRED,
     Name,
     Omissions,
@@ -237,7 +236,6 @@ def _text_of(holder: Mapping[str, Any], name: str, where: str, longest: int | No
 MAX_N = 128
 
 _Cached = Annotated[Any, Ignored("prompts are cached in any case")]
-_Kept = Annotated[Any, Ignored("every call is captured, and only the operator reads them")]
 _CHAT = "is for chat completions only"
 
 
@@ -265,8 +263,8 @@ class _Request(Extensions):
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     logit_bias: dict[str, float] | None = Field(default=None, max_length=1024)
-    store: _Kept = None
-    metadata: _Kept = None
+    store: bool | None = None
+    metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
     service_tier: Annotated[Any, Ignored("all calls are served alike")] = None
     prompt_cache_key: _Cached = None
     prompt_cache_options: _Cached = None
@@ -384,7 +382,7 @@ class ChatRequest(_Request, WithItems):
         """The conversation, and what is left out of it."""
         omissions = Omissions()
         choice, form = self.tool_choice or AUTO, self.response_format
-        tools = () if choice == NONE else read_tools(self.tools or [])
+        tools = read_tools(self.tools or [])
         demand = demanded(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
@@ -495,3 +493,11 @@ def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
 def parse_completion(body: Any, items: ReadItems | None = None) -> CompletionRequest:
     """A completion request. Raises BadRequest naming the field."""
     return validate(CompletionRequest, body)
+
+
+def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
+    """Raise BadRequest for a prompt of no token, or of an id that the model does not have."""
+    if not prompt:
+        raise BadRequest("prompt is empty; send at least one token.", field="prompt")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise BadRequest(f"prompt holds a token id outside [0, {vocab_size}).", field="prompt")

@@ -23,7 +23,6 @@ from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
     MAX_MESSAGES,
-    NONE,
     REQUIRED,
     ContextExceeded,
     Counts,
@@ -80,6 +79,13 @@ class Text(Fields):
     verbosity: Annotated[str | None, Ignored("the model decides by itself how much to write")] = None
 
 
+class ContextEntry(Fields):
+    """A way to shorten the prompt, which is not applied: the header says so."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[Any, Ignored("the prompt is not shortened, as X-Ostinato-Omitted says")] = None
+
+
 class ResponsesRequest(OneAnswer, WithItems):
     """`POST /v1/responses`."""
 
@@ -108,9 +114,7 @@ class ResponsesRequest(OneAnswer, WithItems):
     truncation: Annotated[
         Any, Ignored("allows parts of a long prompt to be dropped; here it is refused if it is too long")
     ] = None
-    context_management: Annotated[
-        Any, Ignored("allows parts of a long prompt to be dropped; here it is refused if it is too long")
-    ] = None
+    context_management: list[ContextEntry] | None = Field(default=None, max_length=16)
     max_tool_calls: Annotated[Any, Ignored("limits the tools of OpenAI's own, of which there are none here")] = None
     background: Annotated[Any, Only(False, why="is not supported: answers are sent at once")] = None
     conversation_: Annotated[
@@ -134,6 +138,8 @@ class ResponsesRequest(OneAnswer, WithItems):
     def read(self) -> Read:
         """The parsed input and tools. Raises BadRequest."""
         read = Read()
+        for entry in self.context_management or ():
+            read.omissions.add(entry.type)
         read_tools(self.tools or [], read)
         if isinstance(self.input, str):
             read.parts.append(Message(role=Role.USER, text=self.input))
@@ -158,7 +164,7 @@ class ResponsesRequest(OneAnswer, WithItems):
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
         messages = tuple(joined([*told, *earlier, *self.read.parts], self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
-        tools = () if choice == NONE else tuple(self.read.tools)
+        tools = tuple(self.read.tools)
         demand = demanded(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,

@@ -66,12 +66,20 @@ class Intake:
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
         self._users: OrderedDict[str, str] = OrderedDict()  # turn -> its user, if comments are scrubbed
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
+        self._unkept: OrderedDict[str, None] = OrderedDict()  # turns whose words are not stored
 
     def turn(self, turn: Turn) -> None:
         """Note a turn in the log, so that feedback about it needs no lookup."""
         _remember(self._tenants, turn.id, turn.tenant)
         if self._scrubbing is not None:
             _remember(self._users, turn.id, turn.user)
+        if not turn.counts:
+            self.keep_no_words([turn.id])
+
+    def keep_no_words(self, turns: Sequence[str]) -> None:
+        """Store no comment or correction on these turns, which may not be in the log yet."""
+        for turn in turns:
+            _remember(self._unkept, turn, None)
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
         """Write one tenant's signals, durable on return. Returns their statuses in order.
@@ -84,6 +92,10 @@ class Intake:
                 await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
                 signals, early = await self._scrubbed(signals)
                 await self._check_lines(signals)
+                signals = [
+                    replace(each, comment=None, correction=None, lines=()) if each.turn in self._unkept else each
+                    for each in signals
+                ]
                 late = {signal.turn for signal in signals if signal.turn in self._decided}
                 await asyncio.shield(self._writes.begin(self._log.append(*signals)))
                 stored = await self._stored(signals)

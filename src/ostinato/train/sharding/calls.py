@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from ostinato.core.numerics import Contract
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import PolicyVersion, SteeringBasis
 from ostinato.core.samples import Sample
 from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.train.config import TrainConfig
@@ -43,14 +43,15 @@ class RankTask:
 class RankCall:
     """A method of `PolicyTrainer` that all ranks call now. It holds no weights: the first rank sends them out as they are needed.
 
-    `held`: the step is kept near references, `release` and `anchor`. `number`: the policy that training goes back to. The rest: a
-    checkpoint's directory, cursor, and number of checkpoints kept.
+    `bases`: those of `PolicyTrainer.set_bases`, which is called before the step. `held`: the step is kept near references, `release` and
+    `anchor`. `number`: the policy that training goes back to. The rest: a checkpoint's directory, cursor, and number of checkpoints kept.
 
     Example: ``RankCall(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
     """
 
     method: Literal["step", "go_back", "skip_step", "weights", "present", "save", "resume"]
     samples: tuple[Sample, ...] = ()
+    bases: tuple[SteeringBasis, ...] = ()
     held: bool = False
     release: PolicyVersion | None = None
     anchor: PolicyVersion | None = None
@@ -85,6 +86,9 @@ def read_call(line: bytes) -> RankCall:
     for sample in found["samples"]:
         for name in ("routes", "nucleus"):
             sample["turn"][name] = base64.b64decode(sample["turn"][name])
+    for basis in found["bases"]:
+        for name in ("tokens", "directions"):
+            basis[name] = base64.b64decode(basis[name])
     return _CALL.validate_python(found)
 
 

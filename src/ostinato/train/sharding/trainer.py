@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.numerics import Contract
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import PolicyVersion, SteeringBasis
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model.devices.backend import OWN, ComputeBackend
@@ -146,6 +146,7 @@ class ShardedTrainer:
                 self.others.append(_start(told, program.module, theirs.fileno()))
             self.lines.append(ours)
         self._group: RankGroup | None = None
+        self._bases: tuple[SteeringBasis, ...] = ()
         self._closing = threading.Event()
         if self.others and backend.device != "cpu":
             threading.Thread(target=end_with_others, args=(self.others, self._closing), daemon=True).start()
@@ -171,11 +172,17 @@ class ShardedTrainer:
         call = RankCall(
             method="step",
             samples=tuple(samples),
+            bases=self._bases,
             held=references is not None,
             release=held.release,
             anchor=held.anchor,
         )
         return self._all(call, lambda: self._own.step(samples, self._for_all(references), stop))
+
+    def set_bases(self, rows: Sequence[SteeringBasis]) -> None:
+        """See `PolicyTrainer.set_bases`; the other ranks get them with the next step."""
+        self._bases = tuple(rows)
+        self._own.set_bases(rows)
 
     def go_back(self, weights: Weights, number: int | None = None) -> None:
         """See `PolicyTrainer.go_back`."""
@@ -334,6 +341,7 @@ def _take(trainer: PolicyTrainer, call: RankCall, group: RankGroup, on_learned: 
     match call.method:
         case "step":
             references = References(release=call.release, anchor=call.anchor, fetch=fetch)
+            trainer.set_bases(call.bases)
             on_learned(trainer.step(call.samples, references if call.held else None))
         case "go_back":
             trainer.go_back({}, call.number)

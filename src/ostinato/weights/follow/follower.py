@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
-from ostinato.core.errors import NotFound, OstinatoError, Unavailable
+from ostinato.core.errors import Corrupt, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Snapshot, Weights
@@ -24,8 +24,9 @@ from ostinato.weights.config import FollowerConfig
 from ostinato.weights.follow.delta_apply import rebuild
 from ostinato.weights.follow.export import write_model
 from ostinato.weights.follow.journal import Journal
+from ostinato.weights.store.interface import RefStore
 from ostinato.weights.version.chain import Loaded, Manifests
-from ostinato.weights.version.content import version_ref
+from ostinato.weights.version.content import VERSIONS, version_ref
 from ostinato.weights.version.manifest import Manifest
 from ostinato.weights.version.signing import check_signature
 
@@ -234,3 +235,18 @@ class StoreVersions:
         if await self._store.read_ref(version_ref(policy.hash)) is None:
             raise NotFound(f"{policy} is not in the weight store; see `ostinato weights log`", field="policy")
         return policy.hash
+
+
+async def versions_between(store: RefStore, first: int, last: int) -> list[PolicyVersion]:
+    """The stored versions with a number from `first` to `last`, by number; without those whose manifest cannot be read."""
+    manifests, found = Manifests(store), list[PolicyVersion]()
+    for ref, hash in (await store.refs()).items():
+        if ref.startswith(VERSIONS):
+            try:
+                policy = (await manifests.read(hash)).policy
+            except (NotFound, Corrupt) as error:
+                logger.warning("%s: %s", ref, error)
+                continue
+            if first <= policy.number <= last:
+                found.append(policy)
+    return sorted(found)

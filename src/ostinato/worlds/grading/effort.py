@@ -5,8 +5,9 @@ costs more than a hundredth:
 
     C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)),   ln(1 + k x) / k for q -> 1,   x for k -> 0
 
-(Composer 2 report, arXiv 2603.24477, section 4.2.) x is a weighted sum of thinking, tool-call, tool-output and final tokens, calls and
-turns. On easy tasks, where x is small, a unit costs nearly 1; on long ones it costs (1 + k x)^-q, so that hard work is not ruled out.
+(Composer 2 report, arXiv 2603.24477, section 4.2.) x is a weighted sum of thinking, tool-call, tool-output, final and summary tokens,
+calls, turns and summaries. On easy tasks, where x is small, a unit costs nearly 1; on long ones it costs (1 + k x)^-q, so that hard work
+is not ruled out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
 
-EFFORTS = ("thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "calls", "turns")
+EFFORTS = (
+    "thinking_tokens",
+    "call_tokens",
+    "output_tokens",
+    "final_tokens",
+    "calls",
+    "turns",
+    "summaries",
+    "summary_tokens",
+)
 """The keys of `Rollout.effort` that are counted; a missing key counts as 0."""
 
 
@@ -47,7 +57,13 @@ class EffortConfig(BaseModel, frozen=True, extra="forbid"):
     output_tokens: float = Field(default=0.1, ge=0.0, description="Units per token of a tool's output.")
     final_tokens: float = Field(default=1.0, ge=0.0, description="Units per token of an answer without a call.")
     calls: float = Field(default=20.0, ge=0.0, description="Units per tool call.")
-    turns: float = Field(default=20.0, ge=0.0, description="Units per turn.")
+    turns: float = Field(default=20.0, ge=0.0, description="Units per turn, summaries not counted.")
+    summaries: float = Field(
+        default=50.0, ge=0.0, description="Units per summary of a window, if the harness has memory."
+    )
+    summary_tokens: float = Field(
+        default=1.0, ge=0.0, description="Units per token of a summary, refused tries included."
+    )
 
 
 def effort_cost(x: float, k: float, q: float) -> float:
@@ -75,6 +91,8 @@ def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
         config.final_tokens,
         config.calls,
         config.turns,
+        config.summaries,
+        config.summary_tokens,
     )
     return math.fsum(max(0.0, effort.get(name, 0.0)) * unit for name, unit in zip(EFFORTS, units, strict=True))
 

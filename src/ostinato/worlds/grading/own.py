@@ -127,12 +127,13 @@ class OwnGrader:
         key: the setting.
         name: its value, "module:function".
         function: the function, imported here.
+        memory_bytes: the most private memory of its process; beyond it the function gets a MemoryError. None: no limit.
 
     Example: ``await OwnGrader("worlds.graders.brevity", "yours:brevity", brevity).grade(task, rollout)``
     """
 
-    def __init__(self, key: str, name: str, function: Callable[..., Any]) -> None:
-        self._key, self._name = key, name
+    def __init__(self, key: str, name: str, function: Callable[..., Any], memory_bytes: int | None = None) -> None:
+        self._key, self._name, self._memory_bytes = key, name, memory_bytes
         self.identity = f"{name}@{blake3(_source(function)).hexdigest()[:16]}"
         self._starting = asyncio.Lock()
         self._process: _GradingProcess | None = None
@@ -168,7 +169,7 @@ class OwnGrader:
         async with self._starting:
             if self._process is None or self._process.ended:
                 child = await ChildProcess.start("ostinato.worlds.grading.own_child", longest_line=LONGEST_LINE)
-                hello = {"key": self._key, "name": self._name, "path": sys.path}
+                hello = {"key": self._key, "name": self._name, "path": sys.path, "memory_bytes": self._memory_bytes}
                 try:
                     async with asyncio.timeout(LOAD_S):
                         await child.send([json.dumps(hello).encode() + b"\n"])
@@ -193,10 +194,15 @@ def _source(function: Callable[..., Any]) -> bytes:
         return b""
 
 
-def own_graders(names: Mapping[str, str], built_in: tuple[str, ...]) -> dict[str, OwnGrader]:
+def own_graders(
+    names: Mapping[str, str], built_in: tuple[str, ...], memory_bytes: int | None = None
+) -> dict[str, OwnGrader]:
     """The graders that `worlds.graders` names. Raises BadConfig for a name that a built-in grader has, or a function that is not there."""
     for name in names:
         if name in built_in:
             raise BadConfig(f"worlds.graders.{name}: a built-in grader has this name; choose another")
     keys = {name: f"worlds.graders.{name}" for name in names}
-    return {name: OwnGrader(keys[name], place, find_function(keys[name], place)) for name, place in names.items()}
+    return {
+        name: OwnGrader(keys[name], place, find_function(keys[name], place), memory_bytes)
+        for name, place in names.items()
+    }

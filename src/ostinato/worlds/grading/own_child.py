@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -30,6 +31,8 @@ def main() -> None:
     questions, answers = take_over()
     hello = json.loads(questions.readline())
     sys.path[:] = hello["path"]
+    if hello["memory_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (hello["memory_bytes"], hello["memory_bytes"]))
     try:
         function = find_function(hello["key"], hello["name"])
     except BaseException as error:  # noqa: BLE001 - an import may raise anything, SystemExit too

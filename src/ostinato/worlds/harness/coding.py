@@ -139,9 +139,9 @@ class CodingAgent:
                 await working
 
     def _rollout(self, task: Task, relay: ModelRelay, ended: Ended, why: str) -> Rollout:
-        """The agent's side calls, then its own work in order: the grade goes to the last turn."""
+        """The agent's calls in the order of their ends, except that its own work's last comes last of all: the grade goes to it."""
         own = [said for said, purpose in relay.heard if purpose is Purpose.TASK]
-        beside = [said.turn for said, purpose in relay.heard if purpose is not Purpose.TASK]
+        graded = [own[-1].turn] if own else []
         messages: list[Message] = [*task.messages]
         for said in own:
             messages.append(said.message)
@@ -151,7 +151,7 @@ class CodingAgent:
             harness=f"{self.name}@{self.hash}",
             ended=ended if own else Ended.FAILED,
             messages=tuple(messages),
-            turns=(*beside, *(said.turn for said in own)),
+            turns=(*(said.turn for said, _ in relay.heard if said.turn not in graded), *graded),
             detail={"why": why or ended.value} if why or not own else {},
         )
 
@@ -173,6 +173,7 @@ def _effort(relay: ModelRelay) -> Mapping[str, float]:
         "tokens": float(sum(said.tokens for said in answers)),
         "calls": float(sum(len(said.message.calls) for said in answers)),
         "errors": float(sum(message.failed for message in relay.told.values())),
+        "windows": 1.0 + max((said.window for said in answers), default=0),
     }
 
 

@@ -13,10 +13,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from blake3 import blake3
+
 from ostinato.core.chat_answer import ChatAnswer, read_chat_answer
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import Corrupt, Unavailable
-from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.records import Arm, PolicyVersion, Purpose
 from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.worlds.harness.rollout import OVERRAN, ModelAnswer, OutOfTime
 
@@ -29,6 +31,7 @@ GRACE_S = 60.0
 """How long to wait for the gateway after an answer's deadline: it ends the answer itself, and takes a while to say so if it is busy."""
 
 LEFT = "X-Ostinato-Left-Ms"
+PURPOSE = "X-Ostinato-Purpose"
 _MOST_MS = 999_999_999  # the largest value that the gateway accepts
 
 
@@ -122,6 +125,8 @@ class EpisodeModel:
     ) -> None:
         self._gateway, self._episode, self._seed = gateway, episode, seed
         self._temperature, self._top_p = temperature, top_p
+        drawn = int.from_bytes(blake3(episode.encode()).digest(8)) / 2**64
+        self.draw = None if group is None else drawn
         self._policy = RetryPolicy(pause_s=pause_s, attempts=TRIES, jitter=0.25)
         self._headers = {
             "X-Ostinato-Slot": slot,
@@ -140,6 +145,7 @@ class EpisodeModel:
         max_tokens: int,
         stop: Sequence[str] = (),
         left_s: float | None = None,
+        purpose: Purpose = Purpose.TASK,
     ) -> ModelAnswer:
         """The next message of the assistant."""
         timing = _Timing(left_s)
@@ -153,7 +159,9 @@ class EpisodeModel:
             body["seed"] = self._seed + len(self.turns)
         if tools:
             body["tools"] = [_tool(tool) for tool in tools]
-        answer = read_chat_answer(await self._answer(body, timing))
+            if purpose is not Purpose.TASK:
+                body["tool_choice"] = "none"
+        answer = read_chat_answer(await self._answer(body, timing, purpose))
         answered = _answered(answer)
         if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn with nothing to train on
             raise Unavailable(f"turn {answered.turn} holds no token")
@@ -190,9 +198,11 @@ class EpisodeModel:
         # drawn anew for each call: an episode's name may be used again after a restart, with other messages
         return f"{self._episode}:{len(self.turns)}:{secrets.token_hex(8)}"
 
-    async def _answer(self, body: dict[str, Any], timing: _Timing) -> Mapping[str, Any]:
+    async def _answer(self, body: dict[str, Any], timing: _Timing, purpose: Purpose) -> Mapping[str, Any]:
         """The gateway's answer; a failed call is retried under the same key. Raises BadRequest, Unavailable."""
         headers = self._headers | {"Idempotency-Key": self._fresh_key()}
+        if purpose is not Purpose.TASK:
+            headers[PURPOSE] = purpose.value
 
         async def ask() -> Mapping[str, Any]:
             async with timing.guard():

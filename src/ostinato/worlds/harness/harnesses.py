@@ -22,6 +22,7 @@ from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.agent_config import AgentConfig
 from ostinato.worlds.harness.coding import CodingAgent
+from ostinato.worlds.harness.memory import MEMORY_VERSION, Memory, MemoryConfig
 from ostinato.worlds.harness.rollout import (
     OVERRAN,
     Ended,
@@ -30,6 +31,7 @@ from ostinato.worlds.harness.rollout import (
     ModelAnswer,
     OutOfTime,
     Rollout,
+    RolloutOver,
     harness_hash,
     timed_out,
     worked,
@@ -47,6 +49,7 @@ class _Session(ABC):
         self._task, self._model, self._sandbox = task, model, sandbox
         self.messages = list(messages)
         self.turns = list[str]()
+        self.answers = 0  # turns, without those that only summarise
 
     async def work(self, deadline: float) -> tuple[Ended, str]:
         """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
@@ -54,18 +57,24 @@ class _Session(ABC):
         Raises Unavailable.
         """
         overran = (Ended.TIMEOUT, timed_out(self._task))
-        while len(self.turns) < self._task.turns:
+        while self.answers < self._task.turns:
             try:
-                answered = await self._ask(deadline - asyncio.get_running_loop().time())
+                answered = await self._ask(deadline)
+            except RolloutOver as over:
+                return over.ended, over.why
             except BadRequest as error:  # the conversation has outgrown the context
                 return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
             except OutOfTime:
                 if not self.turns:
                     raise
                 return overran
+            self.answers += 1
             self.turns.append(answered.turn)
             self.messages.append(answered.message)
-            self._count(answered)
+            try:
+                self._count(answered)
+            except RolloutOver as over:
+                return over.ended, over.why
             if answered.finish == OVERRAN:
                 return overran
             try:
@@ -78,7 +87,7 @@ class _Session(ABC):
         return Ended.TURNS, ""
 
     @abstractmethod
-    async def _ask(self, left_s: float) -> ModelAnswer: ...
+    async def _ask(self, deadline: float) -> ModelAnswer: ...
 
     @abstractmethod
     def _count(self, answered: ModelAnswer) -> None: ...
@@ -113,6 +122,9 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
         default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."
     )
     command_s: float = Field(default=60.0, gt=0, description="Seconds after which a shell command is killed.")
+    memory: MemoryConfig | None = Field(
+        default=None, description="How the model summarises what outgrows its window. None: that ends the rollout."
+    )
 
 
 class ToolLoop:
@@ -127,11 +139,21 @@ class ToolLoop:
         self.config = config or ToolLoopConfig()
         offered = tools_named(self.config.offered)
         shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in offered]
-        self.hash = harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=self.config.model_dump())
+        plain = self.config.model_dump(exclude_none=True)
+        more = {} if self.config.memory is None else {"memory": MEMORY_VERSION}
+        self.hash = harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=plain, **more)
 
     def spec(self, task: Task) -> SandboxSpec:
         """The task's own sandbox."""
         return task.spec
+
+    def check(self, task: Task) -> None:
+        """Raise BadConfig if the memory's window is too small for this task."""
+        if self.config.memory is not None:
+            try:
+                self.config.memory.room(task.tokens, self.config.output_chars)
+            except BadConfig as error:
+                raise BadConfig(f"task {task.id!r}: worlds.harness.tools.{error}") from error
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Work until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
@@ -141,15 +163,16 @@ class ToolLoop:
         clock = asyncio.get_running_loop().time
         start = clock()
         ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
+        memory = session.memory
         return Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
             ended=ended,
-            messages=tuple(session.messages),
+            messages=tuple(session.messages if memory is None else memory.transcript),
             turns=tuple(session.turns),
             changes=changes,
-            effort={**session.effort, "turns": float(len(session.turns)), "seconds": clock() - start},
-            detail={"why": why} if why else {},
+            effort={**session.effort, "turns": float(session.answers), "seconds": clock() - start},
+            detail=({"why": why} if why else {}) | ({"memory": "fell back"} if memory and memory.fell_back else {}),
         )
 
 
@@ -162,12 +185,53 @@ class _ToolSession(_Session):
         self._tools = tools_named(config.offered)
         self.effort = Counter[str](tokens=0, calls=0, errors=0)
         self._told = 0  # tokens of the conversation so far, as the gateway counted them
+        self.memory: Memory | None = None
+        if config.memory is not None:
+            self.memory = Memory(
+                config.memory,
+                task,
+                model,
+                self.messages,
+                self.turns,
+                self.effort,
+                room=config.memory.room(task.tokens, config.output_chars),
+                tools=self._tools,
+                sandbox=sandbox,
+            )
 
-    async def _ask(self, left_s: float) -> ModelAnswer:
-        left = self._config.answer_tokens - int(self.effort["tokens"])
+    async def _ask(self, deadline: float) -> ModelAnswer:
+        memory = self.memory
+        if memory is None:
+            return await self._answer(deadline)
+        try:
+            if memory.full:
+                await memory.summarise(lambda: self._left(deadline))
+                self._told = 0
+            return await self._answer(deadline)
+        except BadRequest as error:
+            if memory.fresh and memory.effort["summaries"]:
+                why = f"the first prompt after a summary was refused ({error}); is memory.window within the model's context?"
+                raise RolloutOver(Ended.FAILED, why) from error
+            if not await memory.shrink(lambda: self._left(deadline)):
+                raise
+            self._told = 0
+            return await self._answer(deadline)
+
+    async def _answer(self, deadline: float) -> ModelAnswer:
+        left = self._left(deadline)
+        if left["tokens"] <= 0:
+            raise RolloutOver(Ended.LENGTH, "")
+        most = min(self._task.tokens, int(left["tokens"]))
         return await self._model.ask(
-            self.messages, self._tools, max_tokens=min(self._task.tokens, left), stop=self._task.stop, left_s=left_s
+            self.messages, self._tools, max_tokens=most, stop=self._task.stop, left_s=left["seconds"]
         )
+
+    def _left(self, deadline: float) -> dict[str, float]:
+        return {
+            "calls": self._task.turns - self.answers,
+            "tokens": self._config.answer_tokens - self.effort["tokens"],
+            "seconds": deadline - asyncio.get_running_loop().time(),
+        }
 
     def _count(self, answered: ModelAnswer) -> None:
         self.effort["tokens"] += answered.tokens
@@ -175,6 +239,8 @@ class _ToolSession(_Session):
         if self._told:  # what the prompt grew by beyond the last answer is tool output
             self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._told)
         self._told = answered.prompt_tokens + answered.tokens
+        if self.memory is not None:
+            self.memory.count(answered)
 
     async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
         done = False
@@ -290,7 +356,8 @@ class _RepairSession(_Session):
         self.checks = list[bool]()
         self.tokens = 0
 
-    async def _ask(self, left_s: float) -> ModelAnswer:
+    async def _ask(self, deadline: float) -> ModelAnswer:
+        left_s = deadline - asyncio.get_running_loop().time()
         return await self._model.ask(self.messages, max_tokens=self._task.tokens, stop=self._task.stop, left_s=left_s)
 
     def _count(self, answered: ModelAnswer) -> None:

@@ -37,7 +37,7 @@ class AgentAnswer:
     """One complete answer.
 
     `turn`: the id under which the gateway captured it; `tokens`: how many were sampled; `cut`: it reached its token limit; `policies`: the
-    policy versions that sampled it; `overran`: it was cut at its deadline.
+    policy versions that sampled it; `overran`: it was cut at its deadline; `window`: how many summaries have replaced what was before it.
 
     Example: ``AgentAnswer(turn="chatcmpl-3f:0", tokens=7, cut=False, message=Message(role=Role.ASSISTANT, text="Done."))``
     """
@@ -48,6 +48,7 @@ class AgentAnswer:
     message: Message
     policies: frozenset[PolicyVersion] = frozenset()
     overran: bool = False
+    window: int = 0
 
 
 def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
@@ -68,6 +69,7 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
             message=message,
             policies=policies,
             overran=bool(told.get("deadline")),
+            window=int(told.get("window", {}).get("number", 0)),
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from ostinato.core.conversation import Message, Tool
 from ostinato.core.errors import SandboxBroken, Unavailable
+from ostinato.core.records import Purpose
 from ostinato.core.sandbox import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
@@ -37,6 +38,14 @@ class Ended(StrEnum):
     FAILED = "failed"
 
 
+class RolloutOver(Exception):
+    """Ends a rollout from within: how it ended, and an explanation for people."""
+
+    def __init__(self, ended: Ended, why: str) -> None:
+        super().__init__(why)
+        self.ended, self.why = ended, why
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
     """One answer of the model. `turn` is the id under which the gateway captured it; `finish` is OpenAI's finish reason, or `OVERRAN`.
@@ -54,6 +63,11 @@ class ModelAnswer:
 class Model(Protocol):
     """The model of one episode, behind the gateway: every call is captured as a turn of the episode."""
 
+    @property
+    def draw(self) -> float | None:
+        """A number in [0, 1), the same whenever this episode is run again, for what is to vary in training. None: only measured."""
+        ...
+
     async def ask(
         self,
         messages: Sequence[Message],
@@ -62,8 +76,11 @@ class Model(Protocol):
         max_tokens: int,
         stop: Sequence[str] = (),
         left_s: float | None = None,
+        purpose: Purpose = Purpose.TASK,
     ) -> ModelAnswer:
         """The next message of the assistant, or as much of it as was sampled within `left_s` seconds; None: no limit.
+
+        With another `purpose` than the task, `tools` may not be called.
 
         Raises BadRequest (the prompt exceeds the context), or Unavailable, of which OutOfTime is a kind.
         """
@@ -73,7 +90,8 @@ class Model(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One attempt at a task. `effort` counts tokens (of answers with calls, of answers without, of tool outputs; reasoning counts with its
-    answer), calls, errors, turns and seconds.
+    answer), calls, errors, turns and seconds; of third-party agents also windows (one more than its summaries); with memory also summaries,
+    their tokens and the refused tries at them.
 
     Example: ``Rollout(task="calc-1", harness="tools@3f2a", ended=Ended.SUBMITTED, messages=(...), turns=("chatcmpl-3f:0",))``
     """

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Unauthorized
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, Purpose
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.worlds.harness.agent_config import Dialect
-from ostinato.worlds.harness.gateway import LEFT
+from ostinato.worlds.harness.gateway import LEFT, PURPOSE
 from ostinato.worlds.harness.relay import passed_headers, ruled_request
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -43,6 +43,8 @@ def call_headers(worker: str, headers: Mapping[str, str]) -> dict[str, str]:
         if not (value.isascii() and value.isprintable() and 0 < len(value) <= _NAME_CHARS):
             raise BadRequest(f"{name} must hold 1 to {_NAME_CHARS} printable ASCII characters", field=name)
         found[name] = f"{worker}/{value}" if name in _NAMED else value
+    if headers.get(PURPOSE) == Purpose.COMPACTION:  # no other purpose: what is held back, this side decides
+        found[PURPOSE] = Purpose.COMPACTION.value
     if "X-Ostinato-Episode" not in found:
         raise BadRequest(
             "X-Ostinato-Episode is missing: a rollout's calls name their episode", field="X-Ostinato-Episode"

@@ -117,6 +117,9 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
         "rollout, and gives a number from 0 to 1. It is your code, and runs in a process of its own "
         "with the worker's permissions, not in a sandbox.",
     )
+    grader_memory_bytes: int = Field(
+        default=4 << 30, gt=0, description="Most memory of the process of a grader of your own, in bytes."
+    )
     door: DoorConfig = Field(
         default_factory=DoorConfig, description="Where rollout workers on other machines connect, over mutual TLS."
     )

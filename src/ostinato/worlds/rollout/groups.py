@@ -493,7 +493,7 @@ def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """How long rollouts were and how they ended: each rollout's sampled tokens and turns, and how many were cut by a length limit, ran out
-    of time, broke their sandbox, or were ended by something other than the policy.
+    of time, broke their sandbox, or were ended by something other than the policy; and how often a window was summarised, in all.
     """
     ended = [rollout.ended for rollout in rollouts]
     return {
@@ -503,6 +503,7 @@ def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "timeouts": ended.count(Ended.TIMEOUT),
         "broken": ended.count(Ended.BROKEN),
         "failed": ended.count(Ended.FAILED),
+        "summaries": sum(int(rollout.effort.get("summaries", 0)) for rollout in rollouts),
     }
 
 
@@ -513,7 +514,19 @@ def _event(turn: str, name: str, value: float) -> dict[str, Any]:
 # ---------------------------------------------------------------- what became of the groups that were told
 
 
-_OF_ONE_TURN = ("finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone")
+_OF_ONE_TURN = (
+    "finish:",
+    "arm:",
+    "empty",
+    "greedy",
+    "top_p",
+    "cold",
+    "purpose:",
+    "late_group",
+    "gold",
+    "gone",
+    "stale_turn:",
+)
 """Reasons that hold back a turn and not its group."""
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 from psycopg.pq import PipelineStatus
-from tests.contract.test_log import BATCH, EVENT, KINDS, ROWS, SIGNAL, TURN, read
+from tests.contract.test_log import BASIS, BATCH, DIALS, EVENT, KINDS, ROWS, SIGNAL, TURN, read
 
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
-from ostinato.core.records import Batch, Signal, Source, Turn
+from ostinato.core.records import Batch, Signal, Source, SteeringBasis, Turn
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.server import LogServer
@@ -151,6 +151,18 @@ async def test_old_segments_go_and_what_stays_for_ever_stays_in_its_place(in_pos
         assert await log.drop_old(now[0], keep_after=8) == 1
     assert sql(config, "SELECT count(*) FROM kept") == [(2,)]
     assert sql(config, "SELECT count(*) FROM identities WHERE seq <= 8") == [(2,)]
+
+
+async def test_a_basis_outlives_the_turns_that_name_it(in_postgres):
+    now = [0.0]
+    with PostgresLog.open(in_postgres(segment_rows=4, retain_days=1), lambda: now[0]) as log:
+        await log.append(BASIS, TURN, SIGNAL, EVENT)
+        now[0] = 3 * DAY
+        end = await log.append(replace(TURN, id="later:0"))
+        assert await log.drop_old(now[0], keep_after=9) == 1
+        assert await log.find(SteeringBasis, [(BASIS.hash,)]) == [BASIS]
+        assert BASIS.basis() == DIALS
+        assert await log.append(BASIS) == end
 
 
 async def test_an_idle_logs_last_segment_is_closed_and_dropped_when_its_time_has_come(in_postgres):
@@ -300,7 +312,7 @@ def test_a_schema_of_another_program(in_postgres):
 def test_a_log_of_another_version(in_postgres):
     PostgresLog.open(in_postgres()).close()
     sql(in_postgres(), "UPDATE log SET layout = 7")
-    with pytest.raises(BadConfig, match="has layout 7, this Ostinato reads 3"):
+    with pytest.raises(BadConfig, match="has layout 7, this Ostinato reads 4"):
         PostgresLog.open(in_postgres())
 
 

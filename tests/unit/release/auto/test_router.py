@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from ostinato.core.records import Arm, Finish, Pick, Reward, Turn
+from ostinato.core.records import Arm, Consent, Finish, Pick, Reward, Turn
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.posterior import drawn
 from ostinato.release.auto.router import Router
@@ -40,6 +40,15 @@ def taught(router, likes, users=60, seed=1, **options):
 
 def test_before_anything_is_known_all_are_drawn_alike():
     assert Router(["live", "large"], RouterConfig()).odds({"live", "large"}) == pytest.approx(EVEN)
+
+
+def test_turns_that_may_not_count_teach_it_nothing():
+    router, config = Router(["live", "large"], RouterConfig()), RouterConfig()
+    for user in range(60):
+        turn = replace(a_dealt_turn(f"{user}:0", "live", user=f"u{user}"), consent=Consent.NEVER, finish=Finish.ERROR)
+        router.apply(turn.without_words())
+        router.apply(a_reward(turn, -1.0))
+    assert router.state() == Router(["live", "large"], config).state()
 
 
 def test_shares_go_where_the_reward_is_and_stop_at_the_floor():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.records import Arm, Finish, Pick, PolicyVersion, Span
+from ostinato.core.records import Arm, Consent, Finish, Pick, PolicyVersion, Span
 from ostinato.release.metrics.reactions import reacted
 from ostinato.testing.records import a_turn
 
@@ -31,6 +31,7 @@ def test_a_turn_that_was_cut_before_its_first_token_counts_for_its_arm(finish):
         {"spans": ()},
         {"finish": Finish.GRAMMAR},
         {"finish": Finish.GRAMMAR, "spans": ()},
+        {"consent": Consent.NEVER},
     ],
 )
 def test_what_compares_no_versions_is_left_out(other):

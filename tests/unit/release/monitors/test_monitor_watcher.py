@@ -9,10 +9,11 @@ import pytest
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Signal
+from ostinato.core.records import Arm, Consent, Finish, PolicyVersion, ReleaseEvent, Signal
 from ostinato.release.monitors import behaviour
 from ostinato.release.monitors.active_alarms import alarm_name
 from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN
 from ostinato.release.monitors.watcher import NAME, MonitorWatcher, acceptance
 from ostinato.serve import arms
@@ -64,6 +65,14 @@ async def watching(crowd=None, config=CONFIG, folds=None, *, before=600):
     await log.append(*crowd.turns(before, EDIT))
     await watcher.refresh()
     return log, crowd, watcher
+
+
+async def test_turns_that_may_not_count_raise_no_alarm():
+    watch, crowd = Monitors(CONFIG, tuple(BUILT_IN.values())), Crowd()
+    before = watch.snapshot()
+    for seq, turn in enumerate(crowd.turns(300, often_asks), 1):
+        assert watch.apply(seq, replace(turn, consent=Consent.NEVER).without_words()) == []
+    assert watch.snapshot() == before
 
 
 async def test_a_hack_raises_an_alarm_that_pauses_and_names_its_turns_and_the_way_back_clears_it():

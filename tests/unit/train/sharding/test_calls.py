@@ -4,14 +4,17 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.core.records import PolicyVersion, Sampling, SteeringBasis
 from ostinato.core.samples import Sample
+from ostinato.core.steering import Basis, Steered
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
 from ostinato.train.sharding.calls import RankCall, RankTask, call_line, read_call, read_task, task_line
 
+BASIS = Basis(("brief",), np.array([2, 7]), np.array([[1.0, -0.5]], np.float32), "9f")
 VERSION = PolicyVersion(number=3, hash="ab" * 32)
 
 
@@ -21,12 +24,17 @@ def test_a_step_arrives_whole():
         text='line\n"quoted" é 漢',
         logprobs=(-0.1, -1 / 3, -1e-300),
         sampling=Sampling(max_tokens=3, temperature=0.7, logit_bias=((5, -2.5),), grammar="start: /a/\n"),
+        steered=Steered(
+            basis="9c", dials=(0.5, -1 / 3), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1)
+        ),
     )
     samples = (
         Sample(turn=turn, reward=0.1, advantages=(0.1, -0.2, 0.3), weight=0.5),
         Sample(turn=a_turn("t:1"), reward=1.0, advantages=(1.0, math.inf), summed=True),
     )
-    call = RankCall(method="step", samples=samples, held=True, release=VERSION)
+    call = RankCall(
+        method="step", samples=samples, held=True, release=VERSION, bases=(SteeringBasis.of(BASIS, at=1.0),)
+    )
     line = call_line(call)
     assert line.count(b"\n") == 1
     assert read_call(line) == call

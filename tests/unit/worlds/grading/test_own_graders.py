@@ -75,6 +75,7 @@ ACTS = {
     "large grade": lambda task, rollout: Grade(value=2.0), "odd grade": lambda task, rollout: Grade(value=0.5, why=object()),
     "absent": lambda task, rollout: task.grading.data["absent"], "stop": lambda task, rollout: next(iter(())),
     "exit": lambda task, rollout: sys.exit(3), "die": lambda task, rollout: os._exit(7),
+    "hoard": lambda task, rollout: len(bytearray(3 << 30)) * 0.0,
     "pid": lambda task, rollout: Grade(value=1.0, why=str(os.getpid())),
     "print": lambda task, rollout: print("noise") or 0.75, "fork": lambda task, rollout: os.fork() * 0 + 0.5,
     "read": lambda task, rollout: float(sys.stdin.read() == ""),
@@ -87,14 +88,19 @@ def acts(task, rollout):
 
 
 @pytest.fixture
-async def grader(tmp_path, monkeypatch):
-    """The function `acts`, which does what `grading.data` says."""
+def house(tmp_path, monkeypatch):
+    """The place of the function `acts`, which does what `grading.data` says."""
     (tmp_path / "house_of_graders.py").write_text(HOUSE)
     monkeypatch.syspath_prepend(tmp_path)
-    found = own_graders({"brevity": "house_of_graders:acts"}, GRADERS)["brevity"]
+    yield "house_of_graders:acts"
+    sys.modules.pop("house_of_graders")
+
+
+@pytest.fixture
+async def grader(house):
+    found = own_graders({"brevity": house}, GRADERS)["brevity"]
     yield found
     await found.close()
-    sys.modules.pop("house_of_graders")
 
 
 def doing(act, timeout_s=60.0):
@@ -133,6 +139,16 @@ async def test_one_that_ends_its_process_costs_the_grades_of_that_moment_and_no_
     with pytest.raises(Unavailable, match=r"the grader of worlds\.graders\.brevity: its process ended \(7\)"):
         await grader.grade(doing("die"), ROLLOUT)
     assert (await grader.grade(doing("quarter"), ROLLOUT)).value == 0.25
+
+
+async def test_one_that_takes_too_much_memory_costs_its_own_grade_only(house):
+    grader = own_graders({"brevity": house}, GRADERS, 2 << 30)["brevity"]
+    try:
+        with pytest.raises(Unavailable, match=r"the grader of worlds\.graders\.brevity raised MemoryError"):
+            await grader.grade(doing("hoard"), ROLLOUT)
+        assert (await grader.grade(doing("quarter"), ROLLOUT)).value == 0.25
+    finally:
+        await grader.close()
 
 
 async def test_it_runs_elsewhere_and_its_output_and_forks_disturb_nothing(grader):

@@ -5,7 +5,7 @@ from tests.fakes.gateways import lost_answers, world_gateway
 
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import PolicyVersion, Purpose
 from ostinato.testing.engine import FakeEngine
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.tasks.task import Grading, Task
@@ -104,3 +104,22 @@ async def test_calls_and_their_answers_reach_the_model_again():
         after.prompt_ids[: len(before.prompt_ids) + len(before.sampled_ids)] == before.prompt_ids + before.sampled_ids
     )
     assert b"gone away" in bytes(token for token in after.prompt_ids if token < 256)
+
+
+async def test_a_summary_is_captured_as_one_behind_its_window_and_calls_nothing():
+    tool = Tool(name="read", parameters={"type": "object", "properties": {}})
+    script = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>'
+    async with world_gateway(script) as (gateway, log):
+        model = gateway.model("e", group="g", harness="h")
+        called = await model.ask(ASK, [tool], max_tokens=200)
+        (call,) = called.message.calls
+        window = (*ASK, called.message, Message(role=Role.TOOL, text="it is empty", answers=call.id))
+        request = Message(role=Role.USER, text="Sum up.")
+        asked = await model.ask((*window, request), [tool], max_tokens=200, purpose=Purpose.COMPACTION)
+    before, summary = log.turns()
+    assert asked.message.calls == ()
+    assert (before.purpose, summary.purpose) == (Purpose.TASK, Purpose.COMPACTION)
+    assert (summary.episode, summary.group, summary.parent) == ("e", "g", before.id)
+    known = before.prompt_ids + before.sampled_ids
+    assert summary.prompt_ids[: len(known)] == known, "the window is computed once for its turns and its summary"
+    assert model.turns == [before.id, summary.id]

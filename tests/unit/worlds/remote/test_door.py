@@ -94,6 +94,14 @@ async def test_a_workers_turns_get_its_name_in_front_and_all_else_it_says_of_the
     assert (first.harness, second.harness) == ("h1", "")
 
 
+async def test_a_summary_is_known_as_one_behind_the_door(tmp_path):
+    async with site(tmp_path) as at, at.worker() as gateway:
+        model = gateway.model("w1.0.0.0", group="w1.0", harness="h1")
+        await model.ask(ASK, max_tokens=8, purpose=Purpose.COMPACTION)
+    (turn,) = at.log.turns()
+    assert (turn.purpose, turn.episode) == (Purpose.COMPACTION, "acme/w1.0.0.0")
+
+
 async def test_the_time_that_a_rollout_has_left_is_known_behind_the_door(tmp_path):
     async with site(tmp_path, engine=Stalls(3)) as at, at.worker() as gateway:
         for seconds in (0.4, 4.0, 40.0):  # a busy machine may not even begin in the first

@@ -12,7 +12,7 @@ from tests.oracles.turn_accounting import recount
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
-from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Turn
+from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Reward, Turn
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
@@ -22,6 +22,7 @@ from ostinato.serve.feedback.intake import parse_feedback
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.harness.memory import Memory, MemoryConfig
 from ostinato.worlds.harness.rollout import Ended, ModelAnswer, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
@@ -47,6 +48,7 @@ class FakeGateway:
 
     def __init__(self, log: MemoryLog, chance: random.Random) -> None:
         self.log, self.chance, self.asked, self.away = log, chance, 0, 0.0
+        self.prompts = defaultdict(list)
 
     def model(self, episode, *, group, harness, temperature=None, top_p=1.0):
         return FakeModel(self, episode, group)
@@ -64,18 +66,20 @@ class FakeGateway:
 class FakeModel:
     def __init__(self, gateway, episode, group) -> None:
         self.gateway, self.episode, self.group = gateway, episode, group
-        self.policies, self.finish = {V0}, Finish.STOP
+        self.policies, self.finish, self.draw = {V0}, Finish.STOP, 0.5
 
-    async def ask(self, messages, tools=(), *, max_tokens, stop=(), left_s=None):
+    async def ask(self, messages, tools=(), *, max_tokens, stop=(), left_s=None, purpose=Purpose.TASK):
         gateway = self.gateway
         gateway.asked += 1
+        gateway.prompts[self.episode].append(messages[-1].text)
         made = a_turn(f"chatcmpl-{gateway.asked}:0", arm=Arm.WORLD, user="world", finish=self.finish)
         await asyncio.sleep(0)
-        await gateway.log.append(replace(made, episode=self.episode, group=self.group))
+        await gateway.log.append(replace(made, episode=self.episode, group=self.group, purpose=purpose))
         await asyncio.sleep(0)
         if gateway.chance.random() < gateway.away:
             raise Unavailable("away")
-        return ModelAnswer(turn=made.id, message=Message(role=Role.ASSISTANT), finish="stop", prompt_tokens=1, tokens=2)
+        said = Message(role=Role.ASSISTANT, text=made.id if gateway.chance.random() < 0.8 else "")
+        return ModelAnswer(turn=made.id, message=said, finish="stop", prompt_tokens=1, tokens=2)
 
 
 class Steps:
@@ -95,6 +99,21 @@ class Steps:
             turns.append((await model.ask(task.messages, max_tokens=2)).turn)
         ended = Ended.FAILED if self.chance.random() < self.failing else Ended.SUBMITTED
         return Rollout(task=task.id, harness="single", ended=ended, messages=(), turns=tuple(turns))
+
+
+class Remembers(Steps):
+    """A harness of one to three windows, each of which ends with a summary, and an answer."""
+
+    async def run(self, task, model, sandbox):
+        config = MemoryConfig(window=4096, summary_tokens=4, think_tokens=0, tells=(), keep_last=False)
+        messages, turns, effort = list(task.messages), [], Counter()
+        memory = Memory(config, task, model, messages, turns, effort, room=4000)
+        for _ in range(self.chance.randint(1, 3)):
+            messages.append(Message(role=Role.USER, text="event"))
+            await memory.summarise(lambda: {"seconds": 9.0})
+        turns.append((await model.ask(messages, max_tokens=2)).turn)
+        said = tuple(memory.transcript)
+        return Rollout(task=task.id, harness="single", ended=Ended.SUBMITTED, messages=said, turns=tuple(turns))
 
 
 class Coin:
@@ -126,7 +145,7 @@ class World:
     """What outlives the worker: the log and the journal's file."""
 
     def __init__(
-        self, directory, seed: int, taskset, config=CONFIG, *, away=0.0, failing=0.0, most_bytes=MOST_BYTES
+        self, directory, seed: int, taskset, config=CONFIG, *, away=0.0, failing=0.0, most_bytes=MOST_BYTES, **reward
     ) -> None:
         chance = random.Random(seed)
         self.log, self.path, self.config, self.taskset = MemoryLog(), directory / "rollouts.jsonl", config, taskset
@@ -138,7 +157,7 @@ class World:
             self.log,
             Inline(copilot, max_abs=1.0),
             lambda: 30.0,
-            RewardConfig(world_staleness=10**6),
+            RewardConfig(world_staleness=10**6, **reward),
             taught=Taught(people=False, groups=config.groups),
         )
         self.journal, self.most_bytes, self.over = None, most_bytes, False
@@ -237,6 +256,34 @@ async def test_kills_at_any_instant_part_no_group_and_reward_nothing_twice(seed:
         assert len(outcomes) <= 1
     episodes = {turn.id: turn.episode for turn in log.rows if isinstance(turn, Turn)}
     assert not [turns for turns in world.grader.graded if len({episodes[turn] for turn in turns}) != 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_killed_in_the_middle_of_a_summary_a_rollout_is_begun_anew_without_half_a_memory(seed: int, tmp_path):
+    chance = random.Random(seed)
+    world = World(tmp_path, seed, tasks(8), away=0.03, purposes=tuple(Purpose))
+    world.harness = Remembers(chance)
+    await until_done(world, chance, kills=10)
+    log = world.log
+    turns = {row.id: row for row in log.rows if isinstance(row, Turn)}
+    batches = [row for row in log.rows if isinstance(row, Batch)]
+    assert max(Counter(row.turn for row in log.rows if isinstance(row, Reward)).values()) == 1
+    assert max(Counter(turn for batch in batches for turn in batch.turns).values()) == 1
+    assert (await recount(log)).balanced
+    summaries = {id for id, turn in turns.items() if turn.purpose is Purpose.COMPACTION}
+    assert summaries & {turn for batch in batches for turn in batch.turns}, "they are learned from"
+    for batch in batches:
+        credits = defaultdict(set)
+        for turn, credit in zip(batch.turns, batch.credits, strict=True):
+            credits[turns[turn].episode].add(credit)
+        assert all(len(of_chain) == 1 for of_chain in credits.values()), "a chain's turns have one advantage"
+    for episode, prompts in world.gateway.prompts.items():
+        known = {id for id in summaries if turns[id].episode == episode}
+        begun = [text.split("\n")[1] for text in prompts if text.startswith("=== memory: summary")]
+        assert set(begun) <= known, "no summary of another try, nor a part of one"
+    finished = {record.episode: record for record in world.finished}
+    for record in finished.values():
+        assert set(record.turns) == {id for id, turn in turns.items() if turn.episode == record.episode}
 
 
 @pytest.mark.parametrize("kills", [0, 8])

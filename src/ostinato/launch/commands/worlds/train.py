@@ -114,8 +114,8 @@ class WorldScreen:
 
 
 def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Over all rollouts of these groups: sampled tokens and turns per rollout, and the shares cut by a length or time limit or ended by
-    something other than the policy.
+    """Over all rollouts of these groups: sampled tokens, turns and summaries per rollout, and the shares cut by a length or time limit or
+    ended by something other than the policy.
     """
     tokens = sorted(int(each) for group in groups for each in group["tokens"])
     if not tokens:
@@ -124,8 +124,10 @@ def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
     ninth = tokens[-(-9 * count // 10) - 1]  # the smallest that nine tenths do not exceed
     turns = sum(int(each) for group in groups for each in group["turns"]) / count
     cut, late, failed = (sum(int(group[name]) for group in groups) / count for name in ("cut", "timeouts", "failed"))
+    summaries = sum(int(group.get("summaries", 0)) for group in groups) / count
+    told = f", {summaries:.1f} summaries" if summaries else ""
     return (
-        f"  recently {sum(tokens) / count:.0f} tokens (p90 {ninth}) and {turns:.1f} turns a rollout, "
+        f"  recently {sum(tokens) / count:.0f} tokens (p90 {ninth}) and {turns:.1f} turns a rollout{told}, "
         f"{100 * cut:.0f}% cut at the length limit, {100 * late:.0f}% out of time, {100 * failed:.0f}% failed"
     )
 

@@ -1,0 +1,169 @@
+"""Fit a basis of dials: directions in logit space for named attributes, from the model's own answers and no person's data.
+
+The derivative of an attribute's expectation with respect to a logit direction is its covariance with the answer's score features (the
+score-function identity: Williams 1992). So the attribute, within answers to one prompt, is regressed on these features by ridge
+regression over half of the prompts; the other half says how much of it the direction explains, and sets the unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.errors import BadConfig
+from ostinato.core.steering import Basis
+
+Floats = NDArray[np.float64]
+Attribute = Callable[[str, bool], float]
+"""What is measured of an answer: its text, and whether the model ended it itself."""
+
+TOKENS = 384
+"""How many of the likeliest tokens a basis covers."""
+_LEAST_R2 = 0.02  # a direction that explains less of its attribute on other prompts gets no dial
+_RIDGE = 0.1  # per answer, with features of unit variance
+_OUTLIER = 3.0  # standard deviations to which attributes are clipped
+_SMALLEST = 0.02  # added to a feature's standard deviation: tokens that hardly ever come get no weight
+_WORD, _LIST = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?"), re.compile(r"(^|\n)\s*(\d+[.)]|[-*•])\s")
+_READER = frozenset({"you", "your", "yours", "you're", "you'll", "you've", "yourself"})
+_WRITER = frozenset({"i", "i'm", "i'd", "i'll", "i've", "me", "my", "mine"})
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _share(of: Collection[str]) -> Attribute:
+    def measure(text: str, ended: bool) -> float:
+        del ended
+        words = _words(text)
+        return sum(word in of for word in words) / max(1, len(words))
+
+    return measure
+
+
+def _word_length(text: str, ended: bool) -> float:
+    del ended
+    words = _words(text)
+    return sum(map(len, words)) / max(1, len(words))
+
+
+ATTRIBUTES: Mapping[str, Attribute] = {
+    "brief": lambda text, ended: float(ended),
+    "lists": lambda text, ended: float(bool(_LIST.search(text))),
+    "exclaims": lambda text, ended: float("!" in text),
+    "speaks_to_reader": _share(_READER),
+    "commas": lambda text, ended: text.count(",") / max(1, len(_words(text))),
+    "first_person": _share(_WRITER),
+    "bold": lambda text, ended: float("**" in text),
+    "long_words": _word_length,
+}
+"""The built-in dials."""
+
+_THINGS = (
+    *("photosynthesis", "inflation", "the water cycle", "a compiler", "black holes", "democracy", "vaccines", "jazz"),
+    *(
+        "recycling",
+        "the French Revolution",
+        "volcanoes",
+        "a database index",
+        "meditation",
+        "earthquakes",
+        "coral reefs",
+    ),
+    *("encryption", "bread baking", "tides", "the immune system", "solar panels", "chess openings", "the stock market"),
+)
+_GOALS = (
+    *("sleep better", "learn a language", "save money", "write a good email", "start running", "plan a trip"),
+    *("prepare for an interview", "grow tomatoes", "read more books", "organise my desk", "make new friends"),
+    *("cook rice", "fix a flat tire", "improve my memory", "stay calm at work", "choose a laptop", "give a speech"),
+    *("train a puppy", "learn to swim", "back up my photos", "study for an exam", "clean a keyboard"),
+)
+PROMPTS: tuple[str, ...] = (
+    *(f"What is {thing}?" if i % 2 else f"Tell me about {thing}." for i, thing in enumerate(_THINGS)),
+    *(f"How can I {goal}?" if i % 2 else f"Give me advice: I want to {goal}." for i, goal in enumerate(_GOALS)),
+)
+"""What the model is asked if the operator names no prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedBasis:
+    """A basis and, for each attribute, the share of its variance within a prompt that its direction explained on prompts that were not
+    fitted to. Attributes below 2% have no dial.
+
+    Example: ``FittedBasis(basis=basis, explained={"brief": 0.5, "bold": 0.0})``
+    """
+
+    basis: Basis
+    explained: Mapping[str, float]
+
+
+def steerable(mass_V: NDArray[np.floating], reserved: Collection[int], count: int = TOKENS) -> NDArray[np.int64]:
+    """The `count` likeliest tokens by their mean probability, ascending, without reserved ones: control tokens and the markup of calls."""
+    mass_V = np.array(mass_V, np.float64)
+    mass_V[list(reserved)] = 0.0
+    order = np.argsort(-mass_V, kind="stable")[:count]
+    return np.sort(order[mass_V[order] > 0.0]).astype(np.int64)
+
+
+def fit_basis(
+    features_NM: NDArray[np.floating],
+    measured: Mapping[str, Sequence[float]],
+    prompts_N: Sequence[int],
+    tokens_M: NDArray[np.int64],
+    weights: str,
+) -> FittedBasis:
+    """Fit the directions of the attributes that can be steered.
+
+    Args:
+        features_NM: each answer's score features, the sum over its tokens of 1[token = v] - p(v), for the steerable tokens.
+        measured: by attribute, its value for each answer.
+        prompts_N: the number of each answer's prompt, from 0; even ones are fitted to, odd ones judge.
+        tokens_M: the steerable tokens.
+        weights: the hash of the weights that answered.
+
+    Returns:
+        Directions of which one unit changes the attribute by one standard deviation (within a prompt), for small dials.
+
+    Raises BadConfig if no attribute can be steered.
+    """
+    prompts = np.asarray(prompts_N)
+    features_NM = _within(features_NM.astype(np.float64), prompts)
+    fitted = prompts % 2 == 0
+    scale_M = features_NM[fitted].std(0) + _SMALLEST
+    scaled_NM = features_NM / scale_M
+    gram = scaled_NM[fitted].T @ scaled_NM[fitted] + _RIDGE * fitted.sum() * np.eye(len(tokens_M))
+    explained: dict[str, float] = {}
+    directions: dict[str, NDArray[np.float32]] = {}
+    for name, values in measured.items():
+        found = _within(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
+        deviation = float(found.std())
+        explained[name] = 0.0
+        if not deviation:
+            continue
+        found = np.clip(found / deviation, -_OUTLIER, _OUTLIER)
+        direction_M = np.linalg.solve(gram, scaled_NM[fitted].T @ found[fitted]) / scale_M
+        shown, told = found[~fitted], features_NM[~fitted] @ direction_M
+        slope = float(shown @ told) / len(told)  # the covariance: what a unit of this direction changes
+        spread = float((told @ told) * (shown @ shown)) / len(told) ** 2
+        explained[name] = slope**2 / spread if slope > 0 and spread else 0.0
+        if explained[name] >= _LEAST_R2:
+            directions[name] = (direction_M / slope).astype(np.float32)
+    if not directions:
+        raise BadConfig(
+            f"no attribute can be steered: each of {', '.join(explained)} is explained by less than {_LEAST_R2:.0%} on other "
+            "prompts; give more answers to each prompt"
+        )
+    basis = Basis(tuple(directions), tokens_M, np.stack(list(directions.values())), weights)
+    return FittedBasis(basis=basis, explained=explained)
+
+
+def _within(values_ND: Floats, prompts_N: NDArray[np.integer]) -> Floats:
+    """Differences from the mean of the answers to the same prompt."""
+    count = int(prompts_N.max()) + 1
+    sums_PD = np.zeros((count, values_ND.shape[1]))
+    np.add.at(sums_PD, prompts_N, values_ND)
+    return values_ND - (sums_PD / np.maximum(np.bincount(prompts_N, minlength=count), 1)[:, None])[prompts_N]

@@ -1,0 +1,397 @@
+"""Bayesian linear regression of a person's ratings on their answers' score features; its posterior mean sets the dials. Pure.
+
+An answer's features are the gradient of its log-probability with respect to the dials (`core.steering.Steered`), so the slope of the
+reward on them is the natural policy gradient. Each answer that was rated after another one multiplies the weight of the earlier one by
+`decay`: silence erases nothing.
+
+What a person's ratings add up to is a function of the *set* of rated answers, in the order of the answers, whatever the order in which
+the ratings came: the newest rated answers are kept one by one, as many as fit into a kilobyte (`window`), and only those before
+them as sums. A rating of an answer that is older than those kept is not taken in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import zlib
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.errors import Corrupt
+
+Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Halves = NDArray[np.float16]
+
+MOST_DIALS = 16
+MOST_BYTES = 1024
+"""The most that a packed state takes."""
+
+_VERSION = 1
+_HEAD = struct.Struct("<BBBxHHIffQQQ16s")  # see `PersonState.pack`
+_RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before its features and signals
+_SIGNAL = struct.Struct("<Ie")
+_SIGNALS = 4  # signals about one answer that are kept
+_CRC = 4
+_LARGEST = 1000.0  # |feature|: what an answer's features are clipped to
+_STEP = 2.0**-16  # what predictions are rounded to, so that the last bits of a solution decide nothing
+_HELD = 0.05  # the deviation of a dial that its person set, in dials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """How the regression learns.
+
+    `decay`: what an answer's weight is multiplied by with each later one that is rated. `noise`: the variance of a reward around its
+    prediction. A one-sided CUSUM of the predicted less the observed reward, less `drift` at each rating, returns a person to the prior
+    once it exceeds `limit`. `strength` is the KL penalty's: a dial is its slope divided by it, at most.
+
+    Example: ``Regression(decay=1.0)``
+    """
+
+    decay: float = 0.99
+    noise: float = 0.22
+    drift: float = 0.2
+    limit: float = 3.0
+    strength: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("decay", self.decay, 1.0),
+            ("noise", self.noise, math.inf),
+            ("strength", self.strength, math.inf),
+        ):
+            if not 0.0 < value <= most:
+                raise ValueError(f"{name} is {value:g}; set more than 0 and at most {most:g}")
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """What is believed about a person before any rating: a Gaussian over K slopes and, last, the mean reward (D = K + 1).
+
+    Raises ValueError for a covariance that is not positive definite.
+
+    Example: ``Prior.of(np.zeros(8), 0.003 * np.eye(8))``
+    """
+
+    mean_D: Floats
+    covariance_DD: Floats
+
+    def __post_init__(self) -> None:
+        size = len(self.mean_D)
+        if self.mean_D.ndim != 1 or self.covariance_DD.shape != (size, size):
+            raise ValueError(f"a prior over {size} numbers needs a covariance of shape {(size, size)}")
+        try:
+            np.linalg.cholesky(self.covariance_DD)
+        except np.linalg.LinAlgError:
+            raise ValueError("the prior's covariance is not positive definite") from None
+
+    @classmethod
+    def of(cls, slopes_K: Floats, covariance_KK: Floats, *, reward: float = 0.5, variance: float = 0.02) -> Prior:
+        """From the slopes' distribution, and the mean and variance of people's mean rewards."""
+        dials = len(slopes_K)
+        covariance_DD = np.zeros((dials + 1, dials + 1))
+        covariance_DD[:dials, :dials] = covariance_KK
+        covariance_DD[dials, dials] = variance
+        return cls(np.append(slopes_K, reward).astype(np.float64), covariance_DD)
+
+    def held(self, dials: Mapping[int, float], strength: float) -> Prior:
+        """With some dials, by number, set by the person: means so narrow that it takes many ratings to move them."""
+        if not dials:
+            return self
+        mean_D, covariance_DD = self.mean_D.copy(), self.covariance_DD.copy()
+        for dial, setting in dials.items():
+            mean_D[dial] = setting * strength
+            covariance_DD[dial, :] = covariance_DD[:, dial] = 0.0
+            covariance_DD[dial, dial] = (_HELD * strength) ** 2
+        return Prior(mean_D, covariance_DD)
+
+    @cached_property
+    def precision_DD(self) -> Floats:
+        """The inverse of the covariance."""
+        return np.asarray(np.linalg.inv(self.covariance_DD), np.float64)
+
+    @cached_property
+    def shift_D(self) -> Floats:
+        """The precision times the mean."""
+        return self.precision_DD @ self.mean_D
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rated:
+    """A rated answer: its place among the person's answers, its features, and each signal's hash (32 bits) and reward in [0, 1].
+
+    The reward of a retracted signal is NaN: it stays, so that the signal does not count if it comes after its retraction.
+    """
+
+    place: int
+    features_K: Halves
+    signals: tuple[tuple[int, float], ...]
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over its signals; None if all were retracted."""
+        rewards = [reward for _, reward in self.signals if reward == reward]
+        return sum(rewards) / len(rewards) if rewards else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """What ratings say by themselves, without the prior: the precision and the shift that they add to it.
+
+    `ratings`: since the last return to the prior, of which there were `resets`; the last came with the answer at `reset_at`.
+    """
+
+    precision_DD: Singles
+    shift_D: Singles
+    ratings: int = 0
+    cusum: float = 0.0
+    resets: int = 0
+    reset_at: int = 0
+
+    @classmethod
+    def none(cls, dials: int) -> Evidence:
+        """That of no ratings."""
+        return cls(np.zeros((dials + 1, dials + 1), np.float32), np.zeros(dials + 1, np.float32))
+
+    def then(self, rated: Rated, prior: Prior, regression: Regression) -> Evidence:
+        """With one more rated answer, later than all before it."""
+        reward = rated.reward
+        if reward is None:
+            return self
+        row_D = np.append(rated.features_K, 1).astype(np.float64)
+        mean_D = np.linalg.solve(prior.precision_DD + self.precision_DD, prior.shift_D + self.shift_D)
+        missed = round((float((mean_D * row_D).sum()) - reward) / _STEP) * _STEP
+        cusum = max(0.0, self.cusum + missed - regression.drift)
+        before = self
+        if cusum > regression.limit:
+            none = Evidence.none(len(row_D) - 1)
+            before = replace(none, resets=self.resets + 1, reset_at=rated.place)
+            cusum = 0.0
+        precision_DD = (
+            regression.decay * before.precision_DD.astype(np.float64) + np.outer(row_D, row_D) / regression.noise
+        )
+        shift_D = regression.decay * before.shift_D.astype(np.float64) + row_D * (reward / regression.noise)
+        return replace(
+            before,
+            precision_DD=precision_DD.astype(np.float32),
+            shift_D=shift_D.astype(np.float32),
+            ratings=before.ratings + 1,
+            cusum=float(np.float32(cusum)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonPosterior:
+    """What is believed about a person now: mean and covariance of the K slopes and, last, of the mean reward."""
+
+    mean_D: Floats
+    covariance_DD: Floats
+
+    def dials(self, fisher_KK: Floats, *, tokens: float, nats: float, strength: float) -> tuple[float, ...]:
+        """The dial settings, float32 values: the slopes over `strength`, or shorter, so that the KL divergence of an answer of `tokens`
+        stays within `nats` a token by its quadratic estimate. The estimate is no bound: the engine keeps that of each token.
+
+        `fisher_KK`: the covariance of the features of an answer.
+        """
+        slopes_K = self.mean_D[:-1]
+        squared = float(slopes_K @ fisher_KK @ slopes_K)
+        scale = 1.0 / strength
+        if squared > 0.0:
+            scale = min(scale, math.sqrt(2.0 * nats * tokens / squared))
+        return tuple(float(dial) for dial in (slopes_K * scale).astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PersonState:
+    """What is kept of a person: sums over the rated answers up to the place `settled_at`, and the later ones one by one, by place.
+
+    `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
+    names. `held`: dials that the person set, by number. `nats`: the KL divergence that the person's answers have spent. `cursor`: the last
+    row of the log that was taken in. `latest`: the evidence with all ratings, if it has been computed.
+
+    Example::
+
+        state = PersonState.new(names_hash(basis.names), 8).rate(812, turn.steered.features, signal, 1.0, prior, regression)
+        state.posterior(prior, regression).mean_D
+    """
+
+    names: str
+    settled: Evidence
+    settled_at: int = 0
+    recent: tuple[Rated, ...] = ()
+    held: tuple[tuple[int, float], ...] = ()
+    nats: float = 0.0
+    cursor: int = 0
+    latest: Evidence | None = field(default=None, repr=False)
+
+    @classmethod
+    def new(cls, names: str, dials: int) -> PersonState:
+        """A person who has rated nothing. Raises ValueError for more than 16 dials."""
+        if not 1 <= dials <= MOST_DIALS:
+            raise ValueError(f"{dials} dials; a person has 1 to {MOST_DIALS}")
+        return cls(names=names, settled=Evidence.none(dials))
+
+    @property
+    def dials(self) -> int:
+        """How many dials there are."""
+        return len(self.settled.shift_D) - 1
+
+    def rate(
+        self,
+        place: int,
+        features: Sequence[float],
+        signal: int,
+        reward: float | None,
+        prior: Prior,
+        regression: Regression,
+    ) -> PersonState:
+        """With a signal, by its hash, about the answer at `place`, and its reward in [0, 1]. None retracts the signal,
+        which may come later.
+
+        Returns the same object if it changes nothing: the signal was taken before, the answer has four others, or it is older than
+        those that are kept one by one.
+        """
+        if place <= self.settled_at:
+            return self
+        at = bisect_left(self.recent, place, key=_place)
+        known = self.recent[at] if at < len(self.recent) and self.recent[at].place == place else None
+        told = dict(known.signals) if known is not None else {}
+        if told.get(signal, 0.0) != told.get(signal, 0.0) or (signal in told and reward is not None):
+            return self  # it was retracted, or is repeated
+        if signal not in told and len(told) == _SIGNALS:
+            return self
+        told[signal] = math.nan if reward is None else float(np.float16(reward))
+        features_K = np.clip(np.asarray(features, np.float64), -_LARGEST, _LARGEST).astype(np.float16)
+        rated = Rated(place, features_K if known is None else known.features_K, tuple(sorted(told.items())))
+        prior = self.prior(prior, regression)
+        newest = known is None and at == len(self.recent)
+        latest = self.evidence(prior, regression).then(rated, prior, regression) if newest else None
+        recent = (*self.recent[:at], rated, *self.recent[at + (known is not None) :])
+        settled, settled_at = self.settled, self.settled_at
+        if len(recent) > window(self.dials):
+            settled, settled_at, recent = settled.then(recent[0], prior, regression), recent[0].place, recent[1:]
+        state = replace(self, settled=settled, settled_at=settled_at, recent=recent, latest=latest)
+        return state.ready(prior, regression)
+
+    def hold(self, dials: Mapping[int, float], prior: Prior, regression: Regression) -> PersonState:
+        """With dials that the person sets, by number; those set before stay."""
+        held = tuple(sorted({**dict(self.held), **{k: float(np.float32(z)) for k, z in dials.items()}}.items()))
+        state = replace(self, held=held, latest=None)
+        return state.ready(state.prior(prior, regression), regression)
+
+    def spend(self, nats: float) -> PersonState:
+        """With the KL divergence of one more answer, in nats."""
+        return replace(self, nats=float(np.float32(self.nats + nats)))
+
+    def reset(self, place: int) -> PersonState:
+        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held."""
+        return replace(PersonState.new(self.names, self.dials), settled_at=place, nats=self.nats, cursor=self.cursor)
+
+    # ------------------------------------------------------------ what is believed
+
+    def prior(self, prior: Prior, regression: Regression) -> Prior:
+        """The prior with the dials that the person set."""
+        return prior.held(dict(self.held), regression.strength)
+
+    def evidence(self, prior: Prior, regression: Regression) -> Evidence:
+        """What all ratings say, given the person's own prior (`prior`)."""
+        if self.latest is not None:
+            return self.latest
+        evidence = self.settled
+        for rated in self.recent:
+            evidence = evidence.then(rated, prior, regression)
+        return evidence
+
+    def ready(self, prior: Prior, regression: Regression) -> PersonState:
+        """With the evidence computed, given the person's own prior."""
+        return self if self.latest is not None else replace(self, latest=self.evidence(prior, regression))
+
+    def posterior(self, prior: Prior, regression: Regression) -> PersonPosterior:
+        """What is believed about the person, given everybody's prior."""
+        prior = self.prior(prior, regression)
+        evidence = self.evidence(prior, regression)
+        covariance_DD = np.asarray(np.linalg.inv(prior.precision_DD + evidence.precision_DD), np.float64)
+        return PersonPosterior(mean_D=covariance_DD @ (prior.shift_D + evidence.shift_D), covariance_DD=covariance_DD)
+
+    # ------------------------------------------------------------ bytes
+
+    def pack(self) -> bytes:
+        """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
+        dials, evidence = self.dials, self.settled
+        head = _HEAD.pack(
+            _VERSION, dials, len(self.recent), sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
+            evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
+            bytes.fromhex(self.names),
+        )  # fmt: skip
+        triangle = evidence.precision_DD[np.tril_indices(dials + 1)].astype("<f4").tobytes()
+        held = np.array([setting for _, setting in self.held], "<f4").tobytes()
+        parts = [head, triangle, evidence.shift_D.astype("<f4").tobytes(), held]
+        for rated in self.recent:
+            parts += [rated.place.to_bytes(8, "little"), bytes([len(rated.signals)])]
+            parts += [rated.features_K.astype("<f2").tobytes(), *(_SIGNAL.pack(*each) for each in rated.signals)]
+        packed = b"".join(parts)
+        return packed + zlib.crc32(packed).to_bytes(_CRC, "little")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> PersonState:
+        """The inverse of `pack`. Raises Corrupt for damaged bytes or another format."""
+        packed, crc = data[:-_CRC], data[-_CRC:]
+        if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
+            raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
+        _, dials, count, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = _HEAD.unpack_from(
+            packed
+        )
+        place, size = _HEAD.size, dials + 1
+
+        def take(kind: str, length: int) -> NDArray[Any]:
+            nonlocal place
+            found = np.frombuffer(packed, kind, length, place)
+            place += found.nbytes
+            return found
+
+        precision_DD = np.zeros((size, size), np.float32)
+        precision_DD[np.tril_indices(size)] = take("<f4", size * (size + 1) // 2)
+        precision_DD += np.tril(precision_DD, -1).T
+        shift_D = take("<f4", size).astype(np.float32)
+        numbers = [dial for dial in range(dials) if mask >> dial & 1]
+        held = tuple(zip(numbers, take("<f4", len(numbers)).tolist(), strict=True))
+        recent: list[Rated] = []
+        for _ in range(count):
+            at, signals = (int.from_bytes(take("<u1", length).tobytes(), "little") for length in (8, 1))
+            features_K = take("<f2", dials).astype(np.float16)
+            told = [_SIGNAL.unpack(take("<u1", _SIGNAL.size).tobytes()) for _ in range(signals)]
+            recent.append(Rated(at, features_K, tuple(told)))
+        settled = Evidence(precision_DD, shift_D, ratings, cusum, resets, reset_at)
+        return cls(
+            names=names.hex(),
+            settled=settled,
+            settled_at=settled_at,
+            recent=tuple(recent),
+            held=held,
+            nats=nats,
+            cursor=cursor,
+        )
+
+
+def names_hash(names: Sequence[str]) -> str:
+    """The hash of dials' names, in their order: 32 hexadecimal digits."""
+    return hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest()
+
+
+def window(dials: int) -> int:
+    """How many rated answers are kept one by one: as many as fit, with four signals each, into `MOST_BYTES` beside everything else."""
+    size = dials + 1
+    fixed = _HEAD.size + 4 * (size * (size + 1) // 2 + size + dials) + _CRC
+    return (MOST_BYTES - fixed) // (_RATED + 2 * dials + _SIGNALS * _SIGNAL.size)
+
+
+def _place(rated: Rated) -> int:
+    return rated.place

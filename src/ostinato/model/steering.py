@@ -1,0 +1,175 @@
+"""Logit steering of one answer: what a person's dials add to each row of logits, and what came of it, token by token.
+
+One definition for the sampler, which goes token by token, and for the trainer, which replays a stored answer. The arithmetic of a row
+is `kernels.steering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ostinato.core.records import logit_divisor
+from ostinato.core.steering import CLIP, Basis, Steered, Steering
+from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.devices.backend import backend_of
+from ostinato.model.kernels.steering import steer
+from ostinato.model.paged import WholeAttend, array
+
+_WINDOW = 64  # bytes of the answer's end in which a tool call is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredToken:
+    """What steering did to a row of logits: the exact KL(steered || base) in nats, and E[u] of each dial under the steered distribution."""
+
+    kl: float
+    means_K: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitSteering:
+    """The steering of a row of logits by some dials: the same at every token of an answer. `pushes_M`: before the scale."""
+
+    tokens_M: NDArray[np.int64]
+    pushes_M: NDArray[np.float32]
+    directions_KM: NDArray[np.float32]
+    cap: float
+    divisor: np.float32
+
+    @classmethod
+    def of(cls, basis: Basis, dials: Sequence[float], cap: float, temperature: float) -> LogitSteering:
+        """clip(sum_k z_k u_k, -CLIP, CLIP), added in fp64 in the order of the dials and rounded once, for any CPU the same."""
+        sums_M = np.zeros(len(basis.tokens_M), np.float64)
+        for dial, directions_M in zip(dials, basis.directions_KM, strict=True):
+            sums_M += np.float64(np.float32(dial)) * directions_M
+        pushes_M = np.clip(sums_M, -CLIP, CLIP).astype(np.float32)
+        return cls(basis.tokens_M, pushes_M, basis.directions_KM, cap, np.float32(logit_divisor(temperature)))
+
+    def apply(self, logits_V: Tensor) -> SteeredToken:
+        """Steer a row of fp32 logits in place, on whatever device."""
+        row_V = logits_V.contiguous().cpu()
+        means_K, found = np.empty(len(self.directions_KM), np.float64), np.empty(2, np.float64)
+        cap = np.float64(self.cap)
+        steer(array(row_V), self.divisor, self.tokens_M, self.pushes_M, cap, self.directions_KM, means_K, found)
+        if row_V.data_ptr() != logits_V.data_ptr():
+            at_M = torch.from_numpy(self.tokens_M)
+            logits_V[at_M.to(logits_V.device)] = row_V[at_M].to(logits_V.device)
+        return SteeredToken(float(found[0]), means_K)
+
+
+class AnswerSteering:
+    """The steering of one answer: it ends where its budget could be exceeded, or a tool call begins, and is recorded for each token.
+
+    Args:
+        asked: how the answer is to be steered.
+        logits: the same for each row, shared by the answers of a request.
+        opens_call: whether a tool call begins in a text.
+        spell: the bytes of a token.
+        off: nothing is to be steered, because the answer's form is demanded.
+
+    Example::
+
+        rows = steering.row()  # None: the next token is the base model's
+        steering.take(token, drawn)  # what `rows.apply` returned, None if it was not called
+        steering.result()
+    """
+
+    def __init__(
+        self,
+        asked: Steering,
+        logits: LogitSteering,
+        opens_call: Callable[[str], bool],
+        spell: Callable[[int], bytes],
+        *,
+        off: bool = False,
+    ) -> None:
+        self._asked, self._logits, self._opens_call, self._spell = asked, logits, opens_call, spell
+        self._kl, self._features_K, self._tokens = 0.0, np.zeros(len(asked.dials)), 0
+        self._end, self._over = b"", off
+
+    def row(self) -> LogitSteering | None:
+        """What is done to the next row of logits: nothing once a further token at the cap would exceed the budget."""
+        return None if self._over or self._kl + self._asked.cap > self._asked.budget else self._logits
+
+    def take(self, token: int, drawn: SteeredToken | None) -> None:
+        """Record a drawn token."""
+        if drawn is None:
+            self._over = True
+            return
+        logits = self._logits
+        place = int(np.searchsorted(logits.tokens_M, token))
+        known = place < len(logits.tokens_M) and logits.tokens_M[place] == token
+        found_K = logits.directions_KM[:, place].astype(np.float64) if known else 0.0
+        self._features_K = self._features_K + (found_K - drawn.means_K) / np.float64(logits.divisor)
+        self._kl += drawn.kl
+        self._tokens += 1
+        self._end = (self._end + self._spell(token))[-_WINDOW:]
+        self._over = self._opens_call(self._end.decode(errors="ignore"))
+
+    def result(self) -> Steered:
+        """What came of the tokens so far."""
+        asked = self._asked
+        return Steered(
+            basis=asked.basis.hash,
+            dials=asked.dials,
+            cap=asked.cap,
+            budget=asked.budget,
+            tokens=self._tokens,
+            kl=self._kl,
+            features=tuple(self._features_K.tolist()),
+        )
+
+
+# ---------------------------------------------------------------- what a basis is fitted to
+
+
+Answer = tuple[Sequence[int], Sequence[int]]
+"""The ids of a prompt, and of the answer to it."""
+
+
+def mean_probabilities(model: PreTrainedModel, answers: Sequence[Answer]) -> NDArray[np.float64]:
+    """[V]: the mean over the answers' tokens of the distribution that each was drawn from at temperature 1."""
+    total_V, count = torch.zeros(()).double(), 0
+    for answer in answers:
+        logits_TV = _teacher_forced(model, answer)
+        total_V, count = total_V + logits_TV.softmax(-1).sum(0).double(), count + len(logits_TV)
+    return (total_V / max(1, count)).cpu().numpy()
+
+
+def score_features(
+    model: PreTrainedModel,
+    answers: Sequence[Answer],
+    tokens_M: NDArray[np.int64],
+    done: Callable[[int], None] = lambda count: None,
+) -> NDArray[np.float64]:
+    """[N, M]: for each answer the gradient of its log-probability with respect to a constant added to each of these tokens' logits.
+
+    It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1. `done` is told how many answers are done.
+    """
+    found_NM = np.zeros((len(answers), len(tokens_M)))
+    for number, (found_M, answer) in enumerate(zip(found_NM, answers, strict=True), 1):
+        logits_TV = _teacher_forced(model, answer)
+        at_M = torch.from_numpy(tokens_M).to(logits_TV.device)
+        expected_M = logits_TV.softmax(-1).sum(0)[at_M].double().cpu().numpy()
+        found_M += np.bincount(answer[1], minlength=logits_TV.shape[1])[tokens_M] - expected_M
+        done(number)
+    return found_NM
+
+
+@torch.inference_mode()
+def _teacher_forced(model: PreTrainedModel, answer: Answer) -> Tensor:
+    """[T, V]: the fp32 logits that each of an answer's tokens was drawn from."""
+    prompt, sampled = answer
+    ids = [*prompt, *sampled][:-1]
+    ids_N = torch.tensor(ids).to(model.device)
+    own = backend_of(model).kernels == "own"
+    attend = WholeAttend([len(ids)]) if own else CausalAttend([len(ids)])
+    states_ND = hidden(model, ids_N, torch.arange(len(ids), device=model.device), attend)
+    return logits(model, states_ND[len(prompt) - 1 :]).float()

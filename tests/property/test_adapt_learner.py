@@ -1,0 +1,196 @@
+"""A person's state is a function of the set of ratings: any order, repeated and retracted ones included, gives the same bits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.adapt.learner import (
+    MOST_BYTES,
+    MOST_DIALS,
+    Evidence,
+    PersonState,
+    Prior,
+    Regression,
+    names_hash,
+    window,
+)
+from ostinato.adapt.prior import flat_prior
+from ostinato.core.errors import Corrupt
+
+DIALS = 3
+NAMES = names_hash(("brief", "lists", "you"))
+PRIOR = Prior.of(np.array([0.05, -0.02, 0.0]), 0.003 * np.eye(DIALS))
+REGRESSION = Regression()
+
+
+def features(place: int, dials: int = DIALS) -> list[float]:
+    return (3.0 * np.random.default_rng(place).normal(size=dials)).tolist()
+
+
+def fold(told: list[tuple[int, int, float]], state: PersonState | None = None) -> PersonState:
+    """`told`: place, signal and reward of each rating, in the order in which they come; a negative reward retracts."""
+    state = state or PersonState.new(NAMES, DIALS)
+    for place, signal, reward in told:
+        told = None if reward < 0 else reward
+        state = state.rate(place, features(place), signal, told, PRIOR, REGRESSION)
+    return state
+
+
+def bits(state: PersonState) -> bytes:
+    evidence = state.evidence(PRIOR, REGRESSION)
+    numbers = (evidence.ratings, evidence.cusum, evidence.resets, evidence.reset_at)
+    return evidence.precision_DD.tobytes() + evidence.shift_D.tobytes() + repr(numbers).encode()
+
+
+RATINGS = st.lists(
+    st.tuples(st.integers(1, 12), st.integers(1, 3), st.sampled_from([0.0, 0.5, 1.0])),
+    min_size=1,
+    max_size=30,
+    unique_by=lambda each: each[:2],
+)
+
+
+@given(told=RATINGS, data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_order_of_ratings_gives_the_same_bits(told: list[tuple[int, int, float]], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations(told))
+    repeated = data.draw(st.lists(st.sampled_from(told), max_size=5))
+    one, other = fold(shuffled + repeated), fold(sorted(told))
+    assert bits(one) == bits(other)
+    assert one.pack() == other.pack()
+
+
+@given(told=RATINGS, data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_retracted_rating_leaves_no_trace(told: list[tuple[int, int, float]], data: st.DataObject) -> None:
+    gone = data.draw(st.lists(st.sampled_from(told), unique=True))
+    retracted = [(place, signal, -1.0) for place, signal, _ in gone]
+    left = [each for each in told if each not in gone]
+    assert bits(fold(told + retracted + retracted)) == bits(fold(left))
+    assert bits(fold(data.draw(st.permutations(told + retracted)))) == bits(fold(left))
+
+
+@given(late=st.integers(1, 8), data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_ratings_later_than_answers_that_came_after_give_the_same_bits(late: int, data: st.DataObject) -> None:
+    """Over many more answers than the window holds, each rating may be `late` answers late."""
+    told = [(place, 1, float(data.draw(st.booleans()))) for place in range(1, 3 * window(DIALS))]
+    keys = [place + data.draw(st.integers(0, late)) for place, _, _ in told]
+    delayed = [each for _, each in sorted(zip(keys, told, strict=True), key=lambda pair: pair[0])]
+    assert bits(fold(delayed)) == bits(fold(told))
+
+
+@pytest.mark.parametrize("dials", [1, 8, MOST_DIALS])
+def test_a_state_keeps_its_bits_in_at_most_a_kilobyte(dials: int) -> None:
+    prior, state = flat_prior(dials), PersonState.new(NAMES, dials)
+    for place in range(1, 4 * window(dials)):
+        for signal in range(6):
+            state = state.rate(place, features(place, dials), signal, signal / 5, prior, REGRESSION)
+    state = state.hold(dict.fromkeys(range(dials), 0.3), prior, REGRESSION).spend(0.7)
+    state = replace(state, cursor=1 << 40)
+    packed = state.pack()
+    assert len(packed) <= MOST_BYTES
+    assert len(state.recent) == window(dials) > 2
+    again = PersonState.unpack(packed)
+    assert again.pack() == packed
+    assert (again.held, again.nats, again.cursor) == (state.held, state.nats, state.cursor)
+    kept, whole = again.posterior(prior, REGRESSION), state.posterior(prior, REGRESSION)
+    assert kept.mean_D.tobytes() == whole.mean_D.tobytes()
+
+
+@given(place=st.integers(0, 10_000), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_damaged_bytes_are_refused(place: int, data: st.DataObject) -> None:
+    packed = bytearray(fold([(1, 1, 1.0), (2, 1, 0.0)]).pack())
+    packed[place % len(packed)] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Corrupt):
+        PersonState.unpack(bytes(packed))
+    with pytest.raises(Corrupt):
+        PersonState.unpack(bytes(packed[: place % len(packed)]))
+
+
+def test_an_answer_older_than_those_kept_changes_nothing() -> None:
+    state = fold([(place, 1, 1.0) for place in range(10, 12 + window(DIALS))])
+    assert state.settled_at == 11
+    for place in (1, 10, 11):
+        assert state.rate(place, features(place), 9, 0.0, PRIOR, REGRESSION) is state
+        assert state.rate(place, features(place), 1, None, PRIOR, REGRESSION) is state
+
+
+def test_forgetting_goes_towards_the_population_and_counts_ratings_only() -> None:
+    """Ratings of answers without features tell nothing about the slopes, so after many of them the prior is back."""
+    state = fold([(place, 1, float(features(place)[0] > 0)) for place in range(1, 60)])
+    slopes = state.posterior(PRIOR, REGRESSION).mean_D[:DIALS]
+    assert slopes[0] > PRIOR.mean_D[0] + 0.02
+    assert bits(state) == bits(fold([], state))
+    for place in range(60, 1200):
+        state = state.rate(place, [0.0] * DIALS, 1, 0.5, PRIOR, REGRESSION)
+    later = state.posterior(PRIOR, REGRESSION)
+    assert np.abs(later.mean_D[:DIALS] - PRIOR.mean_D[:DIALS]).max() < 1e-3
+    assert np.abs(later.covariance_DD[:DIALS, :DIALS] - PRIOR.covariance_DD[:DIALS, :DIALS]).max() < 1e-5
+
+
+def test_the_mean_is_that_of_the_textbook_regression() -> None:
+    """Weights decay ** (later ratings), and the prior with the weight one at all times."""
+    count = 2 * window(DIALS)
+    rows = np.array([[*np.float16(features(place)).tolist(), 1.0] for place in range(1, count + 1)])
+    rewards = np.array([float(row[0] + row[1] > 0) for row in rows])
+    state = fold([(place, 1, reward) for place, reward in enumerate(rewards.tolist(), 1)])
+    weights = REGRESSION.decay ** np.arange(count - 1, -1, -1)
+    precision = PRIOR.precision_DD + (rows * weights[:, None]).T @ rows / REGRESSION.noise
+    mean = np.linalg.solve(precision, PRIOR.shift_D + rows.T @ (weights * rewards) / REGRESSION.noise)
+    assert state.evidence(PRIOR, REGRESSION).resets == 0
+    np.testing.assert_allclose(state.posterior(PRIOR, REGRESSION).mean_D, mean, rtol=0, atol=1e-5)
+
+
+def test_a_person_whose_wishes_turn_is_returned_to_the_prior() -> None:
+    """Steered answers lean to what the person wished, so after the turn they disappoint."""
+    state = fold([(place, 1, float(features(place)[0] > 0)) for place in range(1, 50)])
+    before = state.posterior(PRIOR, REGRESSION).mean_D[0]
+    assert state.evidence(PRIOR, REGRESSION).resets == 0
+    for place in range(50, 80):
+        leaning = [abs(features(place)[0]), *features(place)[1:]]
+        state = state.rate(place, leaning, 1, 0.0, PRIOR, REGRESSION)
+    evidence = state.evidence(PRIOR, REGRESSION)
+    assert evidence.resets >= 1
+    assert 50 < evidence.reset_at < 80
+    assert evidence.ratings <= 80 - evidence.reset_at
+    assert state.posterior(PRIOR, REGRESSION).mean_D[0] < 0 < before
+    assert PersonState.unpack(state.pack()).evidence(PRIOR, REGRESSION).reset_at == evidence.reset_at
+
+
+def test_a_dial_set_by_hand_is_what_it_was_set_to_and_moves_little() -> None:
+    state = PersonState.new(NAMES, DIALS).hold({1: 0.5}, PRIOR, REGRESSION)
+    how = {"tokens": 1000.0, "nats": 10.0, "strength": REGRESSION.strength}
+    dials = state.posterior(PRIOR, REGRESSION).dials(np.eye(DIALS), **how)
+    assert dials[1] == pytest.approx(0.5)
+    rated = fold([(place, 1, float(features(place)[1] < 0)) for place in range(1, 6)], state)
+    moved = rated.posterior(PRIOR, REGRESSION).dials(np.eye(DIALS), **how)
+    free = fold([(place, 1, float(features(place)[1] < 0)) for place in range(1, 6)])
+    assert moved[1] == pytest.approx(0.5, abs=0.02)
+    assert free.posterior(PRIOR, REGRESSION).dials(np.eye(DIALS), **how)[1] < 0.0
+    back = rated.reset(5)
+    assert bits(back) == bits(replace(PersonState.new(NAMES, DIALS), settled_at=5))
+    assert fold([(3, 2, 1.0)], back) is back
+
+
+def test_dials_stay_within_the_quadratic_budget() -> None:
+    state = fold([(place, 1, float(features(place)[0] > 0)) for place in range(1, 60)])
+    posterior, fisher = state.posterior(PRIOR, REGRESSION), 9.0 * np.eye(DIALS)
+    dials = np.array(posterior.dials(fisher, tokens=24.0, nats=0.1, strength=REGRESSION.strength))
+    assert dials @ fisher @ dials / 2 == pytest.approx(24.0 * 0.1, rel=1e-5)
+    free = posterior.dials(fisher, tokens=1e9, nats=0.1, strength=REGRESSION.strength)
+    np.testing.assert_allclose(free, posterior.mean_D[:DIALS] / REGRESSION.strength, rtol=1e-6)
+    assert Evidence.none(DIALS).ratings == 0
+
+
+def test_what_cannot_be_a_learner_or_a_prior_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"decay is 1\.5; set more than 0 and at most 1"):
+        Regression(decay=1.5)
+    with pytest.raises(ValueError, match="positive definite"):
+        Prior.of(np.zeros(2), -np.eye(2))
+    with pytest.raises(ValueError, match="17 dials; a person has 1 to 16"):
+        PersonState.new(NAMES, 17)

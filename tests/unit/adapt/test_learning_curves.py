@@ -1,0 +1,49 @@
+"""What is learned from how many ratings, on the benchmark's simulated people: the order of the methods, and what adversaries gain."""
+
+import functools
+
+import numpy as np
+from benchmarks.adaptation.learning import CAP, DIALS, Course, World, course, same_width
+
+from ostinato.adapt.learner import Prior, Regression
+from ostinato.adapt.prior import fit_prior, flat_prior
+
+PEOPLE = 24
+
+
+@functools.cache
+def world() -> World:
+    return World(3)
+
+
+@functools.cache
+def population() -> Prior:
+    return fit_prior(world().rated(60, 1, 20), flat_prior(DIALS))
+
+
+def gap(came: Course, at: int, wishes: np.ndarray) -> float:
+    frozen = world().acceptance(wishes, np.zeros((PEOPLE, DIALS))).mean()
+    return (came.acceptance[at].mean() - frozen) / (world().oracle(wishes).mean() - frozen)
+
+
+def test_ratings_close_the_gap_and_a_population_closes_it_sooner() -> None:
+    wishes = world().people(PEOPLE, 901)
+    ours = course(world(), wishes, population(), Regression(), at=(0, 5, 30))
+    flat = course(world(), wishes, same_width(population()), Regression(), at=(0, 5, 30))
+    assert gap(ours, 0, wishes) > 0.08
+    assert abs(gap(flat, 0, wishes)) < 0.01
+    assert gap(ours, 30, wishes) > gap(ours, 0, wishes) + 0.15
+    assert gap(ours, 30, wishes) > 0.4
+    assert ours.worst <= CAP * 1.001
+
+
+def test_an_inverted_person_comes_back_above_base_within_forty_ratings_because_of_the_reset() -> None:
+    wishes = world().people(PEOPLE, 901)
+    ours = course(world(), wishes, population(), Regression(), feedback="inverted", at=(50, 90))
+    never = course(world(), wishes, population(), Regression(limit=np.inf), feedback="inverted", at=(50, 90))
+    assert ours.reset_early <= 1 / PEOPLE
+    assert ours.reset > 0.25
+    assert never.reset == 0
+    assert gap(ours, 50, -wishes) < -0.3
+    assert gap(ours, 90, -wishes) > 0.0
+    assert gap(ours, 90, -wishes) > gap(never, 90, -wishes) + 0.03
