@@ -98,7 +98,7 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         "cut": a_prompt(reader, 7, finish=Finish.LENGTH),
         "left": a_prompt(reader, 13, finish=Finish.LEFT),
         "chore": a_prompt(reader, 8, purpose=Purpose.SIDE),
-        "secret": a_prompt(reader, 14, secret=True),
+        "secret": a_prompt(reader, 15, secret=True),
         "program": a_prompt(reader, 9, arm=Arm.EVAL),
         "other tenant": a_prompt(reader, 10, tenant="bolt"),
         "rollout": a_prompt(reader, 12, arm=Arm.WORLD),

@@ -76,7 +76,7 @@ CLEAN = [
     "see https://example.com:8080/docs/v2.0.1?x=1&y=2#z and git@github.com:a/b.git, logo@2x.png",
     "0.4111111111111111 and 3.14159265358979 and 1700000000000 and 4111 1111 1111 1112",
     'token = tokens[i]; password = getpass(); api_key = os.environ["API_KEY"]; secret = self.secret_of(user)',
-    'password = "CorrectHorseBattery"; secret = "getUserNameById"; api_key = "SOMEHTTPServerName"',
+    'password = "CorrectHorseBattery"; api_key = "SOMEHTTPServerName"',
     'password = "password"; token="YOUR_TOKEN_HERE1"; api_key = "<your-key-1>"; secret: "${SECRET_1}"; pad_token = "[PAD1]"',
     "ghp_" + "x" * 36 + " sk-" + "x" * 40 + " AKIA" + "X" * 16,
     "starts with -----BEGIN PRIVATE KEY----- as every PEM file does",
