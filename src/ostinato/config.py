@@ -168,7 +168,9 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     listen: ListenConfig = Field(default_factory=ListenConfig, description="Where the gateway listens.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model.")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="The gateway: limits, keys, arms.")
-    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig, description="What may be done with people's turns.")
+    privacy: PrivacyConfig = Field(
+        default_factory=PrivacyConfig, description="What may be done with people's turns and words."
+    )
     engine: EngineConfig = Field(
         default_factory=EngineConfig, description="Which engine makes the tokens, and its sizes."
     )

@@ -263,6 +263,8 @@ def _unsuited(turn: Turn, config: Config) -> str:
         return "forgotten"
     if not turn.finish.trainable or turn.finish.cut or turn.finish is Finish.LEFT:
         return "cut short"
+    if turn.secret:
+        return "holds a secret"
     return "" if turn.purpose in config.reward.purposes else "a chore"
 
 

@@ -259,6 +259,7 @@ class Turn:
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
     `steered`: how a person's dials steered it; None if they did not, and for a redacted turn.
     `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
+    `secret`: the gateway found a secret or personal data in it, so it is not learned from (`privacy.scrub = "hold"`).
     """
 
     id: str
@@ -290,6 +291,7 @@ class Turn:
     steered: Steered | None = None
     window: Window | None = None
     consent: Consent = Consent.YES
+    secret: bool = False
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property

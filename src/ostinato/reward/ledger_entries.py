@@ -78,7 +78,8 @@ def untrainable(
     ``arm:<x>``: control, evaluation and any other arm that is not in `arms` teach nothing. ``empty``: nothing was sampled. ``greedy``:
     temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``: the tokens were drawn from the
     head of the distribution, and it is not known which tokens that was, so that even praise for everything would move the policy.
-    ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not one of `purposes`.
+    ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not one of `purposes`. ``secret``: it holds a
+    secret or personal data.
     """
     if turn.consent is not Consent.YES:
         return f"consent:{turn.consent}"
@@ -94,6 +95,8 @@ def untrainable(
         return "top_p"
     if turn.sampling.temperature < min_temperature:
         return "cold"
+    if turn.secret:
+        return "secret"
     return None if turn.purpose in purposes else f"purpose:{turn.purpose}"
 
 

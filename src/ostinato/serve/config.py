@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from ostinato.core.records import Consent
 
@@ -36,6 +36,28 @@ class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
         description="What a request with `store: false` asks for. 'yes' ignores the field, for clients that send it unasked, as Codex "
         "does with every call.",
     )
+
+    scrub: Literal["off", "mask", "hold"] = Field(
+        default="off",
+        description="Secrets and personal data in requests. 'mask': placeholders take their place before the model sees them, and they "
+        "are put back into answers; log and trainer never hold them. 'hold': nothing is changed, and a turn that holds any is not "
+        "learned from. 'off': they are not looked for.",
+    )
+    scrub_ignored: tuple[str, ...] = Field(
+        default=("IP",),
+        description="Kinds that are not looked for: IP, EMAIL, PHONE, CARD, IBAN, NATIONAL_ID, PASSWORD, API_KEY and so on, as "
+        "placeholders name them.",
+    )
+
+    @field_validator("scrub_ignored")
+    @classmethod
+    def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        from ostinato.serve.secret_detector import KINDS  # not for every command that reads the configuration
+
+        for kind in kinds:
+            if kind not in KINDS:
+                raise ValueError(f"there is no kind {kind!r}; take some of {', '.join(KINDS)}")
+        return kinds
 
     def at_most(self, tenant: str) -> Consent:
         """What may be done with a tenant's turns at most."""

@@ -42,6 +42,7 @@ from ostinato.serve.message_judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import in_force
+from ostinato.serve.scrub import Scrubbing, open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
 from ostinato.serve.wire.origins import Origins
@@ -210,6 +211,7 @@ def create_app(
         room=room,
         deals=_deals(config, model_name, dealer),
         adaptation=adaptation,
+        scrubbing=_scrubbing(privacy, config, admin_keys),
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
 
@@ -241,6 +243,12 @@ def _signer(config: ServeConfig, admin_keys: Sequence[SecretStr], model: str) ->
     """Signs with the operator's keys, so that blocks outlive the process; without any, with a key that does not."""
     keys = [key.get_secret_value() for key in _admins(config, admin_keys)]
     return BlockSigner(keys or [secrets.token_hex(32)], model)
+
+
+def _scrubbing(privacy: PrivacyConfig | None, config: ServeConfig, admin_keys: Sequence[SecretStr]) -> Scrubbing | None:
+    """The scrubbing, under an operator's key that all gateways of the run have."""
+    operator = next((key.get_secret_value() for key in _admins(config, admin_keys)), "")
+    return None if privacy is None else open_scrubbing(privacy, operator)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:

@@ -15,6 +15,7 @@ from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas
+from ostinato.serve.scrub import Scrubbing
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
 
@@ -25,7 +26,8 @@ class Parts:
 
     `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `blocks` signs summaries
     that clients keep; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing`
-    makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do.
+    makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do;
+    `scrubbing` masks secrets or finds them, or is None if they are not looked for.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -43,6 +45,7 @@ class Parts:
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     adaptation: Adaptation | None = None
+    scrubbing: Scrubbing | None = None
     thread: FairThread = field(init=False, default_factory=FairThread)
     quotas: Quotas = field(init=False)
     writes: Writes = field(init=False)

@@ -98,6 +98,7 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         "cut": a_prompt(reader, 7, finish=Finish.LENGTH),
         "left": a_prompt(reader, 13, finish=Finish.LEFT),
         "chore": a_prompt(reader, 8, purpose=Purpose.SIDE),
+        "secret": a_prompt(reader, 15, secret=True),
         "program": a_prompt(reader, 9, arm=Arm.EVAL),
         "other tenant": a_prompt(reader, 10, tenant="bolt"),
         "rollout": a_prompt(reader, 12, arm=Arm.WORLD),
@@ -109,7 +110,15 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         await log.forget("default", "u5")
         found = await draw_suite(log, config, SuiteDraw(grade="exact", tenants=("default",)), reader)
     assert {task.about["turn"] for task in found.tasks} in ({"t0:0", "t3:0"}, {"t0:0", "t4:0"})
-    assert found.left_out == {"copy": 2, "trained on": 1, "forgotten": 1, "cut short": 3, "a chore": 1, "no consent": 1}
+    assert found.left_out == {
+        "copy": 2,
+        "trained on": 1,
+        "forgotten": 1,
+        "cut short": 3,
+        "a chore": 1,
+        "no consent": 1,
+        "holds a secret": 1,
+    }
     assert found.trained == 1
 
 

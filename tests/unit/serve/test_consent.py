@@ -106,7 +106,7 @@ async def test_a_turn_that_must_not_be_kept_is_stored_without_a_word(path, strea
 def test_every_field_of_a_turn_is_either_erased_or_no_words():
     """A new field must be decided on: erased by `without_words`, or named here."""
     stays = "id episode parent user tenant arm propensity spans sampling finish started_at ended_at numerics group verified auto purpose"
-    stays += " branch harness window consent"
+    stays += " branch harness window consent secret"
     erased = "prompt_ids sampled_ids logprobs text routes nucleus calls steered _packed_prompt"
     assert {field.name for field in fields(Turn)} == {*stays.split(), *erased.split()}
 

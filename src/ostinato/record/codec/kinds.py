@@ -294,6 +294,7 @@ TURNS = Kind(
         "harness",
         "window",
         "consent",
+        "secret",
     ),
 )
 """A turn's tokens, text, spans, grammar, parsed calls and steering are not part of its JSON: `codec.turns` packs them."""

@@ -75,6 +75,8 @@ class Call:
     steering: Steering | None = None  # a person's dials
     consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
+    secret: bool = False  # its prompt holds what keeps it from training
+    finds: Callable[[str], bool] | None = None  # tells whether an answer does
     packed_prompt: bytes = field(
         default=b"", repr=False
     )  # the prompt's ids as the log keeps them, if they are at hand so
@@ -309,6 +311,7 @@ class Capture:
 
     def _turn(self, index: int, finish: Finish) -> Turn:
         call, choice = self.call, self.choices[index]
+        text = "".join(choice.text)
         sampling = call.sampling if choice.seed is None else replace(call.sampling, seed=choice.seed)
         turn = Turn(
             id=f"{call.id}:{index}",
@@ -324,7 +327,7 @@ class Capture:
             spans=tuple(choice.spans),
             sampling=sampling,
             finish=finish,
-            text="".join(choice.text),
+            text=text,
             started_at=call.started_at,
             ended_at=self._clock(),
             numerics=call.numerics,
@@ -340,6 +343,7 @@ class Capture:
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
             steered=choice.steered,
             consent=call.consent,
+            secret=call.secret or (call.finds is not None and call.finds(text)),
         )
         if not turn.counts:
             return turn.without_words()

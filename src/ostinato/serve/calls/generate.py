@@ -11,23 +11,32 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from ostinato.core.conversation import PART_CHARS, Conversation, Message
+from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Sampling, Turn, WindowMaker
+from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, WindowMaker
+from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Placement, Senders, for_auto, purpose_of, steering_of
+from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, for_auto, purpose_of, steering_of
 from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, played
 from ostinato.serve.calls.compaction import SummaryTurn
+from ostinato.serve.calls.context import (
+    CallContext,
+    EnginePrompt,
+    check_logged,
+    compacts,
+    constrained,
+    forbids_calls_alone,
+    override_sampling,
+)
 from ostinato.serve.calls.conversations import (
-    AUTO,
     OWN_EPISODE,
     AnswerParser,
     ConversationScope,
@@ -36,96 +45,28 @@ from ostinato.serve.calls.conversations import (
     chain_of,
 )
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
-from ostinato.serve.config import SamplingRule
 from ostinato.serve.consent import ConsentChoices
-from ostinato.serve.dialects.anthropic import MessagesRequest, parse_count
+from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.openai import CompletionRequest
+from ostinato.serve.dialects.openai import CompletionRequest, check_ids
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.dialects.responses import ResponsesRequest
 from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
+from ostinato.serve.scrub import Scrubber, unmasked, unmasked_message
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
-
-# ---------------------------------------------------------------- the operator's rules
-
-
-OTHERS = "*"
-
-
-def override_sampling(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
-    """The sampling parameters for this caller, and the overridden ones as a header's value ("" if there are none).
-
-    A caller that names a slot is measuring, so its parameters are not overridden.
-
-    Example: ``override_sampling(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
-    """
-    rule = rules.get(caller.tenant, rules.get(OTHERS))
-    if rule is None or caller.slot is not None:
-        return asked, ""
-    changed = {name: value for name, value in rule if value is not None and value != getattr(asked, name)}
-    return replace(asked, **changed), ", ".join(f"{name}={value:g}" for name, value in changed.items())
-
-
-# ---------------------------------------------------------------- the call in progress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
-    """A call in progress. `data` is its body; `placement` is None if Auto will deal once the episode is known; `person` is notified of
-    tokens.
-    """
-
-    route: CallRoute
-    data: bytes
-    request: Request
-    caller: Caller
-    placement: Placement | None
-    exchange: Exchange
-    watch: DisconnectWatch
-    person: Person
-
-    @property
-    def scope(self) -> ConversationScope:
-        """The conversations that may be continued."""
-        if self.placement is not None:
-            return self.placement.scope(self.caller)
-        return ConversationScope(
-            tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePrompt:
-    """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and three callbacks: `remember` stores
-    each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
-    """
-
-    prompt: Prompt
-    purpose: Purpose = Purpose.TASK
-    grammar: str = ""
-    call_token: int | None = None  # to be kept from being sampled, as calls are forbidden
-    conversation: Conversation | None = None
-    remember: Callable[[Turn, Message, bool], None] | None = None
-    answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
-    left: Callable[[str, Message], None] | None = None
-
 
 # ---------------------------------------------------------------- calls
 
 
 _LOG = logging.getLogger(__name__)
 _SUMMARY_TRIES = 3
-_NEVER = -100.0  # the least bias that all engines take
 _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
-MOST_LOGGED = 200_000
-"""Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 _T = TypeVar("_T")
 _ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
@@ -154,7 +95,9 @@ class CallHandlers:
         self._senders = Senders(parts, choices)
         self._unkept = unkept
         budget = config.session_tokens // len(tenants)
-        self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
+        self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
+        read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
+        self._items = {tenant: ReadItems(read) for tenant in tenants}
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
@@ -200,6 +143,7 @@ class CallHandlers:
             rough += said // PER_PARSED + PART_CHARS * conversation.parts
         if asked.placement is None:
             conversation = for_auto(conversation)
+        conversation, scrubber, secret = await self._scrubbed(asked, conversation, said)
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
@@ -209,26 +153,29 @@ class CallHandlers:
         purpose = Purpose.COMPACTION if summarises else purpose_of(asked.exchange.headers, conversation)
         cost = chars + PART_CHARS * conversation.parts
         prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
-        forbids = _forbids_calls_alone(conversation)
+        forbids = forbids_calls_alone(conversation)
         call_token = self._parts.renderer.call_token() if forbids else None
         grammar = "" if call_token is not None else await self._grammar(tenant, conversation)
-        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
-            return EnginePrompt(
-                prompt=prompt, purpose=purpose, grammar=grammar, conversation=conversation, call_token=call_token
-            )
-        self._overheard.note(tenant, question, purpose)
-
-        def remember(turn: Turn, answer: Message, seen: bool) -> None:
-            sessions.remember(question, turn, answer, seen=seen)
-            if not summarises:
-                previous.keep(request, turn, answer)
-
-        return EnginePrompt(
+        found = EnginePrompt(
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
             call_token=call_token,
             conversation=conversation,
+            scrubber=scrubber,
+            secret=secret,
+        )
+        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
+            return found
+        self._overheard.note(tenant, question, purpose)
+
+        def remember(turn: Turn, answer: Message, seen: bool) -> None:
+            sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
+            if not summarises:
+                previous.keep(request, turn, answer if scrubber is None else unmasked_message(answer, scrubber.values))
+
+        return replace(
+            found,
             remember=remember,
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
             left=partial(self._overheard.left, question) if self._overheard.on else None,
@@ -239,12 +186,26 @@ class CallHandlers:
         block, scope = conversation.block, asked.scope
         return block and self._parts.blocks.summary(scope.tenant, asked.route.kind, scope.place, block)
 
+    async def _scrubbed(
+        self, asked: CallContext, conversation: Conversation, chars: int
+    ) -> tuple[Conversation, Scrubber | None, bool]:
+        """The conversation as the model may see it, what masked it, and whether it holds what must not be learned."""
+        scrubbing, caller = self._parts.scrubbing, asked.caller
+        if scrubbing is None:
+            return conversation, None, False
+        self._check_length(conversation.chars, asked.route.field)
+        scrubber = scrubbing.person(caller.tenant, caller.user)
+        masked = await self._thread.run(
+            caller.tenant, chars // PER_PARSED, partial(scrubber.conversation, conversation)
+        )
+        return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
+
     async def _grammar(self, tenant: str, conversation: Conversation) -> str:
         """The grammar that the answer must follow, compiled; "" for free text. Raises BadRequest."""
         if conversation.demand is None:
             return ""
         if not self._parts.engine.capabilities().follows_grammars:
-            if _forbids_calls_alone(conversation):
+            if forbids_calls_alone(conversation):
                 return ""  # a call is sampled, and told as the text that it is
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
         renderer = self._parts.renderer
@@ -254,17 +215,28 @@ class CallHandlers:
         return grammar
 
     async def _ask_completion(self, asked: CallContext, request: CompletionRequest) -> EnginePrompt:
-        prompt = request.prompt
+        prompt, scrubber, secret = await self._scrub_text(asked, request.prompt)
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
             encode = partial(self._parts.renderer.encode, prompt)
             prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
-        if not prompt:
-            raise BadRequest("prompt is empty; send at least one token.", field="prompt")
-        if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
-            raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
+        check_ids(prompt, self._parts.renderer.vocab_size)
         purpose = purpose_of(asked.exchange.headers, None)
-        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose)
+        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose, scrubber=scrubber, secret=secret)
+
+    async def _scrub_text(
+        self, asked: CallContext, prompt: str | list[int]
+    ) -> tuple[str | list[int], Scrubber | None, bool]:
+        """The same for a prompt of text or of ids; ids that spell nothing to be masked stay as they are."""
+        if self._parts.scrubbing is None:
+            return prompt, None, False
+        text = prompt
+        if not isinstance(text, str):
+            check_ids(text, self._parts.renderer.vocab_size)
+            text = self._parts.renderer.decode(text)
+        told = Conversation(messages=(Message(role=Role.USER, text=text),))
+        masked, scrubber, secret = await self._scrubbed(asked, told, len(text))
+        return prompt if masked is told else masked.messages[0].text, scrubber, secret
 
     # ------------------------------------------------------------ before the engine
 
@@ -324,6 +296,9 @@ class CallHandlers:
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
         conversation = await self._parsed(who.tenant, exchange, data, parse_count)
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        if self._masks is not None:  # as long as it will be for its user
+            mask = self._masks.person(who.tenant, ANONYMOUS).conversation
+            conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
         self._check_length(chars, "messages")
         work = partial(self._parts.renderer.chat, conversation)
@@ -341,7 +316,8 @@ class CallHandlers:
             except ValueError:
                 exchange.parsed(data)  # tells what is malformed, and where
                 raise
-            if isinstance(conversation := getattr(found, "conversation", None), Conversation):
+            conversation = getattr(found, "conversation", None)
+            if isinstance(conversation, Conversation) and self._masks is None:
                 conversation.compute_digests()
             return found
 
@@ -355,13 +331,15 @@ class CallHandlers:
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
+        if self._masks is not None:  # nobody can find masked values by trying them in the digest
+            more["key"] = self._masks.key(caller.tenant, caller.user).hex()
 
         def digest() -> str:
             return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
 
         shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
         async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
-            if attempt.turns and not _compacts(asked.request):
+            if attempt.turns and not compacts(asked.request):
                 await self._repeat(asked, attempt.turns)
             else:
                 await self._sample(asked, attempt)
@@ -378,7 +356,7 @@ class CallHandlers:
         """Sample an answer. A prompt that is too long is told in the stream where the dialect does so."""
         overflow = asked.route.overflow
         try:
-            await (self._compact if _compacts(asked.request) else self._sample_fitting)(asked, attempt)
+            await (self._compact if compacts(asked.request) else self._sample_fitting)(asked, attempt)
         except ContextExceeded as error:
             if overflow is None or not asked.request.stream:
                 raise
@@ -500,7 +478,9 @@ class CallHandlers:
         with_calls = self._reading(replace(conversation, demand=None), capture.call.turn_ids()[0])
         with_calls.take("".join(choice.text), last=True)
         usable = choice.finish is Finish.STOP and not with_calls.parsed_calls()
-        return answer, parser.message().text.strip() if usable else ""
+        text = parser.message().text.strip() if usable else ""
+        # the block is the client's own: with its values, which are masked again when it comes back
+        return answer, text if question.scrubber is None else unmasked(text, question.scrubber.values)
 
     async def _hand_over(self, asked: CallContext, capture: Capture, answer: Answer, text: str) -> None:
         """Sign a summary, and send it as the dialect shapes it."""
@@ -522,8 +502,12 @@ class CallHandlers:
 
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
-        told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
-        question = EnginePrompt(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
+        if isinstance(request, CompletionRequest):
+            told, (_, scrubber, _) = None, await self._scrub_text(asked, request.prompt)
+        else:
+            told = self._previous[asked.caller.tenant].known(cast("ConversationRequest", request))
+            told, scrubber, _ = await self._scrubbed(asked, told, told.chars)
+        question = EnginePrompt(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told, scrubber=scrubber)
         await self._send(
             asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
         )
@@ -558,10 +542,13 @@ class CallHandlers:
     ) -> Answer:
         call, request = capture.call, asked.request
         heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
+        writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
+        if question.scrubber is not None:
+            writer = question.scrubber.restoring(writer, question.conversation)
         return Answer(
             capture,
             chunks,
-            writer=asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None),
+            writer=writer,
             readings=readings,
             exchange=asked.exchange,
             watch=asked.watch,
@@ -605,11 +592,11 @@ class CallHandlers:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        if _compacts(request):
+        if compacts(request):
             default = max(default, self._context // _LEAST_SHARE)
-        asked_for = _constrained(request.sampling(min(wanted or default, room)), question)
+        asked_for = constrained(request.sampling(min(wanted or default, room)), question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
-        _check_logged(request, sampling.max_tokens)
+        check_logged(request, sampling.max_tokens)
         call = Call(
             id=id,
             episode=episode,
@@ -639,6 +626,8 @@ class CallHandlers:
             steering=steering_of(self._parts, caller, placement, asked.exchange, question.purpose, sampling.grammar),
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
+            secret=question.secret,
+            finds=None if self._masks or (hold := self._parts.scrubbing) is None else hold.finds,
         )
         return call, deal
 
@@ -650,39 +639,6 @@ class CallHandlers:
             writes=self._parts.writes,
             observer=self._observer,
             stored=stored,
-        )
-
-
-def _compacts(request: Request) -> bool:
-    """True for a request that asks for a summary, and for nothing else."""
-    return isinstance(request, MessagesRequest | ResponsesRequest) and request.compacts
-
-
-def _forbids_calls_alone(conversation: Conversation) -> bool:
-    """True if calls are forbidden, and nothing else is demanded, which would leave no room for one."""
-    demand = conversation.demand
-    return demand is not None and demand.forbidden and demand.schema is None
-
-
-def _constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
-    """The sampling with the grammar of the answer, and a bias that keeps a forbidden call from beginning."""
-    bias = sampling.logit_bias
-    if question.call_token is not None:
-        bias = (
-            *((token, value) for token, value in bias if token != question.call_token),
-            (question.call_token, _NEVER),
-        )
-    return replace(sampling, grammar=question.grammar, logit_bias=bias)
-
-
-def _check_logged(request: Request, max_tokens: int) -> None:
-    """Refuse a body with more log-probabilities than `MOST_LOGGED`; a stream may have any number."""
-    logged = (request.n or 1) * max_tokens * (1 + request.tops)
-    if request.wants_logprobs and not request.stream and logged > MOST_LOGGED:
-        raise BadRequest(
-            f"{logged} log-probabilities (n x max_tokens x (1 + top_logprobs)) are more than the {MOST_LOGGED} that one body may have; "
-            "ask for fewer, or stream.",
-            field="logprobs",
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -74,6 +74,12 @@ class ResponseStore:
         for step in steps:
             self._kept.move_to_end(step)
         return request.after([message for step in reversed(steps) for message in self._kept[step].said])
+
+    def known(self, request: ConversationRequest) -> Conversation:
+        """The same without what is no longer kept."""
+        with suppress(PreviousGone):
+            return self.conversation(request)
+        return request.conversation
 
     def keep(self, request: ConversationRequest, turn: Turn, answer: Message) -> None:
         """Keep an answer, unless the client sent `store` false or the answer is incomplete."""

@@ -493,3 +493,11 @@ def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
 def parse_completion(body: Any, items: ReadItems | None = None) -> CompletionRequest:
     """A completion request. Raises BadRequest naming the field."""
     return validate(CompletionRequest, body)
+
+
+def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
+    """Raise BadRequest for a prompt of no token, or of an id that the model does not have."""
+    if not prompt:
+        raise BadRequest("prompt is empty; send at least one token.", field="prompt")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise BadRequest(f"prompt holds a token id outside [0, {vocab_size}).", field="prompt")

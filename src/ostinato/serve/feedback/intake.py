@@ -24,6 +24,7 @@ from ostinato.core.conversation import call_number, calling_turn
 from ostinato.core.errors import BadRequest, OstinatoError, StorageFull, TooLarge, Unavailable
 from ostinato.core.line_survival import MOST_LINES, holds, line_spans, parse_ranges
 from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
+from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
 from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.parts import Parts
@@ -62,13 +63,17 @@ class Intake:
         self._timeout_s = parts.config.store_timeout_s
         self._adaptation = parts.adaptation
         self._room, self._least_free_mb = parts.room, parts.config.least_free_mb
+        self._scrubbing = parts.scrubbing
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
+        self._users: OrderedDict[str, str] = OrderedDict()  # turn -> its user, if comments are scrubbed
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
         self._unkept: OrderedDict[str, None] = OrderedDict()  # turns whose words are not stored
 
     def turn(self, turn: Turn) -> None:
         """Note a turn in the log, so that feedback about it needs no lookup."""
         _remember(self._tenants, turn.id, turn.tenant)
+        if self._scrubbing is not None:
+            _remember(self._users, turn.id, turn.user)
         if not turn.counts:
             self.keep_no_words([turn.id])
 
@@ -86,6 +91,7 @@ class Intake:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
+                signals, early = await self._scrubbed(signals)
                 await self._check_lines(signals)
                 signals = [
                     replace(each, comment=None, correction=None, lines=()) if each.turn in self._unkept else each
@@ -109,8 +115,8 @@ class Intake:
             raise
         statuses: list[Status] = []
         told: set[str] = set()
-        for signal in signals:
-            status = self._status(signal, stored, told, late)
+        for signal, before in zip(signals, early, strict=True):
+            status = self._status(signal, before, stored, told, late)
             told.add(signal.id)
             foreign = self._tenants.get(signal.turn, signal.tenant) != signal.tenant
             self._metrics.event(signal.tenant, signal.name, status.value, foreign=foreign)
@@ -143,9 +149,35 @@ class Intake:
                 "space and send the events again with the same ids."
             )
 
-    def _status(self, signal: Signal, stored: dict[str, Signal], told: set[str], late: set[str]) -> Status:
+    async def _scrubbed(self, signals: Sequence[Signal]) -> tuple[Sequence[Signal], Sequence[Signal]]:
+        """The signals with placeholders in place of secrets and personal data: those of the turn's user, and those that it would have had
+        before its turn was known. In both modes, as no tool needs a comment's values and a correction may be learned.
+        """
+        scrubbing = self._scrubbing
+        size = sum(len(signal.comment or "") + len(signal.correction or "") for signal in signals)
+        if scrubbing is None or not size:
+            return signals, signals
+
+        def masked(signal: Signal, user: str) -> Signal:
+            text = scrubbing.person(signal.tenant, user).text
+            told = {"comment": signal.comment, "correction": signal.correction}
+            return replace(signal, **{name: None if said is None else text(said) for name, said in told.items()})
+
+        def work() -> tuple[Sequence[Signal], Sequence[Signal]]:
+            mine = [self._users.get(each.turn, ANONYMOUS) if self._known(each) else ANONYMOUS for each in signals]
+            whole = [masked(signal, user) for signal, user in zip(signals, mine, strict=True)]
+            return whole, [masked(signal, ANONYMOUS) for signal in signals]
+
+        return await self._thread.run(signals[0].tenant, size // PER_PARSED, work)
+
+    def _known(self, signal: Signal) -> bool:
+        return self._tenants.get(signal.turn) == signal.tenant
+
+    def _status(
+        self, signal: Signal, before: Signal, stored: dict[str, Signal], told: set[str], late: set[str]
+    ) -> Status:
         kept = stored.get(signal.id, signal)
-        if not _same(kept, signal):
+        if not (_same(kept, signal) or _same(kept, before)):
             return Status.CHANGED
         if kept.received_at != signal.received_at or signal.id in told:
             return Status.REPEATED
