@@ -53,9 +53,9 @@ class ConsentChoices:
         self._turn = asyncio.Lock()
 
     def of(self, person: Person) -> Consent:
-        """What a person allows. Raises Unavailable until the log was read: nobody is taken to agree."""
+        """What a person allows. Until the log was read nobody with a name is taken to agree: they are answered, and nothing is kept."""
         if self._cursor is None:
-            raise Unavailable("The log has not told people's choices yet (consent); try again in a moment.")
+            return Consent.YES if person[1] == ANONYMOUS else Consent.NEVER
         return self._levels.get(person, Consent.YES)
 
     async def refresh(self) -> None:

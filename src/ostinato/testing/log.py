@@ -46,7 +46,7 @@ class MemoryLog:
             if key not in self._known:
                 self._known[key] = row
                 self.rows.append(row)
-        self.appends += 1
+        self.appends += bool(rows)
         return len(self.rows)
 
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
