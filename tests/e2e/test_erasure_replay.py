@@ -382,12 +382,14 @@ async def test_a_stranger_checks_a_certificate_by_the_ids_of_turns(config):
     said = console.export_text()
     assert "signed by nobody" in said
     assert f"none of the {len(GONE_TURNS)} given turns is among them" in said
-    turns.write_text("t3:0\n")
-    with pytest.raises(Corrupt, match="step 1 was trained on turn t3:0"):
-        verify(config, path, turns, console)
-    turns.write_text("\n")
-    with pytest.raises(BadConfig, match="--turns"):
-        verify(config, path, turns, console)
+    for id in ("t3:0", "t3"):
+        turns.write_text(f"{id}\n")
+        with pytest.raises(Corrupt, match=f"step 1 was trained on turn {id}$"):
+            verify(config, path, turns, console)
+    for text in ("\n", "  12  turn  t3:0  live\n"):
+        turns.write_text(text)
+        with pytest.raises(BadConfig, match="--turns"):
+            verify(config, path, turns, console)
     with pytest.raises(NotFound, match="the certificate"):
         verify(config, path.with_name("x.json"), None, console)
     path.write_text("{}")
@@ -455,6 +457,11 @@ async def test_a_second_person_is_taken_out_of_what_came_of_the_first_replay(con
     assert len(rows) == STEPS + 2
     assert taken_out > GONE_TURNS
     assert all(taken_out.isdisjoint(turns) for _, turns in rows)
+    async with at_work(config) as worker:
+        await release(worker._run)
+        assert await worker.may_learn()
+        assert ErasureFiles(worker._run.home).job().phase == "done", "what came of the first replay knew her, and is gone"
+        assert [ref for ref in await worker._run.store.refs() if ref.startswith("erasure/")] == [f"erasure/{job.id}"]
 
 
 async def test_without_an_older_checkpoint_it_begins_at_the_start_of_training_in_a_trainer_that_just_started(
@@ -467,9 +474,15 @@ async def test_without_an_older_checkpoint_it_begins_at_the_start_of_training_in
         await worker.learn()
         assert "restart the trainer" in worker._unerased
         assert worker.parts.trainer.step_count == STEPS, "until then it goes on from where it was"
+        base = await worker._run.follower.resolve("base")
+        for number in range(8 * STEPS, 8 * STEPS + 8):
+            turn, signal = served(number, base)
+            await worker._run.log.append(replace(turn, user="u2"), signal)
+        await worker.learn()
+        assert worker.parts.trainer.step_count == STEPS + 1
     truth = await plainly(config, credits_anew=True, own_references=True, first=1, user="u1")
     async with at_work(config) as worker:
-        assert worker.parts.candidates.last == PolicyVersion(number=STEPS + 1, hash=truth[STEPS])
+        assert worker.parts.candidates.last == PolicyVersion(number=STEPS + 2, hash=truth[STEPS + 1])
         assert ErasureFiles(worker._run.home).job().checkpoint == "base"
     assert noted(config) == truth
-    assert truth.keys() == set(range(1, STEPS + 1))
+    assert truth.keys() == set(range(1, STEPS + 2))

@@ -37,7 +37,7 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
     )
     users: Literal["verified", "declared"] = Field(
         default="verified",
-        description="Who has dials: users that the tenant proved (`user_signature`), or any name that a caller gives.",
+        description="Who has dials: users that the tenant signed (`serve.user_keys`), or any name that a caller gives.",
     )
     cap: float = Field(
         default=0.1,

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ERASURES = "erasure/"
+"""What the refs of replayed versions begin with."""
+
 BASE = "base"
 """The name of the start of training, where there is no checkpoint before the first batch that differs."""
 
@@ -237,7 +240,7 @@ class ErasureReplay:
 
         Raises Conflict if the replay has to begin at the start of training, and the trainer is not fresh.
         """
-        job = self.job if self.job is not None and self.job.phase == "replay" else await self._begin(say)
+        job = self.job if await self._goes_on() else await self._begin(say, fresh=fresh)
         if job is None:
             return False
         await self._load(job, fresh=fresh)
@@ -245,8 +248,19 @@ class ErasureReplay:
         await self._adopt(job)
         return True
 
-    async def _begin(self, say: Callable[[str, bool], None]) -> ErasureJob | None:
-        """Take up the requests; None if no step would differ without the people."""
+    async def _goes_on(self) -> bool:
+        """True if a replay was begun and the run took no step since, but for the one without turns with which a replay ends."""
+        job, desk = self.job, self._parts.desk
+        if job is None or job.phase != "replay":
+            return False
+        await desk.poll()
+        if desk.last_step <= job.last:
+            return True
+        newest = await desk.last_batch()
+        return desk.last_step == job.last + 1 and not newest.turns and newest.base is not None
+
+    async def _begin(self, say: Callable[[str, bool], None], *, fresh: bool) -> ErasureJob | None:
+        """Take up the requests; None if no step would differ without the people. Raises Conflict as `replay`, with the requests kept."""
         # if what the last replay came to is not live yet, this one takes its place
         people = [*(() if self.job is None else self.job.people), *self._asked()]
         say("looking for what was learned from people who are forgotten", False)
@@ -257,6 +271,11 @@ class ErasureReplay:
             )
             self._files.put("requests.json", [])
             return None
+        if plan.checkpoint is None and not fresh:
+            raise Conflict(
+                f"the replay without forgotten people begins at the start of training, as no checkpoint is older than step {plan.first}: "
+                "restart the trainer, which does it first"
+            )
         said = json.dumps([asdict(each) for each in people]) + str(plan.last)
         job = ErasureJob(
             id=hash_of(said.encode())[:12],
@@ -279,12 +298,11 @@ class ErasureReplay:
         self.job = job
 
     async def _load(self, job: ErasureJob, *, fresh: bool) -> None:
-        """Load the replay's last checkpoint. The start of training is what a fresh trainer has."""
+        """Load the replay's last checkpoint. The start of training is what a fresh trainer has. Raises Conflict as `replay`."""
         trainer = self._parts.trainer
         if not await asyncio.to_thread(trainer.resume, self._files.checkpoints) and not fresh:
             raise Conflict(
-                f"the replay without forgotten people begins at the start of training, as no checkpoint is older than step {job.first}: "
-                "restart the trainer, which does it first"
+                "a replay was begun from the start of training: restart the trainer, which goes on with it first"
             )
         noted = [line for line in self._noted(job.id) if line["step"] <= trainer.step_count]  # the rest is taken again
         text = "".join(json.dumps(line) + "\n" for line in noted)
@@ -386,7 +404,7 @@ class ErasureReplay:
 
     async def _name(self, id: str, version: PolicyVersion) -> None:
         """Point ``erasure/<id>`` to the version, so that it is kept."""
-        ref = f"erasure/{id}"
+        ref = f"{ERASURES}{id}"
         held = await self._run.store.read_ref(ref)
         if held != version.hash:
             await self._run.store.move_ref(ref, held, version.hash)
@@ -426,6 +444,7 @@ class ErasureReplay:
         job = self.job
         if job is None or job.phase != "release" or job.version is None or live.number < job.version[0]:
             return ""
+        await self._let_go(f"{ERASURES}{job.id}")
         found = await knowing(self._run, job.first, job.last)
         for path in found.checkpoints:
             shutil.rmtree(path, ignore_errors=True)
@@ -437,6 +456,12 @@ class ErasureReplay:
         if not found.named:
             self._keep(replace(job, done=True))
         return found.line()
+
+    async def _let_go(self, kept: str) -> None:
+        """Delete the names of what earlier replays came to, which may know whom this one took out."""
+        for ref, held in (await self._run.store.refs()).items():
+            if ref.startswith(ERASURES) and ref != kept:
+                await self._run.store.delete_ref(ref, held)
 
     async def _verdict(self, version: tuple[int, str]) -> str:
         """What the ledger says of a version, newest last."""

@@ -418,10 +418,10 @@ def forget(
     """
     from ostinato.launch.commands import erasure, log
 
-    config = (common or Common()).of_run()
     if verify is not None:
-        erasure.verify(config, verify, turns, Console())
+        erasure.verify((common or Common()).load(), verify, turns, Console())
         return
+    config = (common or Common()).of_run()
     if not tenant:
         raise BadRequest("name the tenant to forget; `default` if there is only one", field="tenant")
     if dry_run and not replay:
@@ -440,7 +440,7 @@ def consent(
     *,
     common: Common | None = None,
 ) -> None:
-    """Show what a person allows to be done with their turns, or record it. It counts from the next turn on.
+    """Show what a person allows to be done with their turns, or record it. It counts within a second.
 
     Parameters
     ----------

@@ -478,6 +478,18 @@ class RowLog(ABC):
         """The keys that its rows lie under; None if nothing was ever encrypted."""
         return self._ring
 
+    def check_forgettable(self, user: str | None) -> KeyRing:
+        """The keys of rows that can be forgotten. Raises BadConfig if nothing is encrypted, or not per user and one is named."""
+        if self._ring is None:
+            raise BadConfig(
+                "record.encrypt is 'none': nothing can be forgotten; set it to 'tenant' or 'user' beforehand"
+            )
+        if user is not None and self._config.encrypt is not Encrypt.USER:
+            raise BadConfig(
+                f"record.encrypt is {self._config.encrypt.value!r}: set it to 'user' to forget a user alone"
+            )
+        return self._ring
+
     async def forget(self, tenant: str, user: str | None = None) -> Cursor:
         """Make the texts of a tenant's user, or of all its users, unreadable for ever by destroying their keys.
 
@@ -489,15 +501,7 @@ class RowLog(ABC):
             BadConfig: nothing is encrypted, or not per user.
             StorageFull, Unavailable: call it again.
         """
-        ring = self._ring
-        if ring is None:
-            raise BadConfig(
-                "record.encrypt is 'none': nothing can be forgotten; set it to 'tenant' or 'user' beforehand"
-            )
-        if user is not None and self._config.encrypt is not Encrypt.USER:
-            raise BadConfig(
-                f"record.encrypt is {self._config.encrypt.value!r}: set it to 'user' to forget a user alone"
-            )
+        ring = self.check_forgettable(user)
         scopes: list[Scope] | None = None
         if user is not None:
             early = await self._ask(lambda: ring.waiting_turns(tenant))

@@ -253,14 +253,17 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
     )
 
 
-def check_tenants(config: ServeConfig, privacy: PrivacyConfig, known: Collection[str]) -> None:
-    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling` or `privacy.tenants` names a tenant that no key has: it would be without
-    effect.
+def check_tenants(
+    config: ServeConfig, privacy: PrivacyConfig, known: Collection[str], *, adapted: Collection[str] = ()
+) -> None:
+    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling`, `privacy.tenants` or `adapt.tenants` (`adapted`) names a tenant that no
+    key has: it would be without effect.
     """
     for field, named in (
         ("serve.tenant_quotas", {*config.tenant_quotas}),
         ("serve.sampling", {*config.sampling} - {"*"}),
         ("privacy.tenants", {*privacy.tenants}),
+        ("adapt.tenants", {*adapted}),
     ):
         for tenant in sorted(named - set(known)):
             close = get_close_matches(tenant, sorted(known), n=1, cutoff=0.4)

@@ -52,7 +52,7 @@ def check_keys(config: Config) -> None:
     check_bind(config.listen.host, found)
     admins = [] if serve.admin_key is None else [serve.admin_key]
     keys = Keyring(found, admins, own=len(serve.api_keys), metrics_key=serve.metrics_key)
-    check_tenants(serve, config.privacy, keys.tenants)
+    check_tenants(serve, config.privacy, keys.tenants, adapted=config.adapt.tenants)
     UserKeys(serve.user_keys)
 
 

@@ -70,7 +70,11 @@ async def ask_replay(config: Config, tenant: str, user: str | None, upto: int, c
 
     place = Home(config.run.directory)
     ErasureFiles(place).request(ErasureRequest(tenant=tenant, user=user, upto=upto))
-    when = "as soon as its present step is done" if await _training(config) else "at its next start"
+    when = "at its next start"
+    if await _training(config):
+        when = (
+            "as soon as its present step is done, or at its next start if no checkpoint is older than their first turns"
+        )
     console.print(
         f"the trainer trains again without them {when}; what comes out is a candidate for the gate, and once it is live the versions and "
         f"checkpoints that knew them are deleted. Certificates: {place.erasure}",
@@ -88,6 +92,7 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
     from ostinato.app.trainer import ModelTokens
 
     with open_run(config) as run:
+        run.log.check_forgettable(user)
         request = ErasureRequest(tenant=tenant, user=user, upto=run.log.newest())
         people, tokens = [*ErasureFiles(run.home).requests(), request], ModelTokens(model_path(config))
         plan = await plan_erasure(config, run.log, run.home, people, tokens)
@@ -132,8 +137,10 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
     ids: Sequence[str] = (
         [] if turns is None else [line.strip() for line in _read(turns, "--turns").splitlines() if line.strip()]
     )
-    if turns is not None and not ids:
-        raise BadConfig(f"--turns {turns}: holds no id; write one on each line")
+    if turns is not None and (not ids or any(len(line.split()) > 1 for line in ids)):
+        raise BadConfig(
+            f"--turns {turns}: write one id on each line, of a turn (chatcmpl-3f:0) or of a call (chatcmpl-3f)"
+        )
     check_erasure(certificate, rows, ids, config.follow.trusted)
     signature = certificate.signature
     by = (

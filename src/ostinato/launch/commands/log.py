@@ -167,6 +167,8 @@ async def forget(
     a checkpoint first. `replay`: also ask the trainer to train again without them. Raises NotFound, BadConfig.
     """
     place = existing(config)
+    with open_log(config) as log:
+        log.check_forgettable(user)
     if said := await await_checkpoint(config, wait_s):
         console.print(said, highlight=False, soft_wrap=True)
     with (

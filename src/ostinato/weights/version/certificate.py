@@ -104,7 +104,7 @@ def check_erasure(
     trusted: Sequence[str],
 ) -> None:
     """Check that a certificate is signed by one of the `trusted` keys (none: by anybody), is about these rows, and that none of the `turns`
-    is in them. Raises Corrupt.
+    is in them; the id of a call stands for all of its turns. Raises Corrupt.
     """
     signature = certificate.signature
     keys = trusted or ([signature.key] if signature is not None else [])
@@ -113,5 +113,5 @@ def check_erasure(
         raise Corrupt("the batches beside the certificate are not those that it is about: their Merkle root is another")
     known = set(turns)
     for step, ids in rows:
-        if found := known.intersection(ids):
+        if found := known.intersection([*ids, *(id.rpartition(":")[0] for id in ids)]):
             raise Corrupt(f"step {step} was trained on turn {min(found)}")
