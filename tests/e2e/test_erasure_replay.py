@@ -460,7 +460,9 @@ async def test_a_second_person_is_taken_out_of_what_came_of_the_first_replay(con
     async with at_work(config) as worker:
         await release(worker._run)
         assert await worker.may_learn()
-        assert ErasureFiles(worker._run.home).job().phase == "done", "what came of the first replay knew her, and is gone"
+        assert ErasureFiles(worker._run.home).job().phase == "done", (
+            "what came of the first replay knew her, and is gone"
+        )
         assert [ref for ref in await worker._run.store.refs() if ref.startswith("erasure/")] == [f"erasure/{job.id}"]
 
 

@@ -21,12 +21,12 @@ import numpy as np
 from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Consent, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
+from ostinato.core.records import Consent, ConsentGiven, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 1  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 2  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -40,7 +40,7 @@ _CHOICES = 1 << 12  # choices of one call that are told apart
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven})
 
 
 class PlacedLog(Log, Protocol):
@@ -156,6 +156,7 @@ class StateFold:
         self._dirty, self._writing = dict[Person, _Entry](), dict[Person, _Entry]()
         self._saved: Cursor = -1  # the place of the last write
         self._gone = set[Person]()  # their values are to be dropped from the cache
+        self._refusing = set[Person]()  # who allow no dials now
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
@@ -177,6 +178,11 @@ class StateFold:
             self._early.restore(state, state["time"], tuple)
             self.moments.restore(state["moments"])
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
+        async for seq, row in self._log.read(
+            0, {ConsentGiven}
+        ):  # kept for ever, and not in the cache, which names nobody
+            if isinstance(row, ConsentGiven) and seq <= self.cursor:
+                self._take_choice(row)
 
     async def _continues(self, last: list[Any]) -> bool:
         """True if the log goes on where the cache ended."""
@@ -197,6 +203,8 @@ class StateFold:
                     self._take_turn(seq, row)
                 elif isinstance(row, Signal):
                     await self._take_signal(seq, row)
+                elif isinstance(row, ConsentGiven):
+                    self._take_choice(row)
                 self.cursor, self._last = seq, _named(row)
 
     async def save(self) -> None:
@@ -234,6 +242,8 @@ class StateFold:
                 known.pop(person, None)
             self._gone.add(person)
             entry = None
+        if person in self._refusing:
+            return None
         if entry is None and person not in self._gone:
             entry = self._loaded(person, key)
         if entry is None:
@@ -242,6 +252,16 @@ class StateFold:
         return entry.state
 
     # ------------------------------------------------------------ rows
+
+    def _take_choice(self, choice: ConsentGiven) -> None:
+        """Drop the state of a person who allows no dials any more; who allows them again begins anew."""
+        if choice.level in (Consent.ADAPT, Consent.YES):
+            self._refusing.discard(choice.person)
+            return
+        self._refusing.add(choice.person)
+        for known in (self._states, self._dirty):
+            known.pop(choice.person, None)
+        self._gone.add(choice.person)
 
     def _take_turn(self, seq: Cursor, turn: Turn) -> None:
         self._early.advance(turn.ended_at)
@@ -279,8 +299,8 @@ class StateFold:
         return value * reward + (1.0 - value) * (1.0 - reward)
 
     def _rate(self, seq: Cursor, answer: _Answer, signal: int, reward: float | None) -> None:
-        if self._cache.key(answer.person) != answer.key:
-            return  # the person was forgotten since
+        if self._cache.key(answer.person) != answer.key or answer.person in self._refusing:
+            return  # the person was forgotten since, or allows no dials now
         state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
         prior = self._rules.prior_of(answer.person[0])
         rated = state.rate(answer.place, answer.features, signal, reward, prior, self._rules.regression)
@@ -292,6 +312,8 @@ class StateFold:
         steered, answer = turn.steered, None
         names = () if steered is None else self._bases.get(steered.basis, ())
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in self._rules.without
+        # the features' mean is 0 only for tokens drawn from the very distribution that they are of
+        allowed = allowed and turn.sampling.temperature > 0 and turn.sampling.top_p == 1
         if steered is not None and allowed and not set(self._rules.names).isdisjoint(names):
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)

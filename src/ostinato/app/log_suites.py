@@ -23,7 +23,7 @@ from ostinato.config import Config
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
-from ostinato.core.records import Batch, Consent, Finish, Reward, Turn
+from ostinato.core.records import Batch, Consent, ConsentGiven, Finish, Person, Reward, Turn
 from ostinato.core.seams import Log
 from ostinato.corpus.contamination import OverlapIndex, own_words, template_runs
 from ostinato.corpus.filters import CopyFinder, Document
@@ -225,13 +225,14 @@ async def _candidates(
     people: set[str] = set()
     trained: list[str] = []
     rewards: dict[str, float] = {}
+    refused = await _refused(log)
     async for _, row in log.read(await log.horizon(), {Turn, Reward, Batch}):
         match row:
             case Turn() if not of_world(row) and row.arm.people:
                 people.add(row.id)
                 if row.ended_at < draw.since or (draw.tenants and row.tenant not in draw.tenants):
                     continue
-                if why := _unsuited(row, config):
+                if why := "no consent" if row.person in refused else _unsuited(row, config):
                     found.left_out[why] += 1
                     continue
                 person = row.person if row.user != ANONYMOUS else (row.tenant, row.episode)
@@ -253,6 +254,15 @@ async def _candidates(
         strata.append(replace(each, reward=rewards.get(each.turn), length=length))
     random.Random(draw.seed).shuffle(strata)
     return strata, [turn for turn in trained if turn in people]
+
+
+async def _refused(log: Log) -> set[Person]:
+    """The people whose recorded choice allows no learning now."""
+    found: dict[Person, Consent] = {}
+    async for _, row in log.read(0, {ConsentGiven}):
+        if isinstance(row, ConsentGiven):
+            found[row.person] = row.level
+    return {person for person, level in found.items() if level is not Consent.YES}
 
 
 def _unsuited(turn: Turn, config: Config) -> str:

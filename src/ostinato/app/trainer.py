@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
     """The training worker's parts. `learner` holds the loop's stages over the other parts. `anchor` gives the release that training is
-    kept near for ever, `tokens` the model's tokens, `numerics` the id of the trainer's contract.
+    kept near for ever, `bases` the bases of dials by their hashes, `tokens` the model's tokens, `numerics` the id of the trainer's
+    contract.
     """
 
     learner: Learner
@@ -53,6 +54,7 @@ class Learning:
     candidates: Candidates
     stored: Overlapped
     anchor: Callable[[], Awaitable[PolicyVersion | None]]
+    bases: Callable[[Sequence[str]], Awaitable[Sequence[SteeringBasis]]]
     tokens: ModelTokens
     numerics: str
 
@@ -186,6 +188,7 @@ def open_learning(
         candidates=candidates,
         stored=Overlapped(candidates),
         anchor=anchor,
+        bases=bases,
         tokens=tokens,
         numerics=contract.id,
     )

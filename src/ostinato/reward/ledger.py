@@ -98,11 +98,14 @@ class Teaching:
         self.catch_up()
         self._observe(entries, after)
 
-    def held(self, seq: Cursor, row: Holdback, entry: Matured) -> None:
-        """Add one of the turns that were held back together, by the row at `seq`."""
+    def begin(self, row: Holdback) -> None:
+        """Before a row is taken in: learn from the turns that were held back before, unless this one is held back together with them."""
         if self._held_at != row.at:
             self.catch_up()
             self._held_at = row.at
+
+    def held(self, seq: Cursor, entry: Matured) -> None:
+        """Add one of the turns that are held back together, by the row at `seq`."""
         self._held.append(entry)
         self._held_upto = seq
 
@@ -516,6 +519,8 @@ class TurnLedger:
 
     def _holdback(self, seq: Cursor, row: Holdback) -> None:
         self.orphans.advance(row.at)
+        if row.reason.partition(":")[0] in TEACHING:
+            self.teaching.begin(row)
         matured = self.matured.pop(row.turn, None)
         due = self.to_hold.pop(row.turn, None)
         entry = self.open.get(row.turn)
@@ -536,12 +541,13 @@ class TurnLedger:
             elif kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
                 self._close_group(matured.facts)
             if row.reason.partition(":")[0] in TEACHING and not matured.facts.world:
-                self.teaching.held(seq, row, matured)
+                self.teaching.held(seq, matured)
             if kind_of(row.reason) == PASSED_OVER:
                 self.passed_over.append(matured.facts.source)
 
     def _batch(self, batch: Batch) -> None:
         self.orphans.advance(batch.at)
+        self.teaching.catch_up()  # while what follows the turns that were held back is still here, as a desk does before it gives credit
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]

@@ -168,7 +168,12 @@ class Senders:
         if slot is not None:
             return asked
         by_field = self._privacy.store_false if store is False else Consent.YES
-        return Consent.strictest(asked, by_field, self._privacy.at_most(person[0]), self._choices.of(person))
+        named = {
+            person[1],
+            exchange.text("X-Ostinato-User") or person[1],
+        }  # both, where body and header name different users
+        chosen = [self._choices.of((person[0], user)) for user in named]
+        return Consent.strictest(asked, by_field, self._privacy.at_most(person[0]), *chosen)
 
     def known(self, caller: Caller) -> str:
         """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""

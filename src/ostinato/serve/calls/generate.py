@@ -44,7 +44,7 @@ from ostinato.serve.calls.conversations import (
     Sessions,
     chain_of,
 )
-from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
+from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest, is_whole
 from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable
@@ -432,12 +432,14 @@ class CallHandlers:
         question, repeated, ids = await self._ask(asked), bool(attempt.turns), list[str]()
         assert question.conversation is not None, "only conversations are summarised"
         episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
-        for number in range(_SUMMARY_TRIES):
+        tried = 0
+        while tried < _SUMMARY_TRIES:
             if turns := await self._stored(attempt) if repeated else []:
                 capture, chunks = self._capture(again(turns), stored=True), played(turns)
             else:
                 call, _ = self._call(asked, attempt.id, episode, question, ())
-                call = replace(call, branch=Branch.AGAIN) if number else call
+                call = replace(call, branch=Branch.AGAIN) if ids else call
+                tried += 1
                 capture, chunks = self._capture(call, stored=False), self._parts.engine.generate(call.request())
             answer, text = await self._summarise(asked, attempt, capture, chunks, question)
             ids += capture.call.turn_ids()
@@ -453,8 +455,8 @@ class CallHandlers:
         )
 
     async def _stored(self, attempt: Try) -> list[Turn]:
-        """The turn that an earlier try left under this id, or the first id after it that records no failure; [] if there is none."""
-        while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not turns[0].finish.complete:
+        """The turn that an earlier try left under this id, or the first id after it that has a whole answer; [] if there is none."""
+        while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not is_whole(turns[0]):
             attempt.again()
         return turns
 
@@ -626,8 +628,8 @@ class CallHandlers:
             steering=steering_of(self._parts, caller, placement, asked.exchange, question.purpose, sampling.grammar),
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
-            secret=question.secret,
-            finds=None if self._masks or (hold := self._parts.scrubbing) is None else hold.finds,
+            secret=question.secret and caller.slot is None,  # of a rollout or an evaluation no person is part
+            finds=None if caller.slot or self._masks or (hold := self._parts.scrubbing) is None else hold.finds,
         )
         return call, deal
 

@@ -207,7 +207,7 @@ class IdempotencyKeys:
         """Advance `attempt` to the try that was answered and return its turns, or to the first number without turns and return []."""
         for _ in range(_MOST_TRIES):
             turns = await self._log.find(Turn, [(f"{attempt.id}:{index}",) for index in range(n)])
-            if not turns or (len(turns) == n and all(_whole(turn) for turn in turns)):
+            if not turns or (len(turns) == n and all(is_whole(turn) for turn in turns)):
                 return turns
             attempt.again()
         raise Conflict(f"{_MOST_TRIES} tries under this Idempotency-Key ended without an answer; make a new key.")
@@ -222,7 +222,7 @@ class IdempotencyKeys:
             ended.set_result(None)
 
 
-def _whole(turn: Turn) -> bool:
+def is_whole(turn: Turn) -> bool:
     """True if the turn is a complete answer that can be replayed."""
     return turn.finish.complete and not turn.redacted and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
 

@@ -125,6 +125,7 @@ def check_alone(others: Mapping[str, Any]) -> None:
 
 
 _MOST = 20_000_000  # characters of a token that are looked at
+_FIELDS = {"turn", "episode", "number", "place", "content"}
 
 
 def packed_token(fields: Mapping[str, Any], mac: bytes) -> str:
@@ -140,7 +141,9 @@ def unpacked_token(token: str, field: str | None) -> tuple[dict[str, Any], bytes
     try:
         payload, mac = token.split(".") if len(token) < _MOST else ("", "")
         fields = json.loads(_decoded(payload))
-        if not isinstance(fields, dict) or not all(isinstance(value, str | int) for value in fields.values()):
+        if not isinstance(fields, dict) or {*fields} - {"text"} != _FIELDS:
+            raise ValueError("other fields than a block's")
+        if not all(isinstance(value, str | int) for value in fields.values()):
             raise ValueError("no flat object")
         return fields, _decoded(mac)
     except (ValueError, binascii.Error, RecursionError):

@@ -526,6 +526,8 @@ _OF_ONE_TURN = (
     "gold",
     "gone",
     "stale_turn:",
+    "secret",
+    "consent:",
 )
 """Reasons that hold back a turn and not its group."""
 
