@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -21,7 +22,8 @@ from ostinato.app.storage import model_path, open_run
 from ostinato.app.trainer import ModelTokens
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig, Corrupt, NoSignal, NotFound
-from ostinato.core.records import Batch, PolicyVersion, Reward, Turn
+from ostinato.core.records import Batch, PolicyVersion, Reward, SteeringBasis, Turn
+from ostinato.core.steering import Basis, Steered
 from ostinato.launch.commands.erasure import show_plan, verify
 from ostinato.launch.commands.log import forget
 from ostinato.launch.workers.prepare import prepare
@@ -60,6 +62,15 @@ async def release(run: Run) -> None:
     await run.store.move_ref("live", before, newest.hash)
 
 
+BASIS = Basis(
+    names=("brief",),
+    tokens_M=np.arange(9),
+    directions_KM=np.linspace(-1, 1, 9, dtype=np.float32)[None],
+    weights="0" * 64,
+)
+STEERED = Steered(basis=BASIS.hash, dials=(0.5,), cap=0.1, budget=3.0, tokens=5, kl=0.1, features=(0.2,))
+
+
 async def trained_run(directory: Path, steps: int = STEPS) -> Config:
     """A run of so many steps, with a release after every second, so that batches name versions which knew the person."""
     tiny_model(directory / "model")
@@ -79,9 +90,11 @@ async def trained_run(directory: Path, steps: int = STEPS) -> Config:
         base = await run.follower.resolve("base")
         worker = worker_of(run, base)
         await worker.resume()
+        await run.log.append(SteeringBasis.of(BASIS, at=1.0))
         for step in range(1, steps + 1):
             for number in range(8 * (step - 1), 8 * step):
                 turn, signal = served(number, base)
+                turn = replace(turn, steered=STEERED if number % 8 == 1 else None)
                 user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"
                 opposite = {"accepted": "rejected", "rejected": "accepted"}[signal.name]
                 await run.log.append(
@@ -121,6 +134,7 @@ async def plainly(
         request = ErasureRequest(tenant="default", user=user, upto=run.log.newest())
         refold = open_refold(config, run.log, [request], tokens)
         trainer = PolicyTrainer(model_path(config), training(config), trainer_contract(config))
+        trainer.set_bases([SteeringBasis.of(BASIS, at=1.0)])
         older = [path for path in stored(run.home.checkpoints) if step_of(path) < first]
         if older:
             (alone := run.home.root / "alone").mkdir(exist_ok=True)

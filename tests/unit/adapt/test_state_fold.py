@@ -8,7 +8,7 @@ from tests.unit.adapt.people import BASIS, RULES, about, cache_at, folded, log_o
 
 from ostinato.adapt.state_fold import StateFold, StateRules
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Consent, Row, SteeringBasis
+from ostinato.core.records import Consent, ConsentGiven, Row, Sampling, SteeringBasis
 from ostinato.core.steering import Basis
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.keys import KeyRing, Scope
@@ -254,6 +254,40 @@ async def test_the_log_on_disk_gives_the_same_bits_and_forgets(tmp_path: Path) -
     assert packed(fold, rows) == expected
     assert packed(await folded(log, cache_at(tmp_path / "anew", log.keys)), rows) == expected
     log.close()
+
+
+async def test_who_takes_the_consent_back_has_no_state_and_begins_anew(tmp_path: Path) -> None:
+    turns = [steered_turn(f"t{k}:0", ANN, 10.0 + k) for k in range(6)]
+    log, cache = await log_of([*turns, *(about(turn, f"s{k}") for k, turn in enumerate(turns))]), cache_at(tmp_path)
+    fold = await folded(log, cache)
+    assert fold.state(ANN) is not None
+    await fold.save()
+    choice = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.AGGREGATE, at=50.0)
+    await log.append(choice, about(turns[0], "late", "undone"))
+    await fold.catch_up()
+    assert fold.state(ANN) is None
+    await fold.save()
+    again = await folded(log, cache)  # from the cache, which does not hold the choice
+    await log.append(about(turns[1], "later"))
+    await again.catch_up()
+    assert again.state(ANN) is None
+    await log.append(replace(choice, id="c2", level=Consent.ADAPT), about(turns[2], "agreed"))
+    await again.catch_up()
+    state = again.state(ANN)
+    assert state is not None
+    assert [rated.place for rated in state.recent] == sorted(rated.place for rated in state.recent)
+    assert len(state.recent) == 1, "what was said before does not count"
+
+
+async def test_answers_that_were_not_drawn_from_the_steered_distribution_itself_teach_nothing(tmp_path: Path) -> None:
+    turns = [
+        replace(steered_turn(f"t{k}:0", ANN, 10.0 + k), sampling=sampling)
+        for k, sampling in enumerate((Sampling(max_tokens=9, temperature=0.0), Sampling(max_tokens=9, top_p=0.9)))
+    ]
+    fold = await folded(
+        await log_of([*turns, *(about(turn, f"s{k}") for k, turn in enumerate(turns))]), cache_at(tmp_path)
+    )
+    assert fold.state(ANN) is None
 
 
 def test_rules_that_give_other_states_have_another_hash() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Batch, Holdback, NoReward, PolicyVersion, Reward, RewardReach, Span
+from ostinato.core.records import Batch, Holdback, NoReward, PolicyVersion, Reward, RewardReach, Span, Turn
 from ostinato.core.samples import LaterReturns
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.batching import ready_parts
@@ -342,3 +342,30 @@ def test_what_comes_after_is_no_part_of_who_is_compared():
         found[after] = credit(by_episode([*same, *other], {("default", "e"): after} if after else None), rewards)
     assert found[None]["a:1"][0] < 0, "the last call's choices are compared with each other"
     assert found[LaterReturns()]["a:1"][0] == 0, "what follows came of one of them, and says nothing of the others"
+
+
+async def test_a_desk_that_reads_the_log_anew_has_the_live_ones_baseline(log, now, open_desk):
+    """What follows turns that were held back is looked up before the batch that takes it, live and afterwards."""
+    config = RewardConfig(**FREE, max_staleness=2, outcomes=("accepted", "rejected"))
+    desk = open_desk(log, rewards_of(config), config)
+    for step in range(1, 8):
+        policy = PolicyVersion(number=step - 1, hash=f"{step}" * 64)
+        long = [
+            replace(turn, spans=(Span(policy=V0 if i == 0 else policy, tokens=1),))
+            for i, turn in enumerate(session(6, at=1000.0 * step, name=f"long{step}-"))
+        ]
+        single = [
+            replace(row, spans=(Span(policy=policy, tokens=1),)) if isinstance(row, Turn) else row
+            for row in others(20, at=1000.0 * step, name=f"o{step}-")
+        ]
+        await log.append(*single, *long, a_delivery(*long), a_signal(long[-1], "accepted", at=1000.0 * step + 10))
+        now.at = 1000.0 * step + 500
+        await desk.poll()
+        assert await desk.batch(step=step, size=20, reference=V0)
+    assert sum(row.reason.startswith("stale:") for row in log.of(Holdback)) >= 4
+    again = open_desk(log, rewards_of(config), config)
+    await again.poll()
+    live, anew = desk._reading.ledger, again._reading.ledger
+    for ledger in (live, anew):
+        ledger.teaching.catch_up()
+    assert anew.baseline.snapshot() == live.baseline.snapshot()
