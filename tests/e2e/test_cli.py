@@ -164,6 +164,8 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
         "memory",
         "disk",
         "log",
+        "erasure",
+        "dials",
         "port",
     )
     found = [line.split()[1] for line in text.splitlines() if line.startswith("✓")]

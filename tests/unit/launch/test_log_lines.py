@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ostinato.app.storage import open_log
 from ostinato.config import load
+from ostinato.core.errors import NotFound
 from ostinato.core.records import Consent, ConsentGiven, Quarantine, Reward
 from ostinato.launch.commands.log import consent, line, print_log
 from ostinato.testing.records import a_signal, a_turn
@@ -55,7 +56,8 @@ async def test_an_agents_reward_is_shown_with_its_parts(tmp_path):
 
 
 async def test_what_a_person_allows_is_shown_and_recorded(tmp_path):
-    config = load(None, [f"run.directory={tmp_path / 'run'}", "privacy.train=adapt"])
+    keys = "serve.api_keys=['acme:sk-0123456789abcdef']"
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "privacy.train=adapt", keys])
     with open_log(config):
         pass
     seen = io.StringIO()
@@ -70,3 +72,24 @@ async def test_what_a_person_allows_is_shown_and_recorded(tmp_path):
         rows = [row async for _, row in log.read(0, {ConsentGiven})]
     assert [(row.user, row.level) for row in rows] == [("ann", Consent.NEVER), ("ann", Consent.YES)]
     assert (tmp_path / "run" / "audit.jsonl").read_text().count('"consent"') == 2
+
+
+@pytest.mark.parametrize("level", [None, Consent.NEVER])
+async def test_a_persons_choice_for_a_tenant_without_a_key_is_refused_by_name(tmp_path, level):
+    file = tmp_path / "keys"
+    file.touch(0o600)
+    file.write_text("bolt:sk-fedcba9876543210\n")
+    keys = ["serve.api_keys=['acme:sk-0123456789abcdef']", f"serve.api_keys_file='{file}'"]
+    run = f"run.directory={tmp_path / 'run'}"
+    with open_log(load(None, [run])):
+        pass
+    said = io.StringIO()
+    for given, tenant, known in ((keys, "amce", "acme, bolt, default"), ([], "acme", "default")):
+        with pytest.raises(NotFound, match=rf"tenant '{tenant}'; known are {known}\."):
+            await consent(load(None, [run, *given]), tenant, "ann", level, Console(file=said))
+    with open_log(load(None, [run])) as log:
+        assert [row async for _, row in log.read(0, {ConsentGiven})] == []
+    assert not (tmp_path / "run" / "audit.jsonl").exists()
+    for given, tenant in ((keys, "acme"), (keys, "bolt"), (keys, "default"), ([], "default")):
+        await consent(load(None, [run, *given]), tenant, "ann", level, Console(file=said))
+    assert len(said.getvalue().splitlines()) == 4

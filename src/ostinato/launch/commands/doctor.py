@@ -283,6 +283,24 @@ def _erasure(config: Config) -> str:
     return _BELOW.join(lines)
 
 
+def _dials(config: Config) -> str:
+    """Whose answers lean, by these settings. Raises BadConfig if nobody's can."""
+    adapt = config.adapt
+    if adapt.mode == "off":
+        return "off: answers lean to nobody (adapt.mode)"
+    if config.engine.kind != "embedded":
+        raise BadConfig(
+            f"engine.kind {config.engine.kind!r} steers no answer: use 'embedded', or set adapt.mode to 'off'"
+        )
+    if adapt.users == "verified" and not config.serve.user_keys:
+        raise BadConfig(
+            "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
+            "X-Ostinato-User-Signature with each call, or set adapt.users to 'declared'"
+        )
+    whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
+    return f"{whose}; run `ostinato adapt fit` after the start and after each release"
+
+
 def _dropped(config: Config) -> tuple[int, int]:
     """The place up to which this run's rows were dropped, 0 if none was, and the first recorded step."""
     place = Home(config.run.directory)
@@ -334,6 +352,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("disk", _disk),
     ("log", _log),
     ("erasure", _erasure),
+    ("dials", _dials),
     ("port", _address),
 )
 

@@ -191,8 +191,11 @@ async def forget(
 
 
 async def consent(config: Config, tenant: str, user: str, level: Consent | None, console: Console) -> None:
-    """Show what a person allows, or record it. Raises NotFound."""
+    """Show what a person allows, or record it. Raises BadConfig for keys that cannot be read, NotFound without a run or for a tenant that
+    no key has.
+    """
     place = existing(config)
+    _check_tenant(config, tenant)
     with open_log(config) as log:
         if level is not None:
             with audited(place, "consent", tenant=tenant, level=level.value, actor=login()):
@@ -205,3 +208,16 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
     most = Consent.strictest(chosen, config.privacy.at_most(tenant))
     said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
     console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_tenant(config: Config, tenant: str) -> None:
+    """Raise NotFound for a tenant whose people cannot call: no key is its own, and it is not the one of calls without a key."""
+    from ostinato.serve.auth import DEFAULT_TENANT, client_keys, key_holders  # not for every command of this file
+
+    serve = config.serve
+    known = key_holders(client_keys(serve.api_keys, serve.api_keys_file)) | {DEFAULT_TENANT}
+    if tenant not in known:
+        raise NotFound(
+            f"no key belongs to a tenant {tenant!r}; known are {', '.join(sorted(known))}. Tenants stand before the ':' of the keys in "
+            "serve.api_keys and serve.api_keys_file; if these are in a file of settings, name it with --config"
+        )
