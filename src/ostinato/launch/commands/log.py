@@ -167,15 +167,13 @@ async def forget(
     a checkpoint first. `replay`: also ask the trainer to train again without them. Raises NotFound, BadConfig.
     """
     place = existing(config)
-    with open_log(config) as log:
-        log.check_forgettable(user)
-    if said := await await_checkpoint(config, wait_s):
-        console.print(said, highlight=False, soft_wrap=True)
-    with (
-        audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()),
-        open_log(config) as log,
-    ):
-        newest = await log.forget(tenant, user)
+    with audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()):
+        with open_log(config) as log:
+            log.check_forgettable(user)
+        if said := await await_checkpoint(config, wait_s):
+            console.print(said, highlight=False, soft_wrap=True)
+        with open_log(config) as log:
+            newest = await log.forget(tenant, user)
     who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
     if user is not None:
         who += ", while record.encrypt was 'user',"
