@@ -25,7 +25,7 @@ from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.learner import PersonState, Regression, names_hash, window
 from ostinato.adapt.prior import flat_prior
-from ostinato.core.records import Person, SteeringBasis
+from ostinato.core.records import Person, Signal, SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing, Scope
@@ -95,7 +95,7 @@ async def measure(people: int, calls: int, directory: Path, *, keys: bool) -> di
     few = asked[: min(calls, 2000)]
     timed(steer, few)
     found["warm"] = timed(steer, few)
-    rows: dict[int, tuple[object, object]] = {}
+    signals: list[Signal] = []
     for number in few:
         person: Person = (TENANT, f"user {number}")
         features = tuple(rng.normal(size=DIALS).tolist())
@@ -103,11 +103,11 @@ async def measure(people: int, calls: int, directory: Path, *, keys: bool) -> di
             basis=BASIS.hash, dials=(0.0,) * DIALS, cap=0.1, budget=3.0, tokens=24, kl=0.4, features=features
         )
         turn = replace(a_turn(f"{number}:0", user=person[1]), tenant=TENANT, steered=steered)
-        rows[number] = (turn, replace(a_signal(turn), tenant=TENANT))
+        signals.append(replace(a_signal(turn), tenant=TENANT))
         await log.append(turn)
     await fold.catch_up()
-    for number in few:
-        await log.append(rows[number][1])
+    for signal in signals:
+        await log.append(signal)
     begun = time.perf_counter()
     await fold.catch_up()
     found["feedback_mean"] = (time.perf_counter() - begun) / len(few) * 1e6
