@@ -2,6 +2,8 @@
 
 import json
 
+from ostinato.serve.dialects.compaction_blocks import packed_token
+
 N = 99_000  # values, of the 100,000 that a body may have
 LONG = 2_000_000  # bytes, of the 2 MiB
 USER = [{"role": "user", "content": "hi"}]
@@ -29,6 +31,7 @@ def _lists(wide):
         "/v1/completions": (("stop", "prompt"), ("logit_bias", "stream_options")),
         "/v1/messages": (("stop_sequences", "tools", "system", "messages"), ("metadata", "tool_choice", "thinking")),
         "/v1/responses": (("tools", "include", "input"), ("metadata", "tool_choice", "text")),
+        "/v1/responses/compact": (("input",), ("metadata",)),
         COUNT: (("tools", "system", "messages"), ("tool_choice", "thinking")),
     }
     for path, (lists, objects) in fields.items():
@@ -82,6 +85,17 @@ def _histories(wide):
         items += [{"type": "function_call", "call_id": "c1", "name": "read", "arguments": arguments}]
         items += [{"type": "function_call_output", "call_id": "c1", "output": "ok"}]
         yield CHATS[2], f"arguments: {name}", _asked(CHATS[2]) | {"input": items}
+    for name, token in (
+        ("long", "eyJh" * 350_000),
+        ("wide", packed_token(wide, b"")),
+        ("deep", packed_token({"a": "[" * N}, b"")),
+    ):
+        block = {"type": "compaction", "encrypted_content": token}
+        for path in (CHATS[2], "/v1/responses/compact"):
+            yield path, f"a block: {name}", _asked(path) | {"input": [block, *USER]}
+        block = {"type": "compaction", "content": "x", "encrypted_content": token}
+        history = [{"role": "user", "content": [block, {"type": "text", "text": "hi"}]}]
+        yield CHATS[1], f"a block: {name}", _asked(CHATS[1]) | {"messages": history}
     for name, given in (("wide", wide), ("lists", {"a": [[]] * (N // 2)})):
         use = {"type": "tool_use", "id": "c1", "name": "read", "input": given}
         result = {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
@@ -137,6 +151,8 @@ def _feedback(wide):
 def _asked(path):
     if path == "/v1/completions":
         return {"model": "m", "max_tokens": 4, "prompt": "x"}
+    if path == "/v1/responses/compact":
+        return {"model": "m", "input": "hi"}
     if path == "/v1/responses":
         return {"model": "m", "max_output_tokens": 4, "input": "hi"}
     return {"model": "m", "messages": USER} | ({} if path == COUNT else {"max_tokens": 4})

@@ -68,7 +68,7 @@ async def test_the_command_copies_a_log_to_postgres_and_back(elsewhere, tmp_path
         return subprocess.run(program, capture_output=True, text=True, check=False)
 
     done = copy(str(place), record.url)
-    assert (done.returncode, "copied: the newest row is 10" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, f"copied: the newest row is {len(ROWS)}" in done.stdout) == (0, True), done.stderr
     done = copy(record.url, str(tmp_path / "back"))
     assert done.returncode == 0, done.stderr
     with SqlLog.open(tmp_path / "back" / "log") as back:

@@ -14,6 +14,8 @@ from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, To
 from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Batch,
+    Consent,
+    ConsentGiven,
     Delivered,
     Holdback,
     PolicyVersion,
@@ -39,7 +41,7 @@ SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HU
 V1 = PolicyVersion(number=1, hash="a")
 FIRST = "0000000000000001.db"
 TABLES = [
-    "alarms", "bases", "batches", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "quarantines",
+    "alarms", "bases", "batches", "consents", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "quarantines",
     "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
 ]  # fmt: skip
 
@@ -65,8 +67,9 @@ async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
         Quarantine(turn="q", reason="x", at=1.0),
         Alarm(id="a", name="n", state=AlarmState.RAISED, reason="", at=1.0),
         SteeringBasis(hash="a", names=("a",), tokens=b"", directions=b"", weights="", at=1.0),
+        ConsentGiven(id="a", tenant="t", user="u", level=Consent.NEVER, at=1.0),
     ]
-    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=11)) as log:
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=12)) as log:
         log.derive_text(lambda token: "x")
         await log.append(*rows)
         path = tmp_path / "log" / FIRST

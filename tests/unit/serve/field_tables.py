@@ -24,6 +24,8 @@ CHAT = {"model": "m", "messages": [HI]}
 MESSAGES = {"model": "m", "max_tokens": 9, "messages": [HI]}
 RESPONSES = {"model": "m", "input": "hi"}
 
+BLOCK = {"turn": "t:0", "episode": "e", "number": 0, "place": "", "content": "", "text": "x"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Object:
@@ -151,7 +153,7 @@ TABLES: dict[str, list[Object]] = {
         Object(name="The request of `/v1/responses/compact`", model=responses.CompactRequest, sample=RESPONSES,
                within=_same, parse=responses.parse_compact),
         _item("A `compaction` item", responses_items.CompactionItem,
-              {"type": "compaction", "encrypted_content": packed_token({"text": "x"}, b"")}),
+              {"type": "compaction", "encrypted_content": packed_token(BLOCK, b"")}),
         _item("A `message` item", responses_items.MessageItem, {"type": "message", **HI}),
         _item("A `function_call` item", responses_items.CallItem,
               {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}),
