@@ -161,8 +161,10 @@ async def test_what_can_never_run_stays_down_and_the_others_go_on(tmp_path, befo
         await crew.until(lambda: crew.watched["train"].condition is Condition.FAILED)
         await asyncio.sleep(2 * LIMITS.longest_wait_s)
         assert not task.done()
-        assert crew.alive("serve")
-        assert crew.alive("other")
+        await crew.until(
+            lambda: crew.alive("serve") and crew.alive("other")
+        )  # their first signs may take a busy machine a while
+        assert not task.done()
         assert "train cannot run: BadConfig: no such function; serve goes on without it" in crew.said
     assert task.exception() is None
     assert crew.watched["train"].condition is Condition.FAILED

@@ -147,7 +147,7 @@ class CallHandlers:
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
-        summary = self._summary(asked, conversation)
+        summary = await self._summary(asked, conversation)
         question = sessions.look(asked.scope, conversation, chain, summary)
         summarises = conversation.summarises
         purpose = Purpose.COMPACTION if summarises else purpose_of(asked.exchange.headers, conversation)
@@ -181,10 +181,13 @@ class CallHandlers:
             left=partial(self._overheard.left, question) if self._overheard.on else None,
         )
 
-    def _summary(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
+    async def _summary(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
         """The turn that wrote the summary with which a conversation begins, if its client proves that. Raises CompactionRefused."""
         block, scope = conversation.block, asked.scope
-        return block and self._parts.blocks.summary(scope.tenant, asked.route.kind, scope.place, block)
+        if block is None:
+            return None
+        verify = partial(self._parts.blocks.summary, scope.tenant, asked.route.kind, scope.place, block)
+        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PER_PARSED, verify)
 
     async def _scrubbed(
         self, asked: CallContext, conversation: Conversation, chars: int
