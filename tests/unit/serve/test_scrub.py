@@ -382,3 +382,24 @@ def test_lone_surrogates_pass():
     masked = scrubber().text(text)
     assert (masked[0], masked[-1]) == ("\ud800", "\udfff")
     assert MAIL not in masked
+
+
+async def test_a_summary_is_handed_over_with_its_values_and_masked_when_it_comes_back():
+    masked, seen = masking(lambda found: f"Done so far: wrote to {found[0]}.")
+    summarise = {"model": "m", "max_tokens": 200, "metadata": {"user_id": "ann"}, "compaction": {"type": "summarize"}}
+    async with masked as w:
+        talk = [{"role": "user", "content": TOLD}, {"role": "assistant", "content": "Hello."}]
+        status, _, body = await w.post("/v1/messages", summarise | {"messages": talk})
+        assert status == 200, body
+        (block,) = body["content"]
+        assert block["content"] == f"Done so far: wrote to {MAIL}."
+        goes_on = [{"role": "assistant", "content": [block]}, {"role": "user", "content": "Go on."}]
+        asked = {name: value for name, value in summarise.items() if name != "compaction"}
+        status, _, body = await w.post("/v1/messages", asked | {"messages": goes_on})
+        assert status == 200, body
+        assert MAIL in body["content"][0]["text"]
+        first, second = w.log.turns()
+        assert second.window is not None
+        assert second.window.begins_with == first.id
+    assert MAIL not in everything(w.log)
+    assert "wrote to ⟨EMAIL_" in seen[1]
