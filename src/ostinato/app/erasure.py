@@ -19,7 +19,7 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -223,6 +223,7 @@ class ErasureReplay:
         self._run, self._parts, self._tokens = run, learning, learning.tokens
         self._files = ErasureFiles(run.home)
         self.job = self._files.job()
+        self._looked: Mapping[str, str] | None = None  # the store's refs at the last look for what is to be deleted
 
     @property
     def pending(self) -> bool:
@@ -448,6 +449,10 @@ class ErasureReplay:
         job = self.job
         if job is None or job.phase != "release" or job.version is None or live.number < job.version[0]:
             return ""
+        refs = await self._run.store.refs()
+        if refs == self._looked:
+            return ""  # each look reads every version's manifest, and a trainer that waits asks twice a second
+        self._looked = refs
         await self._let_go(f"{ERASURES}{job.id}")
         found = await knowing(self._run, job.first, job.last)
         if found.named and not found.free and not found.checkpoints and self._has_verdict(job.id):
