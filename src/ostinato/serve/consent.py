@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person
 from ostinato.core.seams import Cursor, Log
 from ostinato.serve.arms import ANONYMOUS
@@ -41,13 +42,14 @@ def read_level(said: str, field: str) -> Consent:
 
 
 class ConsentChoices:
-    """People's recorded choices: a fold of the log, which holds only those that are stricter than `Consent.YES`.
+    """People's recorded choices: a fold of the log, which holds only those that are stricter than `Consent.YES`. `forgotten` is called for
+    each row about somebody who was forgotten; a choice outlives that.
 
     Example: ``choices.of(("acme", "ann")) is Consent.NEVER``
     """
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, forgotten: Callable[[Forgotten], None] = lambda _: None) -> None:
+        self._log, self._forgotten = log, forgotten
         self._levels: dict[Person, Consent] = {}
         self._cursor: Cursor | None = None
         self._turn = asyncio.Lock()
@@ -62,9 +64,11 @@ class ConsentChoices:
         """Take in the log's new rows. Raises StorageFull, Unavailable."""
         async with self._turn:
             newest = await self._log.append()
-            async for _, row in self._log.read(self._cursor or 0, {ConsentGiven}):
+            async for _, row in self._log.read(self._cursor or 0, {ConsentGiven, Forgotten}):
                 if isinstance(row, ConsentGiven):
                     self._take(row)
+                elif isinstance(row, Forgotten):
+                    self._forgotten(row)
             self._cursor = newest
 
     async def follow(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from gateway_world import ADMIN, V0, V1, eventually, world
 
 from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Finish, Signal, Turn
 from ostinato.serve.config import PrivacyConfig
 from ostinato.testing.engine import FakeEngine, decode
@@ -330,3 +331,34 @@ async def test_a_page_may_ask_for_both_methods():
         asked = {"origin": "https://shop.example.org", "access-control-request-method": "PUT"}
         reply = await w.http.request("OPTIONS", "/v1/consent", headers=asked)
         assert set(reply.headers["access-control-allow-methods"].replace(" ", "").split(",")) >= {"GET", "PUT"}
+
+
+@pytest.mark.parametrize("gone", ["ann", None])
+async def test_of_who_was_forgotten_a_running_gateway_keeps_no_conversation(gone):
+    """Of others of the tenant, and of the same name elsewhere, it keeps theirs."""
+    async with world(engine=counting(), **KEYS, next_message=True) as w:
+
+        async def turns_of(key, user, said):
+            _, _, body = await w.chat(headers=w.key(key), messages=said, user=user)
+            said += [body["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+            return w.log.turns()[-1]
+
+        async def response(key, user, before):
+            asked = {"model": "m", "input": f"I am {user}", "user": user}
+            more = {} if before is None else {"previous_response_id": before}
+            status, _, body = await w.post("/v1/responses", {**asked, **more}, headers=w.key(key))
+            return status, body.get("id")
+
+        people = [(ACME, "ann"), (ACME, "bob"), (BOLT, "ann")]
+        said = {each: [{"role": "user", "content": "Convert them."}] for each in people}
+        first = {each: await turns_of(*each, said[each]) for each in people}
+        kept = {each: (await response(*each, None))[1] for each in people}
+        await w.log.append(Forgotten(id="g", tenant="acme", user=gone, key=1, at=9.0))
+        assert (await w.get("/v1/consent", {"x-ostinato-user": "bob", **w.key(ACME)}))[0] == 200  # it reads the log
+        for each in people:
+            forgotten = each == (ACME, "ann") or (gone is None and each[0] == ACME)
+            second = await turns_of(*each, said[each])
+            assert (second.parent, second.episode == first[each].episode) == (
+                (None, False) if forgotten else (first[each].id, True)
+            )
+            assert (await response(*each, kept[each]))[0] == (400 if forgotten else 200)

@@ -15,7 +15,7 @@ from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
-from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
     Consent,
@@ -50,6 +50,7 @@ KINDS: dict[str, set[type]] = {
         Alarm,
         SteeringBasis,
         ConsentGiven,
+        Forgotten,
     },
     "turns": {Turn},
     "signals": {Signal},
@@ -62,6 +63,7 @@ KINDS: dict[str, set[type]] = {
     "alarms": {Alarm},
     "bases": {SteeringBasis},
     "consents": {ConsentGiven},
+    "forgotten": {Forgotten},
 }
 SHOWN = 60
 
@@ -121,6 +123,8 @@ def _described(row: Row) -> tuple[str, str]:
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
         case ConsentGiven():
             return "consent", f"{row.tenant}  {row.user}  {row.level}"
+        case Forgotten():
+            return "forgotten", f"{row.tenant}  {'everybody' if row.user is None else row.user}"
         case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
             return _decided(row)
 
@@ -178,8 +182,8 @@ async def forget(
     if user is not None:
         who += ", while record.encrypt was 'user',"
     console.print(
-        f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it, and a "
-        "running gateway holds the conversations that it remembers until it starts anew. Backups of the log that were made before hold the "
+        f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it. Running "
+        "workers drop what they keep under the name within seconds. Backups of the log that were made before hold the "
         "keys: make a new one and delete them",
         highlight=False,
         soft_wrap=True,

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ostinato.core.arm_assignment import dealing_key, place_of
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Person, Reward, Signal, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import DAY, MonitorsConfig
@@ -152,6 +152,13 @@ class _Crowd(Generic[T]):
         self._tenants.setdefault(tenant, {})[user] = counted
         self._size += 1
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person, or all people of a tenant."""
+        users = self._tenants.get(row.tenant, {})
+        for user in [user for user in users if row.covers((row.tenant, user))]:
+            del users[user]
+            self._size -= 1
+
     def clear(self) -> None:
         """Drop everybody."""
         self._tenants.clear()
@@ -226,6 +233,10 @@ class GoldWatch:
         if row.name == self._name and row.detail.get(ACCEPTED) is True:
             self._name = ""
             self._tolerated = max(self._tolerated, self._last_gap)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's counts."""
+        self._people.forget(row)
 
     def _count(self, person: Person, row: Reward) -> None:
         day = int(row.at // DAY)
@@ -421,6 +432,10 @@ class OutcomeGapWatch:
             self._stands = False
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's counts."""
+        self._people.forget(row)
 
     def _owned(self, owner: Owner | None) -> _Visits | None:
         """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
