@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from ostinato.adapt.learner import Prior, Regression
 from ostinato.adapt.state_fold import StateFold, StateRules
+from ostinato.app.erasure import ErasureFiles, ErasureRequest
 from ostinato.core.records import Arm, Holdback, Pick, PolicyVersion, SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.record import folds as fold_files
@@ -25,6 +27,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
+from ostinato.run_directory import Home
 from ostinato.status import summary
 from ostinato.status.log_index import Feed, PageIndex
 from ostinato.testing.records import a_delivery, a_signal, a_turn
@@ -146,3 +149,28 @@ async def test_a_forgotten_name_is_in_no_file_but_the_log_and_its_keys(tmp_path)
         assert {row.turn for row in held if row.reason == "forgotten"} == waiting
     finally:
         run.close()
+
+
+def test_two_who_ask_for_a_replay_at_once_are_both_served(tmp_path, monkeypatch):
+    """The second comes between the first one's reading and writing of the requests, and a trainer takes one up beside a third."""
+    files, there = ErasureFiles(Home(tmp_path)), ErasureFiles(Home(tmp_path))
+    ann, bob, eve = (ErasureRequest(tenant="t", user=user, upto=9) for user in ("ann", "bob", "eve"))
+    begun: list[threading.Thread] = []
+
+    def between(request):
+        def put(name, value):
+            begun.append(threading.Thread(target=there.request, args=(request,)))
+            begun[-1].start()
+            begun[-1].join(0.2)  # it waits for the lock; without one it is over now, and what it wrote is overwritten
+            ErasureFiles.put(files, name, value)
+
+        return put
+
+    monkeypatch.setattr(files, "put", between(bob))
+    files.request(ann)
+    begun[-1].join()
+    assert files.requests() == [ann, bob]
+    monkeypatch.setattr(files, "put", between(eve))
+    files.take([ann])
+    begun[-1].join()
+    assert files.requests() == [bob, eve]

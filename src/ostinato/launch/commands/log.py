@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -196,17 +195,18 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
     """Show what a person allows, or record it. Raises BadConfig for keys that cannot be read, NotFound without a run or for a tenant that
     no key has.
     """
+    from ostinato.serve.consent import ConsentChoices  # slow to import
+
     place = existing(config)
     _check_tenant(config, tenant)
     with open_log(config) as log:
+        choices = ConsentChoices(log)
+        await choices.refresh()
         if level is not None:
             with audited(place, "consent", tenant=tenant, level=level.value, actor=login()):
-                id = f"consent-{secrets.token_hex(16)}"
-                await log.append(ConsentGiven(id=id, tenant=tenant, user=user, level=level, at=wall_clock()))
-        chosen = Consent.YES
-        async for _, row in log.read(0, {ConsentGiven}):
-            if isinstance(row, ConsentGiven) and row.person == (tenant, user):
-                chosen = row.level
+                while not await choices.add((tenant, user), level, wall_clock()):
+                    pass  # a gateway recorded another in this instant; the operator's counts after it
+        chosen = choices.of((tenant, user))
     most = Consent.strictest(chosen, config.privacy.at_most(tenant))
     said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
     console.print(said, highlight=False, markup=False, soft_wrap=True)

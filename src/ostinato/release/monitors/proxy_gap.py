@@ -390,6 +390,11 @@ class OutcomeGapWatch:
         if self._today is None or day > self._today:
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
+        if known is not None and side is not None and side is not known.treated:
+            known.treated, known.sums = (
+                side,
+                {},
+            )  # control's share was changed: what the other side gave is not this one's
         if known is not None and day > known.last[0]:
             known.before, known.last = known.last, (day, side)
 
@@ -450,7 +455,7 @@ class OutcomeGapWatch:
             return
         for _, each in self._people:
             visit = each.before if each.last[0] == over else each.last
-            if visit[0] == over - 1 and visit[1] is not None:
+            if visit[0] == over - 1 and visit[1] is each.treated:
                 each.add(RETURNED, float(each.last[0] == over))
 
     def _anew(self, at: float) -> None:
