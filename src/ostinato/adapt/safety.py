@@ -1,13 +1,16 @@
-"""Red-teaming of a basis: the extreme dial settings that people could come to have, at which answers are tried against a suite. Pure.
+"""Safety of dials: the extreme settings at which a basis is red-teamed, and constrained learning by dual ascent. Pure.
 
 A cap on KL divergence bounds drift, not harm: a behaviour that the base model shows in 1% of its answers may come in 16% of those that
-spend 0.3 nats. So what counts is measured where the drift is largest.
+spend 0.3 nats. So violations are measured where the drift is largest, and what people report of their own answers is a constraint on what
+their ratings teach.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,10 @@ from ostinato.core.steering import CLIP, Basis
 
 _FARTHEST = 1e6  # a slope that no rating gives: the dial goes as far as the cap's estimate lets it
 _WIDER = 2.0  # of the drawn states, times the prior's standard deviation
+_KEPT = 0.999  # of a group's counts, with each of its answers
+_LEAST = 20.0  # answers of each group before they are compared
+_EVERY = 16  # leaning answers between two steps of the multiplier
+_FLAGGED = 200  # answers with violations whose signals are remembered, so that each counts once and may be retracted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +110,81 @@ def without_dials(basis: Basis, dropped: Collection[str]) -> Basis:
     if not kept:
         return Basis(basis.names, basis.tokens_M, np.zeros_like(basis.directions_KM), basis.weights)
     return Basis(tuple(basis.names[k] for k in kept), basis.tokens_M, basis.directions_KM[kept], basis.weights)
+
+
+# ---------------------------------------------------------------- constrained learning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationRules:
+    """What counts as a violation and what it costs (`adapt.config.ViolationsConfig`). `holdout`: the share of people who never lean.
+
+    Example: ``ViolationRules(signals=frozenset({"reported"}), holdout=0.1)``
+    """
+
+    signals: frozenset[str] = frozenset()
+    step: float = 0.5
+    most: float = 4.0
+    strikes: int = 2
+    holdout: float = 0.0
+
+
+class ViolationConstraint:
+    """The Lagrange multiplier of a constraint on one tenant's people: where answers may lean, no more of them than the holdout's violate.
+
+    Dual ascent: at every 16th answer that may lean, `multiplier` rises by `step` times the difference of the two groups' rates of about
+    their last thousand answers, and stays within 0 and `most`. A violation costs its person's regression `multiplier` of reward, as it was
+    at the signal's place in the log.
+
+    Example::
+
+        constraint.answer(leans=True)
+        constraint.tell(8, 77, leans=True, violates=True)  # a signal about an answer, both by their hashes
+        constraint.multiplier
+    """
+
+    def __init__(self, rules: ViolationRules) -> None:
+        self.multiplier = 0.0
+        self._rules = rules
+        self._answers, self._violations = [0.0, 0.0], [0.0, 0.0]  # of the holdout, and of those who may lean
+        self._until = _EVERY
+        self._flagged = OrderedDict[int, list[int]]()
+
+    def rate(self, *, leans: bool) -> float:
+        """The share of answers with a violation."""
+        return self._violations[leans] / max(1.0, self._answers[leans])
+
+    def answer(self, *, leans: bool) -> None:
+        """Count an answer."""
+        self._answers[leans] = _KEPT * self._answers[leans] + 1.0
+        self._violations[leans] *= _KEPT
+        self._until -= leans
+        if self._until <= 0:
+            self._until = _EVERY
+            if min(self._answers) >= _LEAST:
+                moved = self.multiplier + self._rules.step * (self.rate(leans=True) - self.rate(leans=False))
+                self.multiplier = min(self._rules.most, max(0.0, moved))
+
+    def tell(self, answer: int, signal: int, *, leans: bool, violates: bool) -> None:
+        """Count a violation, or take it back. However many signals say so, an answer counts once."""
+        known = self._flagged.get(answer, [])
+        if (signal in known) is violates:
+            return
+        left = [*known, signal] if violates else [each for each in known if each != signal]
+        if bool(left) is not bool(known):
+            moved = self._violations[leans] + (1.0 if violates else -1.0)
+            self._violations[leans] = max(0.0, moved)
+        self._flagged[answer] = left
+        if not left:
+            del self._flagged[answer]
+        elif len(self._flagged) > _FLAGGED:
+            self._flagged.popitem(last=False)
+
+    def state(self) -> list[Any]:
+        """Everything, as JSON's types."""
+        return [self.multiplier, self._answers, self._violations, self._until, list(self._flagged.items())]
+
+    def restore(self, state: list[Any]) -> None:
+        """The inverse of `state`."""
+        self.multiplier, self._answers, self._violations, self._until = state[:4]
+        self._flagged = OrderedDict((answer, list(signals)) for answer, signals in state[4])
