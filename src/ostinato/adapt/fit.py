@@ -176,8 +176,8 @@ def _judged(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, 
     there. A direction that does not work there has no unit and explains 0.
     """
     fitted_N = half.fitted_N
-    direction_M: Floats = np.linalg.solve(half.gram_MM, (features_NM[fitted_N] / half.scale_M).T @ found_N[fitted_N])
-    direction_M /= half.scale_M
+    shared_M: Floats = (features_NM[fitted_N] / half.scale_M).T @ found_N[fitted_N]
+    direction_M: Floats = np.asarray(np.linalg.solve(half.gram_MM, shared_M) / half.scale_M, np.float64)
     shown_N, told_N = found_N[~fitted_N], features_NM[~fitted_N] @ direction_M
     slope = float(shown_N @ told_N) / max(1, len(told_N))  # the covariance: what a unit of this direction changes
     spread = float((told_N @ told_N) * (shown_N @ shown_N)) / max(1, len(told_N)) ** 2
