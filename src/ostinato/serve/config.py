@@ -430,7 +430,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     compaction_share: float = Field(
         default=0.75,
-        gt=0.0,
+        ge=0.25,
         le=0.9,
         description="Share of the context at which a conversation is shortened at the latest, if its client wishes that "
         "(context_management).",

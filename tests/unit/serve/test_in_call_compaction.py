@@ -108,9 +108,10 @@ async def test_the_summary_goes_on_from_the_newest_turn_with_tools_instructions_
 
 
 async def test_without_a_trigger_or_with_a_larger_one_the_share_of_the_context_counts():
-    async with world(engine=said_in_turn(SAID, "On."), compaction_share=0.22) as w:  # of 4,096
+    async with world(engine=said_in_turn(SAID, "On."), compaction_share=0.25) as w:  # of 4,096
+        talk = [{"role": "user", "content": LONG + "Now. "}]
         for edit in ({"type": "compact_20260112"}, EDIT | {"trigger": {"type": "input_tokens", "value": 150_000}}):
-            body = await shown(w, COMPACT | {"context_management": {"edits": [edit]}})
+            body = await shown(w, COMPACT | {"context_management": {"edits": [edit]}, "messages": talk})
             assert body["content"][0]["type"] == "compaction"
 
 

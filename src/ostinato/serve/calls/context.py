@@ -31,6 +31,8 @@ from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import DisconnectWatch
 
 _NEVER = -100.0  # the least bias that all engines take
+LEAST_SHARE = 16
+"""Agents ask for more tokens than there are: an answer gets at least 1/16 of the context, and a summary within a call at most."""
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 

@@ -27,6 +27,7 @@ from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, steer
 from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, played
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
+    LEAST_SHARE,
     CallContext,
     EnginePrompt,
     Prompts,
@@ -65,7 +66,6 @@ from ostinato.serve.wire.watch import DisconnectWatch
 _LOG = logging.getLogger(__name__)
 _SUMMARY_TRIES = 3
 _NO_SUMMARY = f"The model wrote no summary that can be used, {_SUMMARY_TRIES} times; send the request again."
-_LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
 _T = TypeVar("_T")
 _ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
@@ -363,7 +363,7 @@ class CallHandlers:
         empty = begun_with(question.told, CompactionBlock(content="", token=""))
         work = partial(self._prompts.tokens, empty)
         fixed = await self._thread.run(asked.caller.tenant, empty.chars + PART_CHARS * empty.parts, work)
-        share = self._context // _LEAST_SHARE  # of the summary, and of the answer at least
+        share = self._context // LEAST_SHARE  # of the summary, and of the answer at least
         if fixed + share >= trigger or fixed + share + min(asked.request.budget or share, share) > self._context:
             raise BadRequest(
                 f"Instructions and tools take {fixed} tokens, and a summary up to {share}: the conversation would be summarised at "
@@ -575,8 +575,8 @@ class CallHandlers:
         room = self._context - len(prompt.ids)
         told = question.conversation
         within = told is not None and told.summarises and not compacts(request)  # then the limits are the operator's
-        wanted = self._context // _LEAST_SHARE if within else request.budget
-        least = max(1, min(wanted or 1, self._context // _LEAST_SHARE))
+        wanted = self._context // LEAST_SHARE if within else request.budget
+        least = max(1, min(wanted or 1, self._context // LEAST_SHARE))
         if room < least:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
@@ -584,7 +584,7 @@ class CallHandlers:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         if compacts(request):
-            default = max(default, self._context // _LEAST_SHARE)
+            default = max(default, self._context // LEAST_SHARE)
         said = request.sampling(min(wanted or default, room))
         asked_for = constrained(replace(said, stop=()) if within else said, question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
