@@ -32,6 +32,7 @@ from ostinato.core.records import (
     Span,
     SteeringBasis,
     Turn,
+    TurnHint,
     Window,
     WindowMaker,
 )
@@ -81,6 +82,7 @@ BATCH = Batch(
     at=50.0,
     shown=(0.25,),
     after=((0.5, 0.1 + 0.2),),
+    hints=(TurnHint(turn="r:0", weight=0.1 + 0.2, signal="s"), TurnHint(turn="q:0", weight=0.5, following="r:0")),
 )
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
