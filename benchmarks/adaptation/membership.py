@@ -64,9 +64,10 @@ def membership(pool_NP: Grid, people: int, sigma: float, *, trials: int, seed: i
 
 
 def auc(inside_N: Floats, outside_N: Floats) -> float:
-    """The probability that one of the first scores above one of the second (Mann-Whitney)."""
-    below = np.searchsorted(np.sort(outside_N), inside_N)
-    return float(below.mean() / len(outside_N))
+    """The probability that one of the first scores above one of the second (Mann-Whitney); equal scores count half."""
+    outside_N = np.sort(outside_N)
+    below_N = (np.searchsorted(outside_N, inside_N, "left") + np.searchsorted(outside_N, inside_N, "right")) / 2
+    return float(below_N.mean() / len(outside_N))
 
 
 def gap_closed(world: World, priors: Sequence[Prior], wishes_NK: Floats, at: Sequence[int]) -> dict[str, float]:
