@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -92,7 +92,8 @@ ALARM = Alarm(id="a1", name="coverage:t", state=AlarmState.RAISED, reason="silen
 DIALS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25, 3.0]], np.float32), "9f")
 BASIS = SteeringBasis.of(DIALS, at=90.0)
 CHOICE = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.AGGREGATE, at=91.0)
-ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE]
+GONE = Forgotten(id="forgotten-tenant-7", tenant="acme", user=None, key=7, at=92.0)
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE, GONE]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 
