@@ -77,3 +77,8 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
     tenants: dict[str, TenantAdaptConfig] = Field(
         default={}, description="Settings of single tenants, as tables [adapt.tenants.NAME]."
     )
+
+    @property
+    def without(self) -> frozenset[str]:
+        """The tenants whose people have no dials."""
+        return frozenset(tenant for tenant, each in self.tenants.items() if each.prior == "off")

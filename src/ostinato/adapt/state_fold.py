@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -250,6 +251,11 @@ class StateFold:
             return None
         self._remember(person, entry)
         return entry.state
+
+    def newest(self, most: int) -> list[tuple[Person, PersonState]]:
+        """The states in memory that were used last, at most so many."""
+        found = ((who, entry) for who, entry in reversed(self._states.items()) if entry.key == self._cache.key(who))
+        return [(who, entry.state) for who, entry in islice(found, most)]
 
     # ------------------------------------------------------------ rows
 
