@@ -218,6 +218,9 @@ class Matured:
         return self.facts.unit, self.facts.episode
 
 
+turn_facts: TypeAdapter[list[TurnFacts]] = TypeAdapter(list[TurnFacts])
+"""Turns' facts as JSON's types, and back."""
+
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])
 """Open turns as JSON's types, and back."""
 

@@ -46,7 +46,7 @@ async def a_log(config: RewardConfig, taught: Taught, rounds: int = 8, forgotten
             sampled = tuple(draw.randrange(9) for _ in range(draw.randrange(1, 6)))
             prompt, name = range(draw.randrange(1, 5)), f"{round_}-{i}:0"
             turn = a_turn(name, user=user, version=round_, prompt=prompt, sampled=sampled, ended_at=at)
-            turn = replace(turn, episode=f"{round_}-{user}" if i % 3 else turn.episode)
+            turn = replace(turn, episode=f"{round_}-{user}" if i % 3 else turn.episode, secret=round_ > 0 and i == 4)
             name = "accepted" if draw.random() < (0.2 if user == GONE else 0.7) else "rejected"
             said = [] if user == FIRST else [a_signal(turn, name, at=at)]
             await log.append(*reversed(said), turn, a_delivery(turn, at=at))
