@@ -29,6 +29,7 @@ from ostinato.core.records import (
     Finish,
     Holdback,
     Person,
+    Purpose,
     Quarantine,
     Reward,
     RewardReach,
@@ -222,6 +223,7 @@ LATE_GROUP = "late_group"
 GOLD = "gold"
 HELD_OUT = "held_out"
 WITHDRAWN = "consent:withdrawn"
+SIDE = f"purpose:{Purpose.SIDE}"
 
 
 def kind_of(reason: str) -> str:
@@ -372,19 +374,9 @@ class TurnLedger:
     def _turn(self, seq: Cursor, turn: Turn) -> None:
         self.orphans.advance(turn.ended_at)
         self.counts["ingested"] += 1
-        facts = TurnFacts.of(seq, turn, self.config, self._arms)
-        if facts.hold is None and (facts.unit in self.groups or facts.unit in self.closed):
-            facts = replace(facts, hold=LATE_GROUP)
-        if facts.hold is None and not facts.world and facts.person in self.refusing:
-            facts = replace(facts, hold=WITHDRAWN)
-        if facts.hold is None and self._gold(turn.tenant, turn.user):
-            facts = replace(facts, hold=GOLD)
-        elif facts.hold is None and facts.unit[0] == "world":
-            numbers = self.rollout_turns.setdefault(facts.unit, Counter())
-            numbers[facts.episode] += 1
-            if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
-                del self.rollout_turns[next(iter(self.rollout_turns))]
-            facts = replace(facts, number=numbers[facts.episode])
+        if turn.window is not None and turn.window.begins_with is not None:
+            self._summary(turn.window.begins_with, turn)
+        facts = self._admitted(TurnFacts.of(seq, turn, self.config, self._arms))
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
         said = self.orphans.claim(turn.tenant, turn.id)
@@ -398,6 +390,47 @@ class TurnLedger:
         else:
             self.counts["moot"] += len(said)
             self.settled.put(turn.id, turn.tenant, Fate.MOOT)
+
+    def _admitted(self, facts: TurnFacts) -> TurnFacts:
+        """The facts of a turn that came; `hold` is set if earlier rows say why it will not be learned from."""
+        if facts.hold is not None:
+            return facts
+        if facts.unit in self.groups or facts.unit in self.closed:
+            return replace(facts, hold=LATE_GROUP)
+        if not facts.world and facts.person in self.refusing:
+            return replace(facts, hold=WITHDRAWN)
+        if self._gold(facts.tenant, facts.user):
+            return replace(facts, hold=GOLD)
+        if facts.unit[0] != "world":
+            return facts
+        numbers = self.rollout_turns.setdefault(facts.unit, Counter())
+        numbers[facts.episode] += 1
+        if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
+            del self.rollout_turns[next(iter(self.rollout_turns))]
+        return replace(facts, number=numbers[facts.episode])
+
+    def _summary(self, turn_id: str, later: Turn) -> None:
+        """A side call with which a window of its episode begins was a compaction, and is learned from as such."""
+        entry = self.open.get(turn_id)
+        if entry is None or self.to_hold.get(turn_id) != SIDE:
+            return
+        if (entry.facts.tenant, entry.facts.episode) != (later.tenant, later.episode):
+            return
+        del self.to_hold[turn_id]
+        taken = Purpose.COMPACTION in self.config.purposes
+        hold = None if taken else f"purpose:{Purpose.COMPACTION}"
+        entry.facts = self._admitted(replace(entry.facts, hold=hold))
+        if entry.facts.hold is not None:
+            self.to_hold[turn_id] = entry.facts.hold
+        self.watch(entry.facts)
+        if (places := self._open_in.get(entry.facts.unit)) is not None:
+            self._open_in[entry.facts.unit] = dict(
+                sorted(places.items())
+            )  # it is older than others that came before this was known
+
+    def side_calls(self) -> dict[str, TurnFacts]:
+        """Side calls that are not held back before their reward is due, since a window may yet begin with one."""
+        return {turn: self.open[turn].facts for turn, why in self.to_hold.items() if why == SIDE and turn in self.open}
 
     def _chosen(self, row: ConsentGiven) -> None:
         """Hold back all that was not learned from yet of a person who takes the consent back."""
