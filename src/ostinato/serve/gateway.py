@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
@@ -277,7 +278,7 @@ class GatewayApp(Starlette):
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
-        self._choices = ConsentChoices(parts.log)
+        self._choices = ConsentChoices(parts.log, self._forget)
         overheard = FollowUps(parts, self._intake, self._judge)
         self._calls = CallHandlers(
             parts,
@@ -384,6 +385,11 @@ class GatewayApp(Starlette):
                 await each.close()
         if self._parts.tracing is not None:
             await self._parts.tracing.close()
+
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is kept in memory of somebody who was forgotten."""
+        self._calls.forget(row)
+        self._intake.forget(row)
 
     async def _restore(self) -> None:
         log = self._parts.log

@@ -7,6 +7,7 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.conversation import call_id
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import (
     Batch,
     Consent,
@@ -218,6 +219,15 @@ async def test_a_person_who_takes_the_consent_back_is_not_learned_from_by_way_of
     trained, held = await folded(log, now, open_desk, look, side, a_delivery(look, side), no, after)
     assert side.id not in trained
     assert held[side.id] == "consent:withdrawn"
+
+
+async def test_a_side_call_of_somebody_who_is_forgotten_is_held_back_whatever_begins_with_it(log, now, open_desk):
+    look, side, after = windows(1)
+    desk = open_desk(log, partial(agent, window=WINDOW_S))
+    for row in (look, side, Forgotten(id="f", tenant=side.tenant, user=side.user, key=0, at=13.0), after):
+        await log.append(row)
+        await desk.poll()
+    assert log.reasons(Holdback) == {look.id: "forgotten", side.id: "forgotten"}
 
 
 async def test_a_log_in_which_the_side_call_was_held_back_at_once_is_read_as_it_was(log, now, open_desk):

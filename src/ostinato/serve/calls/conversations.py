@@ -18,6 +18,7 @@ from hashlib import blake2b
 
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, ParsedCall, Purpose, Turn, Window, WindowMaker
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.arms import ANONYMOUS
@@ -185,9 +186,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A stored turn. `known`: its ids are exactly what the client saw, apart from the assistant's end token if `ended`."""
+    """A stored turn of `user`. `known`: its ids are exactly what the client saw, apart from the assistant's end token if `ended`."""
 
     turn: str
+    user: str
     episode: str
     run: _Run
     length: int  # how many of the run's ids belong to this turn
@@ -384,6 +386,16 @@ class Sessions:
         scope = ConversationScope(tenant=turn.tenant, user=turn.user, arm=arm, episode=turn.episode)
         self._index(turn, scope, self._read(Conversation(messages=()), entry))
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop what is kept of a user who was forgotten; `row` is about this tenant."""
+        for key, episode in [key for key, entry in self._entries.items() if row.user in (None, entry.user)]:
+            self._drop(key, episode)
+        for place, entries in [*self._cold.items()]:
+            if row.user in (None, entries[0].user):
+                for entry in self._cold.pop(place):
+                    self._release(entry)
+        self._summaries.forget(row.user)
+
     def _index(self, turn: Turn, scope: ConversationScope, answer: Message) -> None:
         """Remember an answer by its lines: it may be the summary with which a later window begins."""
         if (scope.user == ANONYMOUS and not _named(scope)) or answer.calls or turn.calls:
@@ -391,7 +403,7 @@ class Sessions:
         by = {Arm.OUTSIDE: WindowMaker.OUTSIDE, Arm.WORLD: WindowMaker.HARNESS}.get(turn.arm, WindowMaker.AGENT)
         number = 0 if turn.window is None else turn.window.number
         summary = SummaryTurn(turn=turn.id, episode=turn.episode, number=number, by=by)
-        self._summaries.add(_answers_of(scope), summary, answer.text)
+        self._summaries.add(_answers_of(scope), summary, answer.text, scope.user)
 
     # ------------------------------------------------------------ finding
 
@@ -488,6 +500,7 @@ class Sessions:
                 run = _Run(before.ids + new)
         return _Entry(
             turn=turn.id,
+            user=turn.user,
             episode=turn.episode,
             run=run,
             length=length,
@@ -538,8 +551,10 @@ class Sessions:
             if not entries:
                 del self._cold[place]
             return
-        (key, episode), entry = self._entries.popitem(last=False)
-        self._leave(entry)
+        self._drop(*next(iter(self._entries)))
+
+    def _drop(self, key: bytes, episode: str) -> None:
+        self._leave(self._entries.pop((key, episode)))
         if self._latest.get(key) == episode:
             del self._latest[key]
 

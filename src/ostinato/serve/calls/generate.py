@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 from ostinato.core.conversation import PART_CHARS, CompactionBlock, Conversation
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, WindowMaker
 from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auto_deals import Deal
@@ -112,6 +113,14 @@ class CallHandlers:
         self._repeats.restore(turn)
         if self._parts.deals is not None:
             self._parts.deals.restore(turn)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop the conversations of somebody who was forgotten, and their tenant's messages that were read ahead, which name nobody."""
+        if row.tenant in self._sessions:
+            self._sessions[row.tenant].forget(row)
+            self._previous[row.tenant].forget(row)
+            self._items[row.tenant].clear()
+        self._overheard.forget(row)
 
     async def close(self) -> None:
         """Finish writes, waiting for them no longer than a caller would."""
@@ -475,7 +484,7 @@ class CallHandlers:
         call, route = capture.call, asked.route
         assert route.compacted is not None, "no other route asks for summaries"
         if call.consent is not Consent.NEVER:
-            self._previous[call.tenant].keep_block(asked.request, call.id, block)
+            self._previous[call.tenant].keep_block(asked.request, call.id, call.user, block)
         heading = self._heading(call.id, call.started_at, asked.request, len(call.prompt_ids), question)
         data = route.compacted(asked.request, heading, block, answer.counts(), answer.ostinato())
         await answer.deliver(data, stream=bool(asked.request.stream))
