@@ -257,7 +257,8 @@ class CallHandlers:
             if overflow is None or not asked.request.stream:
                 raise
             heading = self._heading(attempt.id, self._parts.clock(), asked.request, error.prompt)
-            await asked.exchange.start(200, STREAM)
+            if not asked.exchange.status:  # else a summary was waited for before
+                await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
