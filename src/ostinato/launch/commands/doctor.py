@@ -288,17 +288,16 @@ def _dials(config: Config) -> str:
     adapt = config.adapt
     if adapt.mode == "off":
         return "off: answers lean to nobody (adapt.mode)"
-    if config.engine.kind != "embedded":
-        raise BadConfig(
-            f"engine.kind {config.engine.kind!r} steers no answer: use 'embedded', or set adapt.mode to 'off'"
-        )
     if adapt.users == "verified" and not config.serve.user_keys:
         raise BadConfig(
             "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
             "X-Ostinato-User-Signature with each call, or set adapt.users to 'declared'"
         )
     whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
-    return f"{whose}; run `ostinato adapt fit` after the start and after each release"
+    told = f"{whose}; run `ostinato adapt fit` after the start and after each release"
+    if config.engine.kind != "embedded":
+        told += "; vLLM leans whole answers by a bias, none with tools, and ratings of them teach no dial"
+    return told
 
 
 def _dropped(config: Config) -> tuple[int, int]:
