@@ -22,6 +22,7 @@ from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Corrupt, OstinatoError
+from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
     Arm,
@@ -40,7 +41,7 @@ from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 3  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 4  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -57,7 +58,7 @@ _HOLDOUT = dealing_key("adapt holdout")  # the key of people's places by which s
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, Forgotten})
 
 
 class PlacedLog(Log, Protocol):
@@ -232,6 +233,8 @@ class StateFold:
                     await self._take_signal(seq, row)
                 elif isinstance(row, ConsentGiven):
                     self._take_choice(row)
+                elif isinstance(row, Forgotten):
+                    self._forget(row)
                 self.cursor, self._last = seq, _named(row)
 
     async def save(self) -> None:
@@ -295,6 +298,18 @@ class StateFold:
         for known in (self._states, self._dirty):
             known.pop(choice.person, None)
         self._gone.add(choice.person)
+
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is in memory of somebody who was forgotten, and their value from the cache."""
+        for known in (self._states, self._dirty):
+            for person in [person for person in known if row.covers(person)]:
+                del known[person]
+                self._gone.add(person)
+        if row.user is not None:
+            self._gone.add((row.tenant, row.user))
+        for turn, answer in self._answers.items():
+            if answer is not None and row.covers(answer.person):
+                self._answers[turn] = None
 
     def _take_turn(self, seq: Cursor, turn: Turn) -> None:
         self._early.advance(turn.ended_at)

@@ -246,8 +246,9 @@ def steering_of(
     tools: bool,
 ) -> Steering | None:
     """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
-    without a name or without the consent, or if the caller wants none. An engine that can only bias whole answers leans none that may hold
-    a call (`tools`) or has biases of its own. Raises BadRequest for a header that says neither.
+    without a name or without the consent, or if the caller wants none. While a trial compares two releases no answer leans: a basis
+    belongs to one of them, whose people would be served better for that alone. An engine that can only bias whole answers leans none that
+    may hold a call (`tools`) or has biases of its own. Raises BadRequest for a header that says neither.
     """
     wanted = exchange.text("X-Ostinato-Adapt")
     if wanted not in (None, "on", "off"):
@@ -257,7 +258,7 @@ def steering_of(
         return None
     if sampling.grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
         return None
-    if caller.consent not in (Consent.ADAPT, Consent.YES):
+    if caller.consent not in (Consent.ADAPT, Consent.YES) or parts.arms.on_trial(parts.engine.slots()):
         return None
     if parts.engine.capabilities().steers == "static" and (tools or sampling.logit_bias):
         return None
