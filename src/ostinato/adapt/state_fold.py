@@ -383,7 +383,7 @@ class StateFold:
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in self._rules.without
         # the features' mean is 0 only for tokens drawn from the very distribution that they are of
         allowed = allowed and turn.sampling.temperature > 0 and turn.sampling.top_p == 1
-        if steered is not None and allowed and not set(self._rules.names).isdisjoint(names):
+        if steered is not None and steered.features and allowed and not set(self._rules.names).isdisjoint(names):
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)
             answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)

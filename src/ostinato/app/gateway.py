@@ -186,7 +186,7 @@ def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptatio
     config = run.config
     if config.adapt.mode == "off":
         return None
-    if not engine.capabilities().steers:
+    if engine.capabilities().steers == "no":
         raise BadConfig(
             f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
         )

@@ -55,11 +55,15 @@ async def test_a_live_version_without_a_basis_is_told_with_the_remedy(tmp_path):
         assert "v0 is live and has a basis of 2 dials: brief, lists" in await told()
 
 
+def test_what_vllm_cannot_do_is_told():
+    vllm = ["adapt.users=declared", "engine.kind=vllm", "engine.urls=['http://127.0.0.1:8000']"]
+    assert look(load(None, [ON, *vllm])).endswith("none with tools, and ratings of them teach no dial")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ([], "serve.user_keys is empty, so nobody has dials"),
-        (["engine.kind=vllm", "engine.urls=['http://127.0.0.1:8000']"], "engine.kind 'vllm' steers no answer"),
     ],
 )
 def test_dials_that_nobody_can_have_are_refused_with_the_remedy(given, message):

@@ -288,10 +288,6 @@ def _dials(config: Config) -> str:
     adapt = config.adapt
     if adapt.mode == "off":
         return "off: answers lean to nobody (adapt.mode)"
-    if config.engine.kind != "embedded":
-        raise BadConfig(
-            f"engine.kind {config.engine.kind!r} steers no answer: use 'embedded', or set adapt.mode to 'off'"
-        )
     if adapt.users == "verified" and not config.serve.user_keys:
         raise BadConfig(
             "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
@@ -299,7 +295,10 @@ def _dials(config: Config) -> str:
         )
     whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
     cap = f"a token moves by {adapt.cap:g} nats at most; {adapt.holdout:.0%} of people are held out"
-    return _BELOW.join([f"{whose}; {cap}", _basis(config)])
+    told = [f"{whose}; {cap}", _basis(config)]
+    if config.engine.kind != "embedded":
+        told.append("vLLM leans whole answers by a bias, none with tools, and ratings of them teach no dial")
+    return _BELOW.join(told)
 
 
 def _basis(config: Config) -> str:

@@ -625,7 +625,15 @@ class CallHandlers:
             branch=prompt.branch,
             window=prompt.window,
             until=caller.until,
-            steering=steering_of(self._parts, caller, placement, asked.exchange, question.purpose, sampling.grammar),
+            steering=steering_of(
+                self._parts,
+                caller,
+                placement,
+                asked.exchange,
+                question.purpose,
+                sampling,
+                tools=question.conversation is not None and bool(question.conversation.tools),
+            ),
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
             secret=question.secret and caller.slot is None,  # of a rollout or an evaluation no person is part
