@@ -16,7 +16,7 @@ import math
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -146,7 +146,8 @@ class Rated:
 class Evidence:
     """What ratings say by themselves, without the prior: the precision and the shift that they add to it.
 
-    `ratings`: since the last return to the prior, of which there were `resets`; the last came with the answer at `reset_at`.
+    `ratings`: since the last return to the prior. The CUSUM made `resets` of them; the last one, by hand or by the CUSUM, came at the place
+    `reset_at` (that of an answer).
     """
 
     precision_DD: Singles
@@ -201,12 +202,14 @@ class PersonPosterior:
 
         `fisher_KK`: the covariance of the features of an answer.
         """
+        scale = self.scale(fisher_KK, tokens=tokens, nats=nats, strength=strength)
+        return tuple(float(dial) for dial in (self.mean_D[:-1] * scale).astype(np.float32))
+
+    def scale(self, fisher_KK: Floats, *, tokens: float, nats: float, strength: float) -> float:
+        """What `dials` multiplies the slopes by."""
         slopes_K = self.mean_D[:-1]
         squared = float(slopes_K @ fisher_KK @ slopes_K)
-        scale = 1.0 / strength
-        if squared > 0.0:
-            scale = min(scale, math.sqrt(2.0 * nats * tokens / squared))
-        return tuple(float(dial) for dial in (slopes_K * scale).astype(np.float32))
+        return min(1.0 / strength, math.sqrt(2.0 * nats * tokens / squared)) if squared > 0.0 else 1.0 / strength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -291,9 +294,25 @@ class PersonState:
         """With the KL divergence of one more answer, in nats."""
         return replace(self, nats=float(np.float32(self.nats + nats)))
 
+    def clear(self, dials: Collection[int], place: int, prior: Prior, regression: Regression) -> PersonState:
+        """With these dials, by number, back at the prior: not held, and without what ratings said of them. Ratings said something of the
+        others, too, which stays, but of answers up to `place` nothing is taken in any more.
+        """
+        evidence = self.evidence(self.prior(prior, regression), regression)
+        precision_DD, shift_D, cleared = evidence.precision_DD.copy(), evidence.shift_D.copy(), list(dials)
+        precision_DD[cleared, :] = precision_DD[:, cleared] = shift_D[cleared] = 0.0
+        settled = replace(evidence, precision_DD=precision_DD, shift_D=shift_D)
+        held = tuple(each for each in self.held if each[0] not in dials)
+        settled_at = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        state = replace(self, settled=settled, settled_at=settled_at, recent=(), held=held, latest=None)
+        return state.ready(state.prior(prior, regression), regression)
+
     def reset(self, place: int) -> PersonState:
-        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held."""
-        return replace(PersonState.new(self.names, self.dials), settled_at=place, nats=self.nats, cursor=self.cursor)
+        """Back to the prior: nothing about answers up to `place` counts any more, nor about those rated, and no dial is held."""
+        known = self.settled if self.latest is None else self.latest
+        place = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        none = replace(Evidence.none(self.dials), resets=known.resets, reset_at=place)
+        return replace(self, settled=none, settled_at=place, recent=(), held=(), latest=none)
 
     # ------------------------------------------------------------ what is believed
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.core.notices import Alarm, Stamp
-from ostinato.core.steering import Basis, Steered
+from ostinato.core.steering import Basis, DialSet, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -644,6 +644,7 @@ Row = (
     | Alarm
     | SteeringBasis
     | ConsentGiven
+    | DialSet
 )
 
 Identity = tuple[str | int, ...]
@@ -661,7 +662,7 @@ def identity(row: Row) -> Identity:
             return (row.turn,)
         case Batch():
             return (row.step,)
-        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven():
+        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven() | DialSet():
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)

@@ -1,4 +1,4 @@
-"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` to `format_3.tar.gz` were written by
+"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` to `format_4.tar.gz` were written by
 such versions.
 
 `APPENDS` says what they were given. Retention has dropped its first segment, the newest has no row, and of its two users bob is forgotten.
@@ -15,7 +15,7 @@ import pytest
 from record_rows import collect, firsts, one_of_each, signal
 
 from ostinato.core.records import ParsedCall, Row, Signal, SteeringBasis, Turn
-from ostinato.core.steering import Basis
+from ostinato.core.steering import Basis, DialSet, SetBy
 from ostinato.record.backup import KEYS, back_up
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
@@ -65,7 +65,7 @@ def expected(version: int) -> list[tuple[int, Row]]:
     return [(seq, row) for seq, row in rows if seq >= FIRST_KEPT or type(row) in permanent]
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, 3, 4])
 def version(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -90,7 +90,7 @@ async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, version: i
             ()
         }
     versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
-    assert versions == [version, version, 4]
+    assert versions == [version, version, 5]
     assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(version,)]
 
 
@@ -122,7 +122,7 @@ async def test_who_opened_it_empty_knows_the_calls_of_what_was_written_and_seale
         writer.db.execute("INSERT INTO seal VALUES (1, ?, 1.0, '[]', x'')", (writer.first,))
         writer.db.execute("COMMIT")
         assert reader.seal() is not None  # asked for first, as a reader does that comes to the segment's end
-        assert (reader.knows_calls, reader.version) == (True, 4)
+        assert (reader.knows_calls, reader.version) == (True, 5)
 
 
 async def test_a_sealed_segment_of_an_older_format_is_asked_for_it_once(
@@ -150,6 +150,20 @@ async def test_a_basis_goes_to_a_new_segment_and_is_found_beside_the_old_ones(ol
         assert await log.drop_old(1e9, 10_000) >= 3, "the segment of the basis among them"
         assert (await log.find(SteeringBasis, [(BASIS.hash,)]))[0].basis() == BASIS
         assert await log.append(basis) == log.newest()
+
+
+async def test_dials_that_a_person_sets_go_to_a_new_segment_under_their_key(old: Path, version: int):
+    chosen = DialSet(id="d", tenant="default", user="ann", at=2.0, by=SetBy.PERSON, dials={"brief": 0.5})
+    with (
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as reads,
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log,
+    ):
+        before = await collect(reads)
+        assert reads.tail(1, {DialSet}) == []
+        assert await log.append(chosen, chosen) == before[-1][0] + 1
+        assert await collect(reads) == [*before, (before[-1][0] + 1, chosen)]
+        await log.forget("default", "ann")
+        assert await log.find(DialSet, [("d",)]) == [replace(chosen, dials=None)]
 
 
 async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, version: int, tmp_path: Path):
