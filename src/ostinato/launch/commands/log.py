@@ -22,6 +22,7 @@ from ostinato.core.records import (
     ConsentGiven,
     Delivered,
     Holdback,
+    Person,
     Quarantine,
     ReleaseEvent,
     Reward,
@@ -31,6 +32,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.seams import Log
+from ostinato.core.steering import DialSet
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
@@ -50,6 +52,7 @@ KINDS: dict[str, set[type]] = {
         Alarm,
         SteeringBasis,
         ConsentGiven,
+        DialSet,
     },
     "turns": {Turn},
     "signals": {Signal},
@@ -62,6 +65,7 @@ KINDS: dict[str, set[type]] = {
     "alarms": {Alarm},
     "bases": {SteeringBasis},
     "consents": {ConsentGiven},
+    "dials": {DialSet},
 }
 SHOWN = 60
 
@@ -121,6 +125,10 @@ def _described(row: Row) -> tuple[str, str]:
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
         case ConsentGiven():
             return "consent", f"{row.tenant}  {row.user}  {row.level}"
+        case DialSet():
+            told = {name: "prior" if value is None else f"{value:g}" for name, value in (row.dials or {}).items()}
+            said = ", ".join(f"{name} {value}" for name, value in told.items()) or "all to the prior"
+            return "dials", f"{row.tenant}  {row.user}  by {row.by}  {'forgotten' if row.dials is None else said}"
         case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
             return _decided(row)
 
@@ -193,22 +201,28 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
     no key has.
     """
     place = existing(config)
-    _check_tenant(config, tenant)
+    check_tenant(config, tenant)
     with open_log(config) as log:
         if level is not None:
             with audited(place, "consent", tenant=tenant, level=level.value, actor=login()):
                 id = f"consent-{secrets.token_hex(16)}"
                 await log.append(ConsentGiven(id=id, tenant=tenant, user=user, level=level, at=wall_clock()))
-        chosen = Consent.YES
-        async for _, row in log.read(0, {ConsentGiven}):
-            if isinstance(row, ConsentGiven) and row.person == (tenant, user):
-                chosen = row.level
+        chosen = await recorded_consent(log, (tenant, user))
     most = Consent.strictest(chosen, config.privacy.at_most(tenant))
     said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
     console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
-def _check_tenant(config: Config, tenant: str) -> None:
+async def recorded_consent(log: Log, person: Person) -> Consent:
+    """What a person has chosen to allow; `Consent.YES` without a choice."""
+    chosen = Consent.YES
+    async for _, row in log.read(0, {ConsentGiven}):
+        if isinstance(row, ConsentGiven) and row.person == person:
+            chosen = row.level
+    return chosen
+
+
+def check_tenant(config: Config, tenant: str) -> None:
     """Raise NotFound for a tenant whose people cannot call: no key is its own, and it is not the one of calls without a key."""
     from ostinato.serve.auth import DEFAULT_TENANT, client_keys, key_holders  # not for every command of this file
 
