@@ -59,7 +59,7 @@ def _in_words(name: str, mean: float, deviation: float, held: float | None) -> s
     plain = name.replace("_", " ")
     more, less = _WORDS.get(name, (f"more {plain}", f"less {plain}"))
     if held is not None:
-        return f"{more if held > 0 else less if held < 0 else plain + ' as the model has it'}, set by hand"
+        return f"{more if held > 0 else less if held < 0 else 'as the model has it'}, set by hand"
     if abs(mean) < deviation:
-        return f"{plain}: not known"
+        return "not known yet"
     return f"{more if mean > 0 else less}, {'sure' if abs(mean) > _DEVIATIONS * deviation else 'perhaps'}"

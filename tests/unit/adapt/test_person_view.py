@@ -28,12 +28,12 @@ def view(state: PersonState, cap: float = 0.1, off: NotSteered | None = None) ->
 
 def test_words_become_sure_as_the_interval_narrows() -> None:
     nothing, few, many = view(PersonState.new(names_hash(RULES.names), 3)), view(rated(14)), view(rated(120))
-    assert [dial.words for dial in nothing.dials] == ["brief: not known", "lists: not known", "you: not known"]
+    assert [dial.words for dial in nothing.dials] == ["not known yet"] * 3
     assert (few.dials[1].words, many.dials[1].words) == ("fewer lists, perhaps", "fewer lists, sure")
     widths = [seen.dials[1].high - seen.dials[1].low for seen in (nothing, few, many)]
     assert widths == sorted(widths, reverse=True)
     assert many.dials[1].high < 0
-    assert many.dials[0].words == "brief: not known"
+    assert many.dials[0].words == "not known yet"
     assert (many.ratings, many.reset_at) == (120, None)
 
 
@@ -54,7 +54,7 @@ def test_what_was_set_by_hand_is_told_so() -> None:
     told = view(state, off=NotSteered.HOLDOUT).to_json()
     assert [(dial["set"], dial["words"]) for dial in told["dials"]] == [
         (0.5, "shorter answers, set by hand"),
-        (0.0, "lists as the model has it, set by hand"),
+        (0.0, "as the model has it, set by hand"),
         (-2.0, "less you, set by hand"),
     ]
     assert (told["active"], told["off"]["reason"]) == (False, "holdout")

@@ -53,7 +53,7 @@ async def test_a_person_sets_a_dial_and_their_next_answer_leans_by_it(tmp_path):
         status, told = await call(w, "GET", signed())
         assert (status, told["user"], told["active"], told["off"], told["ratings"]) == (200, "ann", True, None, 0)
         brief = dial(told, "brief")
-        assert (brief["value"], brief["set"], brief["words"]) == (0.0, None, "brief: not known")
+        assert (brief["value"], brief["set"], brief["words"]) == (0.0, None, "not known yet")
         assert brief["low"] == -brief["high"] < -1
         status, told = await call(w, "PUT", signed(), {"brief": 0.5, "lists": -1})
         assert status == 200
