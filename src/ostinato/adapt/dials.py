@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Regression, names_hash
 from ostinato.adapt.prior import flat_prior
-from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
+from ostinato.adapt.safety import ViolationRules
+from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules, in_holdout
 from ostinato.adapt.view import person_view
-from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Person, SteeringBasis
 from ostinato.core.seams import Cursor, PersonCache
@@ -21,7 +21,6 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks for what other gateways heard
 _SAVE_S = 0.25  # between two writes of states
-_HOLDOUT = "adapt holdout"
 
 
 class DialAdaptation:
@@ -46,7 +45,6 @@ class DialAdaptation:
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
-        self._holdout = dealing_key(_HOLDOUT)
         self._heard = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # those who wait until what is in the log now was taken in
         self._running: asyncio.Task[None] | None = None
@@ -81,14 +79,15 @@ class DialAdaptation:
             return None
         state = state or PersonState.new(names_hash(rules.names), len(rules.names))
         posterior = state.posterior(rules.prior_of(person[0]), rules.regression)
+        cap = self._cap(state)
         dials = posterior.dials(
-            fold.moments.fisher_KK, tokens=fold.moments.tokens, nats=config.cap, strength=rules.regression.strength
+            fold.moments.fisher_KK, tokens=fold.moments.tokens, nats=cap, strength=rules.regression.strength
         )
-        return Steering(basis=basis, dials=dials, cap=config.cap, budget=config.answer_budget)
+        return Steering(basis=basis, dials=dials, cap=cap, budget=config.answer_budget)
 
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
-        return place_of(self._holdout, *person) < self._config.holdout
+        return in_holdout(person, self._config.holdout)
 
     def heard(self) -> None:
         self._heard.set()
@@ -113,7 +112,7 @@ class DialAdaptation:
         """As `shown`, by what was taken in so far."""
         fold, rules, basis = self.fold, self._rules, self._bases.get(weights)
         if fold is None or rules is None:
-            return PersonView(dials=(), scale=1.0, ratings=0, nats=0.0, resets=0, reset_at=None, off=NotSteered.BASIS)
+            return PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)
         off = None
         if self._config.mode == "off":
             off = NotSteered.MODE
@@ -124,7 +123,11 @@ class DialAdaptation:
         elif basis is None or basis.names != rules.names:
             off = NotSteered.BASIS
         state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
-        return person_view(state, person[0], rules, fold.moments, cap=self._config.cap, off=off)
+        return person_view(state, person[0], rules, fold.moments, cap=self._cap(state), off=off)
+
+    def _cap(self, state: PersonState) -> float:
+        """The most KL divergence of a token of this person's: half of everybody's after a strike."""
+        return self._config.cap / 2 if state.strikes else self._config.cap
 
     # ------------------------------------------------------------ following the log
 
@@ -195,6 +198,13 @@ class DialAdaptation:
             regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
             prior=flat_prior(len(names)),
             priors={},
+            violations=ViolationRules(
+                signals=frozenset(config.violations.signals),
+                step=config.violations.step,
+                most=config.violations.most,
+                strikes=config.violations.strikes,
+                holdout=config.holdout,
+            ),
             without=frozenset(tenant for tenant, each in config.tenants.items() if each.prior == "off"),
         )
 

@@ -13,20 +13,24 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
 
-from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash
+from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash, violation
+from ostinato.adapt.safety import ViolationConstraint, ViolationRules
+from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
+    Arm,
     Consent,
     ConsentGiven,
     Identity,
     Person,
+    Purpose,
     Row,
     Signal,
     SteeringBasis,
@@ -38,7 +42,7 @@ from ostinato.core.steering import MOST_SET, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 2  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 4  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -49,6 +53,9 @@ _MADE_UP, _MADE_UP_TOKENS = (
 _KEPT = 0.999  # of the moments, with each answer
 _LARGEST = 1000.0  # |feature|
 _CHOICES = 1 << 12  # choices of one call that are told apart
+
+_VIOLATED = 0.5  # the value of a signal from which it tells of a violation
+_HOLDOUT = dealing_key("adapt holdout")  # the key of people's places by which some never lean
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
@@ -68,8 +75,8 @@ class StateRules:
     """What decides a state beside the log's rows.
 
     `names`: of the dials. `signals`: the reward that each signal stands for, with value 1; one of value v counts as
-    v reward + (1 - v)(1 - reward). `priors`: of tenants with one of their own; everybody else has `prior`. `without`: the tenants whose
-    people have no states.
+    v reward + (1 - v)(1 - reward). `violations`: signals that cost reward instead. `priors`: of tenants with one of their own; everybody
+    else has `prior`. `without`: the tenants whose people have no states.
     """
 
     names: tuple[str, ...]
@@ -78,6 +85,7 @@ class StateRules:
     prior: Prior
     priors: Mapping[str, Prior]
     without: frozenset[str] = frozenset()
+    violations: ViolationRules = field(default_factory=ViolationRules)
 
     def prior_of(self, tenant: str) -> Prior:
         """The prior of a tenant's people."""
@@ -88,7 +96,8 @@ class StateRules:
         """A hash of everything."""
         told = blake2b(digest_size=16)
         signals, without = sorted(self.signals.items()), sorted(self.without)
-        told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression)]).encode())
+        violating = sorted(self.violations.signals), repr(replace(self.violations, signals=frozenset()))
+        told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression), violating]).encode())
         for tenant, prior in (("", self.prior), *sorted(self.priors.items())):
             told.update(json.dumps(tenant).encode() + prior.mean_D.tobytes() + prior.covariance_DD.tobytes())
         return told.hexdigest()
@@ -96,12 +105,15 @@ class StateRules:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A steered answer: whose it was, under which key, its place among theirs, and its features."""
+    """A steered answer: whose it was, under which key, its place among theirs, and its features. `leans` is false for one of the holdout's,
+    which has no features.
+    """
 
     person: Person
     key: int | None
     place: int
     features: tuple[float, ...]
+    leans: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +187,9 @@ class StateFold:
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._early = self._none_early()
         self.moments = FeatureMoments(len(rules.names))
+        self._constraints: dict[
+            str, ViolationConstraint
+        ] = {}  # by tenant, so that none's reports cost another's people
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
@@ -190,8 +205,10 @@ class StateFold:
             self._last = state["last"]
             self._early.restore(state, state["time"], tuple)
             self.moments.restore(state["moments"])
+            for tenant, told in state["constraints"].items():
+                self.constraint(tenant).restore(told)
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
-            self.resets = state.get("resets", 0)
+            self.resets = state["resets"]
         async for seq, row in self._log.read(
             0, {ConsentGiven}
         ):  # kept for ever, and not in the cache, which names nobody
@@ -236,8 +253,9 @@ class StateFold:
             cursor, batch, gone = self.cursor, self._dirty, self._gone
             self._dirty, self._gone, self._writing = {}, set(), batch
             early = {**self._early.snapshot(), "time": self._early.time}
-            kept = {"last": self._last, "moments": self.moments.state(), "bases": self._bases, "resets": self.resets}
-            note = json.dumps({**early, **kept})
+            constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
+            kept = {"moments": self.moments.state(), "bases": self._bases, "constraints": constraints}
+            note = json.dumps({**early, "last": self._last, "resets": self.resets, **kept})
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
@@ -267,6 +285,10 @@ class StateFold:
             return None
         self._remember(person, entry)
         return entry.state
+
+    def constraint(self, tenant: str) -> ViolationConstraint:
+        """What violations cost the people of a tenant."""
+        return self._constraints.setdefault(tenant, ViolationConstraint(self._rules.violations))
 
     # ------------------------------------------------------------ rows
 
@@ -308,18 +330,21 @@ class StateFold:
         self._early.advance(turn.ended_at)
         answer = self._note(turn)
         early = self._early.claim(turn.tenant, turn.id)
-        if answer is None or turn.steered is None:
+        if answer is None:
             return
-        self.moments.add(answer.features, turn.steered.tokens)
-        state = self.state(answer.person)
-        if state is not None:
-            self._put(answer.person, answer.key, state.spend(turn.steered.kl))
+        if self._rules.violations.signals:
+            self.constraint(turn.tenant).answer(leans=answer.leans)
+        if turn.steered is not None:
+            self.moments.add(answer.features, turn.steered.tokens)
+            state = self.state(answer.person)
+            if state is not None:
+                self._put(answer.person, answer.key, state.spend(turn.steered.kl))
         for signal, reward in early:
-            self._rate(seq, answer, signal, reward)
+            self._hear(seq, answer, turn.id, signal, reward)
 
     async def _take_signal(self, seq: Cursor, signal: Signal) -> None:
         self._early.advance(signal.received_at)
-        if signal.retracts is None and signal.name not in self._rules.signals:
+        if signal.retracts is None and signal.name not in self._rules.signals and not self._violates(signal):
             return
         told = _hashed(signal.retracts or signal.id), self._reward(signal)
         if signal.turn not in self._answers and min(await self._log.places(Turn, [(signal.turn,)]), default=seq) < seq:
@@ -330,12 +355,25 @@ class StateFold:
             return
         answer = self._answers[signal.turn]
         if answer is not None and answer.person[0] == signal.tenant:
-            self._rate(seq, answer, *told)
+            self._hear(seq, answer, signal.turn, *told)
+
+    def _hear(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
+        """Take in a signal about a known answer."""
+        if self._rules.violations.signals and (reward is None or reward < 0.0):
+            violates = reward is not None
+            self.constraint(answer.person[0]).tell(_hashed(turn), signal, leans=answer.leans, violates=violates)
+        if answer.leans:
+            self._rate(seq, answer, signal, reward)
+
+    def _violates(self, signal: Signal) -> bool:
+        return signal.name in self._rules.violations.signals and signal.value >= _VIOLATED
 
     def _reward(self, signal: Signal) -> float | None:
-        """The reward in [0, 1] that a signal stands for; None for one that retracts another."""
+        """The reward in [0, 1] that a signal stands for, or what a violation costs here; None for one that retracts another."""
         if signal.retracts is not None:
             return None
+        if self._violates(signal):
+            return violation(self.constraint(signal.tenant).multiplier)
         value, reward = min(1.0, max(0.0, signal.value)), self._rules.signals[signal.name]
         return value * reward + (1.0 - value) * (1.0 - reward)
 
@@ -346,6 +384,7 @@ class StateFold:
         prior = self._rules.prior_of(answer.person[0])
         rated = state.rate(answer.place, answer.features, signal, reward, prior, self._rules.regression)
         if rated is not state:
+            rated = rated.struck(self._rules.violations.strikes)
             self.resets += _resets(rated) - _resets(state)
             self._put(answer.person, answer.key, replace(rated, cursor=seq))
 
@@ -360,11 +399,24 @@ class StateFold:
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)
             answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)
+        elif self._compares(turn):
+            answer = _Answer(turn.person, None, 0, (), leans=False)
         self._answers[turn.id] = answer
         self._answers.move_to_end(turn.id)
         if len(self._answers) > _ANSWERS:
             self._answers.popitem(last=False)
         return answer
+
+    def _compares(self, turn: Turn) -> bool:
+        """True for an answer to somebody of the holdout that could have leaned otherwise."""
+        rules, sampling = self._rules.violations, turn.sampling
+        if not rules.signals or turn.steered is not None or not self._bases or turn.tenant in self._rules.without:
+            return False
+        if turn.arm is not Arm.LIVE or turn.purpose not in (Purpose.TASK, Purpose.SUBAGENT):
+            return False
+        if sampling.temperature == 0 or sampling.top_p < 1 or sampling.grammar:
+            return False
+        return turn.consent in (Consent.ADAPT, Consent.YES) and in_holdout(turn.person, rules.holdout)
 
     # ------------------------------------------------------------ states
 
@@ -397,6 +449,11 @@ class StateFold:
     @staticmethod
     def _none_early() -> PendingSignals[tuple[int, float | None]]:
         return PendingSignals(most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
+
+
+def in_holdout(person: Person, share: float) -> bool:
+    """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
+    return place_of(_HOLDOUT, *person) < share
 
 
 def _place_of(turn: Turn) -> int:

@@ -44,6 +44,7 @@ def person_view(
         ratings=evidence.ratings,
         nats=state.nats,
         resets=evidence.resets,
+        strikes=state.strikes,
         reset_at=time_of(evidence.reset_at) if evidence.reset_at else None,
         off=off,
     )

@@ -186,19 +186,21 @@ class DialView:
 class PersonView:
     """What is known of a person's wishes. Answers lean by `scale` times the dials' values, 1 or less, to stay within the cap on KL.
 
-    `ratings`: rated answers since the last return to the prior, at `reset_at` (Unix seconds); of these returns `resets` came by themselves.
-    `nats`: the KL divergence that the person's answers have spent in all. `off`: why none of their answers lean; None if they do.
+    `ratings`: rated answers since the last return to the prior, at `reset_at` (Unix seconds). `resets`: how often one came by itself.
+    `strikes`: how often one came by reported answers, which halves the cap. `nats`: the KL divergence that the person's answers have spent
+    since their first rating. `off`: why none of their answers lean; None if they do.
 
-    Example: ``PersonView(dials=(), scale=1.0, ratings=0, nats=0.0, resets=0, reset_at=None, off=NotSteered.BASIS)``
+    Example: ``PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)``
     """
 
     dials: tuple[DialView, ...]
     scale: float
-    ratings: int
-    nats: float
-    resets: int
-    reset_at: float | None
     off: NotSteered | None
+    ratings: int = 0
+    nats: float = 0.0
+    resets: int = 0
+    strikes: int = 0
+    reset_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types, numbers rounded to four digits."""
@@ -222,5 +224,6 @@ class PersonView:
             "ratings": self.ratings,
             "nats": round(self.nats, 4),
             "resets": self.resets,
+            "strikes": self.strikes,
             "last_reset": self.reset_at,
         }
