@@ -22,7 +22,7 @@ export class OstinatoDials extends HTMLElement {
     learned: (ratings: number) => string;
     returned: (at: Date) => string;
     failed: string;
-    off: Record<"consent" | "holdout" | "tenant" | "basis", string>;
+    off: Record<"consent" | "holdout" | "tenant" | "basis" | "trial", string>;
   };
   /** The words for a dial. */
   describe: (dial: Dial) => string;

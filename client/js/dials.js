@@ -31,6 +31,7 @@ const TEXTS = {
     holdout: "Your answers do not change at present; what you set here is kept.",
     tenant: "Your answers do not change here.",
     basis: "Your answers do not change until the new version of the model has been prepared.",
+    trial: "Your answers do not change for a while; what you set here is kept.",
   },
 };
 const sheet = typeof CSSStyleSheet === "function" ? new CSSStyleSheet() : null;

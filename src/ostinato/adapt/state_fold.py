@@ -23,6 +23,7 @@ from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Corrupt, OstinatoError
+from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
     Arm,
@@ -59,7 +60,7 @@ _HOLDOUT = dealing_key("adapt holdout")  # the key of people's places by which s
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialSet})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialSet, Forgotten})
 
 
 class PlacedLog(Log, Protocol):
@@ -238,6 +239,8 @@ class StateFold:
                     self._take_choice(row)
                 elif isinstance(row, DialSet):
                     self._take_dials(seq, row)
+                elif isinstance(row, Forgotten):
+                    self._forget(row)
                 self.cursor, self._last = seq, _named(row)
 
     async def save(self) -> None:
@@ -325,6 +328,18 @@ class StateFold:
             limited = {number: min(MOST_SET, max(-MOST_SET, value)) for number, value in told.items()}
             state = state.hold(limited, prior, rules.regression)
         self._put(person, self._cache.key(person), replace(state, cursor=seq))
+
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is in memory of somebody who was forgotten, and their value from the cache."""
+        for known in (self._states, self._dirty):
+            for person in [person for person in known if row.covers(person)]:
+                del known[person]
+                self._gone.add(person)
+        if row.user is not None:
+            self._gone.add((row.tenant, row.user))
+        for turn, answer in self._answers.items():
+            if answer is not None and row.covers(answer.person):
+                self._answers[turn] = None
 
     def _take_turn(self, seq: Cursor, turn: Turn) -> None:
         self._early.advance(turn.ended_at)

@@ -102,12 +102,14 @@ class PersonDialHandlers:
     async def _view(self, adaptation: Adaptation, person: Person) -> PersonView:
         """What is known now, with what the person and the operator allow."""
         await self._choices.refresh()
-        live = self._parts.engine.slots().get(Arm.LIVE)
+        slots = self._parts.engine.slots()
+        live = slots.get(Arm.LIVE)
         view = await adaptation.shown(person, weights="" if live is None else live.hash)
         allowed = Consent.strictest(self._choices.of(person), self._parts.privacy.at_most(person[0]))
-        if allowed in (Consent.ADAPT, Consent.YES) or view.off is NotSteered.TENANT:
-            return view
-        return replace(view, off=NotSteered.CONSENT)
+        if allowed not in (Consent.ADAPT, Consent.YES) and view.off is not NotSteered.TENANT:
+            return replace(view, off=NotSteered.CONSENT)
+        on_trial = view.off is None and self._parts.arms.on_trial(slots)
+        return replace(view, off=NotSteered.TRIAL) if on_trial else view
 
     async def _record(self, adaptation: Adaptation, person: Person, dials: Mapping[str, float | None]) -> PersonView:
         parts, (tenant, user) = self._parts, person

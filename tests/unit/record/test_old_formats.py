@@ -90,7 +90,7 @@ async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, version: i
             ()
         }
     versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
-    assert versions == [version, version, 5]
+    assert (versions[:2], {*versions[2:]}) == ([version, version], {5})
     assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(version,)]
 
 

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 from tests.unit.adapt.people import cache_at
-from tests.unit.serve.gateway_world import ADMIN, V1, world
+from tests.unit.serve.gateway_world import ADMIN, V0, V1, world
 from tests.unit.serve.test_adapted_calls import BASIS, SteeringEngine
 
 from ostinato.adapt.config import AdaptConfig, TenantAdaptConfig
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.records import Consent, SteeringBasis
 from ostinato.core.steering import Basis, DialSet
 from ostinato.serve.config import PrivacyConfig
@@ -190,6 +191,17 @@ async def test_a_persons_own_refusal_counts_at_once(tmp_path):
         assert "/v1/consent" in told["error"]["message"]
         told = (await call(w, "GET", signed()))[1]
         assert (told["off"]["reason"], dial(told, "brief")["set"]) == ("consent", None)
+
+
+async def test_while_two_releases_are_compared_it_says_so_and_keeps_what_is_set(tmp_path):
+    log = await log_with(BASIS)
+    engine = SteeringEngine(slots={"live": V0, "canary": V1})
+    async with world(engine=engine, log=log, adaptation=adapted(log, tmp_path), **KEYS) as w:
+        w.app.deal(Dealing(salt="a", canary=0.5))
+        status, told = await call(w, "PUT", signed(), {"brief": 0.7})
+        assert (status, told["active"], told["off"]["reason"], dial(told, "brief")["set"]) == (200, False, "trial", 0.7)
+        w.app.deal(None)
+        assert (await call(w, "GET", signed()))[1]["active"]
 
 
 async def test_another_gateway_and_one_that_starts_anew_agree(tmp_path):

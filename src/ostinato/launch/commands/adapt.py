@@ -24,7 +24,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of
 from ostinato.core.records import Consent, SteeringBasis
 from ostinato.core.steering import DialSet, NotSteered, SetBy
-from ostinato.launch.commands.log import check_tenant, existing, recorded_consent
+from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import ago, counting_bar, plain
 from ostinato.record.person_cache import PersonCacheView
@@ -132,11 +132,14 @@ async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, P
 
 async def show(config: Config, tenant: str, user: str, console: Console, *, machine: bool = False) -> None:
     """Print what is known of a person's wishes. Raises NotFound without a run, or for a tenant that no key has."""
+    from ostinato.serve.consent import ConsentChoices  # slow to import
+
     check_tenant(config, tenant)
     person = (tenant, user)
     async with _states(config) as (run, adaptation, _, live):
-        view = adaptation.view(person, weights=live)
-        allowed = Consent.strictest(await recorded_consent(run.log, person), config.privacy.at_most(tenant))
+        view, choices = adaptation.view(person, weights=live), ConsentChoices(run.log)
+        await choices.refresh()
+        allowed = Consent.strictest(choices.of(person), config.privacy.at_most(tenant))
     if view.off not in (NotSteered.MODE, NotSteered.TENANT) and allowed not in (Consent.ADAPT, Consent.YES):
         view = replace(view, off=NotSteered.CONSENT)
     if machine:
