@@ -40,6 +40,7 @@ KEYED = (
     "reward.users='verified'",
     "reward.max_orphans=500",
     "reward.max_signals=20",
+    "adapt={mode='dials', holdout=0.0}",
 )
 
 
@@ -143,6 +144,15 @@ class Asker:
 
     def _call(self, path: str, body, headers: dict, patient: bool) -> httpx2.Response:
         return self._until_let(lambda: self.http.post(path, json=body, headers=headers), patient)
+
+    def dials(
+        self, method="GET", user="ann", body=None, *, signed: str | None = None, **headers: str
+    ) -> httpx2.Response:
+        """A call about a user's dials; `signed` names whom the tenant vouches for, the user itself if None, nobody if empty."""
+        if signature := sign_user(self._secret, signed or user) if signed != "" else "":
+            headers["x-ostinato-user-signature"] = signature
+        given = {"x-ostinato-user": user, **headers}
+        return self._until_let(lambda: self.http.request(method, "/v1/adaptation", json=body, headers=given))
 
     def _until_let(self, post, patient: bool = True) -> httpx2.Response:
         """The answer that is not about a patient caller's own quota."""

@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from besieged import (
     ACME_KEY,
@@ -30,7 +31,9 @@ from besieged import (
 )
 from rich.console import Console
 
-from ostinato.core.records import Arm, Batch, Finish, Reward, Turn
+from ostinato.app.storage import open_log
+from ostinato.core.records import Arm, Batch, Finish, Reward, SteeringBasis, Turn
+from ostinato.core.steering import Basis
 from ostinato.launch.commands.log import KINDS, print_log
 from ostinato.serve.arms import Arms
 from ostinato.serve.wire.protocol import HEAD_S, MOST_PIPELINED
@@ -399,6 +402,72 @@ def test_a_user_is_who_its_tenant_signed(siege):
         siege.turn(siege.acme.ask(signed="ann").turn).verified,
         siege.turn(siege.acme.ask(user="ann").turn).verified,
     ] == [True, False]
+
+
+@pytest.fixture(scope="module")
+def dials(siege):
+    """The names of the dials that everybody has from now on, by a basis for the live version."""
+    weights = siege.health()["slots"]["live"]["hash"]
+    basis = Basis(
+        names=("brief", "lists"),
+        tokens_M=np.array([40, 41]),
+        directions_KM=np.eye(2, dtype=np.float32),
+        weights=weights,
+    )
+    with open_log(siege.config) as log:
+        asyncio.run(log.append(SteeringBasis.of(basis, at=1.0)))
+    eventually(lambda: siege.acme.dials().json()["dials"], "the gateway has read the basis")
+    return basis.names
+
+
+def chosen(asker, user="ann"):
+    """What a user has set, by that user's own signature."""
+    return {dial["name"]: dial["set"] for dial in asker.dials(user=user).json()["dials"]}
+
+
+def test_dials_of_the_same_name_with_another_tenant_are_another_persons(siege, dials):
+    """Bolt has a user of the name of acme's, and wants to see, move or reset what acme's set."""
+    assert siege.acme.dials("PUT", body={"brief": 0.75}).status_code == 200
+    assert chosen(siege.bolt) == {"brief": None, "lists": None}
+    named = {"x-ostinato-tenant": "acme", "x-tenant": "acme"}
+    for method, body in (("PUT", {"lists": -2.0}), ("DELETE", None)):
+        assert siege.bolt.dials(method, body=body, **named).status_code == 200, "bolt's own ann"
+        assert chosen(siege.acme) == {"brief": 0.75, "lists": None}
+    assert siege.acme.dials("DELETE").status_code == 200
+    assert chosen(siege.acme) == {"brief": None, "lists": None}
+
+
+def test_dials_are_their_persons_alone(siege, dials):
+    """Somebody with a key, and the outsider, want to see or move the dials of a person whose signature they do not have."""
+    assert siege.acme.dials("PUT", "eve", {"lists": 1.0}).status_code == 200
+    forgers = [
+        (siege.acme, {"signed": ""}),
+        (siege.acme, {"signed": "mallory"}),
+        (siege.acme, {"signed": "", "x-ostinato-key": siege.home.admin_key()}),
+        (Asker(siege.url, siege.model, ACME_KEY, BOLT_SECRET), {}),
+        (Asker(siege.url, siege.model, BOLT_KEY, ACME_SECRET), {}),
+        (Asker(siege.url, siege.model, None, ACME_SECRET), {}),
+        (siege.outsider, {"signed": ""}),
+    ]
+    for forger, how in forgers:
+        for method, body in (("GET", None), ("PUT", {"lists": -3.0}), ("DELETE", None)):
+            reply = forger.dials(method, "eve", body, **how)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "unauthorized"), (how, method)
+    assert chosen(siege.acme, "eve") == {"brief": None, "lists": 1.0}
+    for forger, _ in forgers[3:6]:
+        forger.http.close()
+
+
+def test_who_has_set_dials_cannot_be_told_from_refusals(siege, dials):
+    """Somebody at acme without a signature, and bolt, want to learn whether a person has a state."""
+    assert siege.acme.dials("PUT", "known", {"brief": 1.0}).status_code == 200
+    for method, body in (("GET", None), ("PUT", {"brief": 5.0}), ("PUT", {"loud": 1.0}), ("DELETE", None)):
+        refused = {siege.acme.dials(method, user, body, signed="").text for user in ("known", "nobody")}
+        assert len(refused) == 1
+    theirs, strangers = (siege.bolt.dials(user=user).json() for user in ("known", "nobody"))
+    assert {**theirs, "user": ""} == {**strangers, "user": ""}
+    own = siege.acme.dials(user="known").json()
+    assert {**own, "user": ""} != {**strangers, "user": ""}, "its own tenant's answer differs"
 
 
 def test_nobody_names_himself_into_an_arm(siege):

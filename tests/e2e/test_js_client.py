@@ -191,17 +191,21 @@ async def test_the_tarball_installs_into_an_empty_project_and_reaches_a_gateway(
 
     (packed,) = json.loads(npm("pack", "--json", f"--pack-destination={tmp_path}", cwd=CLIENT.parent))
     files = {each["path"] for each in packed["files"]}
-    assert files == {"LICENSE", "README.md", "index.d.ts", "index.js", "package.json", "sending.js"}
+    own = {"dials.d.ts", "dials.js", "index.d.ts", "index.js", "sending.js"}
+    assert files == {"LICENSE", "README.md", "package.json", *own}
     project = tmp_path / "project"
     project.mkdir()
     (project / "package.json").write_text('{"private": true, "type": "module"}')
     npm("install", str(tmp_path / packed["filename"]), cwd=project)
     told, signals = await run(
-        SHOW + 'show([Object.keys(m).sort(), await signals.feedback("chatcmpl-3f", "accepted", true)]);',
+        SHOW
+        + 'const dials = Object.keys(await import("ostinato-client/dials"));'
+        + 'show([Object.keys(m).sort(), await signals.feedback("chatcmpl-3f", "accepted", true), dials]);',
         module="ostinato-client",
         cwd=project,
     )
     assert told[1]["status"] == "early"
+    assert told[2] == ["OstinatoDials"], "where there is no page it is only a class"
     assert [(signal.turn, signal.name) for signal in signals] == [("chatcmpl-3f:0", "accepted")]
     types = (project / "node_modules" / "ostinato-client" / "index.d.ts").read_text()
     assert told[0] == sorted(re.findall(r"^export (?:class|function) (\w+)", types, re.MULTILINE))

@@ -173,8 +173,32 @@ def test_a_dial_set_by_hand_is_what_it_was_set_to_and_moves_little() -> None:
     assert moved[1] == pytest.approx(0.5, abs=0.02)
     assert free.posterior(PRIOR, REGRESSION).dials(np.eye(DIALS), **how)[1] < 0.0
     back = rated.reset(5)
-    assert bits(back) == bits(replace(PersonState.new(NAMES, DIALS), settled_at=5))
+    none = replace(Evidence.none(DIALS), reset_at=5)
+    assert bits(back) == bits(replace(PersonState.new(NAMES, DIALS), settled=none, settled_at=5))
     assert fold([(3, 2, 1.0)], back) is back
+
+
+def test_a_dial_that_is_cleared_is_as_if_nothing_had_been_said_of_it() -> None:
+    """The others keep what was said of them, and answers of before are not taken in again."""
+    state = fold([(place, 1, float(features(place)[1] < 0)) for place in range(1, 9)]).hold({0: 0.5}, PRIOR, REGRESSION)
+    cleared = state.clear({0, 1}, 20, PRIOR, REGRESSION)
+    blind = PersonState.new(NAMES, DIALS)
+    for place in range(1, 9):
+        seen = [0.0, 0.0, *features(place)[2:]]
+        blind = blind.rate(place, seen, 1, float(features(place)[1] < 0), PRIOR, REGRESSION)
+    for found, expected in zip(
+        (cleared.posterior(PRIOR, REGRESSION).mean_D, cleared.posterior(PRIOR, REGRESSION).covariance_DD),
+        (blind.posterior(PRIOR, REGRESSION).mean_D, blind.posterior(PRIOR, REGRESSION).covariance_DD),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+    assert cleared.held == ()
+    assert fold([(3, 2, 0.0), (20, 1, 0.0)], cleared) is cleared
+    assert fold([(21, 1, 0.0)], cleared) is not cleared
+    assert bits(PersonState.unpack(cleared.pack())) == bits(cleared)
+    assert bits(state.clear({0, 1}, 3, PRIOR, REGRESSION)) == bits(state.clear({0, 1}, 8, PRIOR, REGRESSION)), (
+        "an answer that was taken in is never taken in twice"
+    )
 
 
 def test_dials_stay_within_the_quadratic_budget() -> None:

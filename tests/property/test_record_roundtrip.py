@@ -38,7 +38,7 @@ from ostinato.core.records import (
     WindowMaker,
     identity,
 )
-from ostinato.core.steering import Steered
+from ostinato.core.steering import DialSet, SetBy, Steered
 from ostinato.record import reader as reader_module
 from ostinato.record.codec.kinds import KINDS as ALL_KINDS
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs, shared_ids, unflat, unpack_logprobs, widen
@@ -183,8 +183,17 @@ alarms = st.builds(
 )
 gone = st.builds(Forgotten, id=name, tenant=text, user=st.none() | text, key=st.integers(0, 2**40), at=real)
 choices = st.builds(ConsentGiven, id=name, tenant=text, user=text, level=st.sampled_from(Consent), at=real)
+dials = st.builds(
+    DialSet,
+    id=name,
+    tenant=text,
+    user=text,
+    at=real,
+    by=st.sampled_from(SetBy),
+    dials=st.none() | st.dictionaries(text, st.none() | real, max_size=3),
+)
 rows = st.one_of(
-    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices, gone
+    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices, dials, gone
 )
 KINDS: set[type] = {kind.record for kind in ALL_KINDS}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -62,6 +62,26 @@ class AsyncOstinato:
         """Record what a user allows, or ask for it; see `Ostinato.consent`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._sender.choose, user, train, signature, self._deadline_s)
+
+    async def dials(self, user: str, *, signature: str | None = None) -> dict[str, Any]:
+        """A user's dials; see `Ostinato.dials`."""
+        return await self._dials("GET", user, None, signature)
+
+    async def set_dials(
+        self, user: str, dials: Mapping[str, float | None], *, signature: str | None = None
+    ) -> dict[str, Any]:
+        """Set some of a user's dials by hand; see `Ostinato.set_dials`."""
+        return await self._dials("PUT", user, dict(dials), signature)
+
+    async def reset_dials(self, user: str, *, signature: str | None = None) -> dict[str, Any]:
+        """Return all dials of a user to the prior; see `Ostinato.reset_dials`."""
+        return await self._dials("DELETE", user, None, signature)
+
+    async def _dials(
+        self, method: str, user: str, dials: Mapping[str, float | None] | None, signature: str | None
+    ) -> dict[str, Any]:
+        loop, send = asyncio.get_running_loop(), self._sender.dials
+        return await loop.run_in_executor(self._threads, send, method, user, dials, signature, self._deadline_s)
 
     async def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
         """Report many events; see `Ostinato.feedback_many`."""

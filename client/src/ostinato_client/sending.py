@@ -6,7 +6,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -66,8 +66,21 @@ class Sender:
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
         ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
         if train is None:
-            return self._call("GET", "/consent", None, {**headers, "x-ostinato-user": user}, ends, lost)["train"]
+            return self._call("GET", "/consent", None, {**headers, **_naming(user)}, ends, lost)["train"]
         return self._call("PUT", "/consent", {"user": user, "train": train}, headers, ends, lost)["train"]
+
+    def dials(
+        self,
+        method: str,
+        user: str,
+        dials: Mapping[str, float | None] | None,
+        signature: str | None,
+        deadline_s: float,
+    ) -> dict[str, Any]:
+        """Show a user's dials (GET), set some (PUT) or reset all (DELETE); returns them as they are then. Raises as `send`."""
+        headers = {} if signature is None else {"x-ostinato-user-signature": signature}
+        ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s dials within {deadline_s:g} s", "send it again")
+        return self._call(method, "/adaptation", dials, {**headers, **_naming(user)}, ends, lost)
 
     def _call(
         self, method: str, path: str, body: Any, headers: dict[str, str], ends: float, lost: tuple[str, str]
@@ -107,6 +120,11 @@ class Sender:
             if len(answer) < int(response.headers.get("content-length") or 0):
                 raise http.client.IncompleteRead(answer)
             return response.status, _seconds(response.headers.get("retry-after")), answer
+
+
+def _naming(user: str) -> dict[str, str]:
+    """The header that names a user, in UTF-8."""
+    return {"x-ostinato-user": user.encode().decode("latin-1")}
 
 
 def _pauses() -> Iterator[float]:

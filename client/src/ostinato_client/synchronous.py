@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -75,6 +75,31 @@ class Ostinato:
         Raises as `feedback` does.
         """
         return self._sender.choose(user, train, signature, self._deadline_s)
+
+    def dials(self, user: str, *, signature: str | None = None) -> dict[str, Any]:
+        """A user's dials, as `GET /v1/adaptation` shows them: each one's `value` with a 95% interval (`low`, `high`), what it was `set` to
+        by hand, and `words` for it; `active`, and if it is false why (`off`).
+
+        Args:
+            user: the user's name, as in the calls.
+            signature: the user's (`sign_user`); needed unless any declared name has dials (`adapt.users`).
+
+        Raises as `feedback` does.
+        """
+        return self._sender.dials("GET", user, None, signature, self._deadline_s)
+
+    def set_dials(
+        self, user: str, dials: Mapping[str, float | None], *, signature: str | None = None
+    ) -> dict[str, Any]:
+        """Set some of a user's dials by hand, from -3 to 3, or with None return one to the prior; returns all as `dials` does.
+
+        For example: ``client.set_dials("u42", {"brief": 0.5, "lists": None}, signature=sign_user(secret, "u42"))``
+        """
+        return self._sender.dials("PUT", user, dict(dials), signature, self._deadline_s)
+
+    def reset_dials(self, user: str, *, signature: str | None = None) -> dict[str, Any]:
+        """Return all dials of a user to the prior: no rating so far counts any more; returns them as `dials` does."""
+        return self._sender.dials("DELETE", user, None, signature, self._deadline_s)
 
     def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
         """Report many events, a thousand per request; returns a receipt for each, in order. Raises as `feedback` does."""

@@ -14,11 +14,12 @@ from ostinato.adapt.learner import MOST_DIALS, PersonState, Regression, names_ha
 from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
+from ostinato.adapt.view import person_view
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Person, SteeringBasis
 from ostinato.core.seams import Cursor, PersonCache
-from ostinato.core.steering import Basis, Steering
+from ostinato.core.steering import Basis, NotSteered, PersonView, Steering
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class DialAdaptation:
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
         self._heard = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []  # those who wait until what is in the log now was taken in
         self._running: asyncio.Task[None] | None = None
         self._troubled = False
 
@@ -114,9 +116,6 @@ class DialAdaptation:
             strength=rules.regression.strength,
         )
 
-    def _cap(self, state: PersonState) -> float:
-        return self._config.cap / 2 if state.strikes else self._config.cap
-
     async def spread(self) -> DialSpread | None:
         """How people's dials differ now, of the 500 who came last; None of fewer than 20. Computed on a thread, names nobody."""
         fold, rules = self.fold, self._rules
@@ -138,6 +137,43 @@ class DialAdaptation:
     def heard(self) -> None:
         self._heard.set()
 
+    @property
+    def bases(self) -> Mapping[str, Basis]:
+        """The bases that are known, by the hash of the weights that each was fitted to; the newest is last."""
+        return self._bases
+
+    @property
+    def verified_only(self) -> bool:
+        return self._config.users == "verified"
+
+    async def shown(self, person: Person, *, weights: str) -> PersonView:
+        caught_up = asyncio.get_running_loop().create_future()
+        self._waiting.append(caught_up)
+        self._heard.set()
+        await caught_up
+        return self.view(person, weights=weights)
+
+    def view(self, person: Person, *, weights: str) -> PersonView:
+        """As `shown`, by what was taken in so far."""
+        fold, rules, basis = self.fold, self._rules, self._bases.get(weights)
+        if fold is None or rules is None:
+            return PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)
+        off = None
+        if self._config.mode == "off":
+            off = NotSteered.MODE
+        elif person[0] in rules.without:
+            off = NotSteered.TENANT
+        elif self.held_out(person):
+            off = NotSteered.HOLDOUT
+        elif basis is None or basis.names != rules.names:
+            off = NotSteered.BASIS
+        state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
+        return person_view(state, person[0], rules, fold.moments, cap=self._cap(state), off=off)
+
+    def _cap(self, state: PersonState) -> float:
+        """The most KL divergence of a token of this person's: half of everybody's after a strike."""
+        return self._config.cap / 2 if state.strikes else self._config.cap
+
     # ------------------------------------------------------------ following the log
 
     async def _run(self) -> None:
@@ -145,13 +181,20 @@ class DialAdaptation:
         saved = loop.time()
         while True:
             self._heard.clear()
+            waiting, self._waiting = self._waiting, []
             try:
                 await self.follow()
+                for each in waiting:
+                    if not each.done():
+                        each.set_result(None)
                 if self.fold is not None and loop.time() - saved >= _SAVE_S:
                     await self.fold.save()
                     saved = loop.time()
                 self._troubled = False
             except OstinatoError as error:
+                for each in waiting:
+                    if not each.done():
+                        each.set_exception(error)
                 self._trouble(error)
                 await asyncio.sleep(_POLL_S)
             try:
@@ -197,6 +240,7 @@ class DialAdaptation:
                 min(held),
             )
             return
+        self._bases.pop(basis.weights, None)
         self._bases[basis.weights], self._names = basis, basis.names
 
     def _rules_of(self, names: tuple[str, ...]) -> StateRules:

@@ -16,7 +16,7 @@ import math
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -34,8 +34,8 @@ MOST_DIALS = 16
 MOST_BYTES = 1024
 """The most that a packed state takes."""
 
-_VERSION = 1
-_HEAD = struct.Struct("<BBBBHHIffQQQ16s")  # see `PersonState.pack`
+_VERSION = 2
+_HEAD = struct.Struct("<BBBBBHHIffQQQ16s")  # see `PersonState.pack`
 _RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before its features and signals
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
@@ -161,7 +161,8 @@ class Rated:
 class Evidence:
     """What ratings say by themselves, without the prior: the precision and the shift that they add to it.
 
-    `ratings`: since the last return to the prior, of which there were `resets`; the last came with the answer at `reset_at`.
+    `ratings`: since the last return to the prior. The CUSUM made `resets` of them; the last one, by hand or by the CUSUM, came at the place
+    `reset_at` (that of an answer).
     """
 
     precision_DD: Singles
@@ -216,12 +217,14 @@ class PersonPosterior:
 
         `fisher_KK`: the covariance of the features of an answer.
         """
+        scale = self.scale(fisher_KK, tokens=tokens, nats=nats, strength=strength)
+        return tuple(float(dial) for dial in (self.mean_D[:-1] * scale).astype(np.float32))
+
+    def scale(self, fisher_KK: Floats, *, tokens: float, nats: float, strength: float) -> float:
+        """What `dials` multiplies the slopes by."""
         slopes_K = self.mean_D[:-1]
         squared = float(slopes_K @ fisher_KK @ slopes_K)
-        scale = 1.0 / strength
-        if squared > 0.0:
-            scale = min(scale, math.sqrt(2.0 * nats * tokens / squared))
-        return tuple(float(dial) for dial in (slopes_K * scale).astype(np.float32))
+        return min(1.0 / strength, math.sqrt(2.0 * nats * tokens / squared)) if squared > 0.0 else 1.0 / strength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -229,9 +232,10 @@ class PersonState:
     """What is kept of a person: sums over the rated answers up to the place `settled_at`, and the later ones one by one, by place.
 
     `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
-    names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `nats`: the KL
-    divergence that the person's answers have spent. `cursor`: the last row of the log that was taken in. `latest`: the evidence with all
-    ratings, if it has been computed.
+    names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `reported`: violations
+    of answers that are kept no longer since a dial was returned by hand, which hides none so. `nats`: the KL divergence that the person's
+    answers have spent. `cursor`: the last row of the log that was taken in. `latest`: the evidence with all ratings, if it has been
+    computed.
 
     Example::
 
@@ -245,6 +249,7 @@ class PersonState:
     recent: tuple[Rated, ...] = ()
     held: tuple[tuple[int, float], ...] = ()
     strikes: int = 0
+    reported: int = 0
     nats: float = 0.0
     cursor: int = 0
     latest: Evidence | None = field(default=None, repr=False)
@@ -308,16 +313,43 @@ class PersonState:
         """With the KL divergence of one more answer, in nats."""
         return replace(self, nats=float(np.float32(self.nats + nats)))
 
+    def clear(self, dials: Collection[int], place: int, prior: Prior, regression: Regression) -> PersonState:
+        """With these dials, by number, back at the prior: not held, and without what ratings said of them. Ratings said something of the
+        others, too, which stays, but of answers up to `place` nothing is taken in any more.
+        """
+        evidence = self.evidence(self.prior(prior, regression), regression)
+        precision_DD, shift_D, cleared = evidence.precision_DD.copy(), evidence.shift_D.copy(), list(dials)
+        precision_DD[cleared, :] = precision_DD[:, cleared] = shift_D[cleared] = 0.0
+        settled = replace(evidence, precision_DD=precision_DD, shift_D=shift_D)
+        held = tuple(each for each in self.held if each[0] not in dials)
+        settled_at = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        reported = self._violations()
+        state = replace(
+            self, settled=settled, settled_at=settled_at, recent=(), held=held, reported=reported, latest=None
+        )
+        return state.ready(state.prior(prior, regression), regression)
+
     def reset(self, place: int) -> PersonState:
-        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held. Strikes stay."""
-        new = PersonState.new(self.names, self.dials)
-        return replace(new, settled_at=place, strikes=self.strikes, nats=self.nats, cursor=self.cursor)
+        """Back to the prior: nothing about answers up to `place` counts any more, nor about those rated, and no dial is held. Strikes stay,
+        and violations that are none yet.
+        """
+        known = self.settled if self.latest is None else self.latest
+        place = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        none = replace(Evidence.none(self.dials), resets=known.resets, reset_at=place)
+        return replace(
+            self, settled=none, settled_at=place, recent=(), held=(), reported=self._violations(), latest=none
+        )
 
     def struck(self, most: int) -> PersonState:
-        """Back to the prior, with a strike, if `most` of the answers that are kept one by one have violations; 0: never."""
-        if not most or sum(rated.violates for rated in self.recent) < most:
+        """Back to the prior, with a strike, if `most` of the answers that are kept one by one, or were until a dial was returned by hand,
+        have violations; 0: never.
+        """
+        if not most or not self.recent or self._violations() < most:
             return self
-        return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, 255))
+        return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, 255), reported=0)
+
+    def _violations(self) -> int:
+        return min(255, self.reported + sum(rated.violates for rated in self.recent))
 
     # ------------------------------------------------------------ what is believed
 
@@ -351,7 +383,8 @@ class PersonState:
         """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
         dials, evidence = self.dials, self.settled
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), self.strikes, sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
+            _VERSION, dials, len(self.recent), self.strikes, self.reported, sum(1 << dial for dial, _ in self.held),
+            evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
         )  # fmt: skip
@@ -370,7 +403,7 @@ class PersonState:
         packed, crc = data[:-_CRC], data[-_CRC:]
         if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
             raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
-        _, dials, count, strikes, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
+        _, dials, count, strikes, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
             _HEAD.unpack_from(packed)
         )
         place, size = _HEAD.size, dials + 1
@@ -401,6 +434,7 @@ class PersonState:
             recent=tuple(recent),
             held=held,
             strikes=strikes,
+            reported=reported,
             nats=nats,
             cursor=cursor,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from ostinato.core.records import (
     identity,
 )
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
+from ostinato.core.steering import MOST_SET, DialSet
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ _VIOLATED = 0.5  # the value of a signal from which it tells of a violation
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, Forgotten})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialSet, Forgotten})
 
 
 class PlacedLog(Log, Protocol):
@@ -159,8 +161,8 @@ class FeatureMoments:
 class StateFold:
     """Follows the log and keeps people's states.
 
-    A state begins with a person's first rating. Dials are known by their names: an answer under another basis tells of
-    those that both have.
+    A state begins with a person's first rating, or when they set a dial. Dials are known by their names: an answer under another
+    basis tells of those that both have.
 
     Example::
 
@@ -181,6 +183,7 @@ class StateFold:
         self._gone = set[Person]()  # their values are to be dropped from the cache
         self._refusing = set[Person]()  # who allow no dials now
         self._last: list[Any] = []  # kind and identity of the row at the cursor
+        self.resets = 0  # by the CUSUM, of everybody since the first row
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._early = self._none_early()
@@ -206,6 +209,7 @@ class StateFold:
             for tenant, told in state["constraints"].items():
                 self.constraint(tenant).restore(told)
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
+            self.resets = state["resets"]
         async for seq, row in self._log.read(
             0, {ConsentGiven}
         ):  # kept for ever, and not in the cache, which names nobody
@@ -233,6 +237,8 @@ class StateFold:
                     await self._take_signal(seq, row)
                 elif isinstance(row, ConsentGiven):
                     self._take_choice(row)
+                elif isinstance(row, DialSet):
+                    self._take_dials(seq, row)
                 elif isinstance(row, Forgotten):
                     self._forget(row)
                 self.cursor, self._last = seq, _named(row)
@@ -252,7 +258,7 @@ class StateFold:
             early = {**self._early.snapshot(), "time": self._early.time}
             constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
             kept = {"moments": self.moments.state(), "bases": self._bases, "constraints": constraints}
-            note = json.dumps({**early, "last": self._last, **kept})
+            note = json.dumps({**early, "last": self._last, "resets": self.resets, **kept})
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
@@ -304,6 +310,30 @@ class StateFold:
             known.pop(choice.person, None)
         self._gone.add(choice.person)
 
+    def _take_dials(self, seq: Cursor, row: DialSet) -> None:
+        """Set, clear or reset a person's dials, unless the person was forgotten since or allows none. Answers that are in the log by now
+        are those before it, whatever the clocks of other gateways say.
+        """
+        rules, person = self._rules, row.person
+        if row.dials is None or person in self._refusing or row.tenant in rules.without:
+            return
+        known = {number: row.dials[name] for number, name in enumerate(rules.names) if name in row.dials}
+        if row.dials and not known:  # of another basis
+            return
+        state = self.state(person) or PersonState.new(self._names, len(rules.names))
+        place = _place_at(max(0.0, min(row.at, self._early.time)), _CHOICES - 1)
+        prior = rules.prior_of(row.tenant)
+        cleared = [number for number, value in known.items() if value is None]
+        told = {number: value for number, value in known.items() if value is not None and math.isfinite(value)}
+        if not row.dials:
+            state = state.reset(place)
+        if cleared:
+            state = state.clear(cleared, place, prior, rules.regression)
+        if told:
+            limited = {number: min(MOST_SET, max(-MOST_SET, value)) for number, value in told.items()}
+            state = state.hold(limited, prior, rules.regression)
+        self._put(person, self._cache.key(person), replace(state, cursor=seq))
+
     def _forget(self, row: Forgotten) -> None:
         """Drop what is in memory of somebody who was forgotten, and their value from the cache."""
         for known in (self._states, self._dirty):
@@ -328,7 +358,7 @@ class StateFold:
             self.moments.add(answer.features, turn.steered.tokens)
             state = self.state(answer.person)
             if state is not None:
-                self._put(answer, state.spend(turn.steered.kl))
+                self._put(answer.person, answer.key, state.spend(turn.steered.kl))
         for signal, reward in early:
             self._hear(seq, answer, turn.id, signal, reward)
 
@@ -374,7 +404,9 @@ class StateFold:
         prior = self._rules.prior_of(answer.person[0])
         rated = state.rate(answer.place, answer.features, signal, reward, prior, self._rules.regression)
         if rated is not state:
-            self._put(answer, replace(rated.struck(self._rules.violations.strikes), cursor=seq))
+            rated = rated.struck(self._rules.violations.strikes)
+            self.resets += _resets(rated) - _resets(state)
+            self._put(answer.person, answer.key, replace(rated, cursor=seq))
 
     def _note(self, turn: Turn) -> _Answer | None:
         """What is remembered of a turn in the log."""
@@ -422,11 +454,11 @@ class StateFold:
         prior = state.prior(self._rules.prior_of(person[0]), self._rules.regression)
         return _Entry(key, state.ready(prior, self._rules.regression))
 
-    def _put(self, answer: _Answer, state: PersonState) -> None:
-        entry = _Entry(answer.key, state)
-        self._dirty[answer.person] = entry
-        self._gone.discard(answer.person)
-        self._remember(answer.person, entry)
+    def _put(self, person: Person, key: int | None, state: PersonState) -> None:
+        entry = _Entry(key, state)
+        self._dirty[person] = entry
+        self._gone.discard(person)
+        self._remember(person, entry)
 
     def _remember(self, person: Person, entry: _Entry) -> None:
         self._states[person] = entry
@@ -444,7 +476,20 @@ def _place_of(turn: Turn) -> int:
     as one.
     """
     _, _, choice = turn.id.rpartition(":")
-    return int(turn.started_at * 1e6) * _CHOICES + (int(choice) % _CHOICES if choice.isdecimal() else 0)
+    return _place_at(turn.started_at, int(choice) % _CHOICES if choice.isdecimal() else 0)
+
+
+def _place_at(at: float, choice: int) -> int:
+    return int(at * 1e6) * _CHOICES + choice
+
+
+def time_of(place: int) -> float:
+    """The time, in Unix seconds, of a place among a person's answers."""
+    return place // _CHOICES / 1e6
+
+
+def _resets(state: PersonState) -> int:
+    return (state.latest or state.settled).resets
 
 
 def _hashed(signal: str) -> int:

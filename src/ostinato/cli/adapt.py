@@ -12,6 +12,8 @@ from rich.console import Console
 
 from ostinato.cli.options import Common
 
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+
 adapt = App(name="adapt", help="Dials by which answers lean towards a person.")
 
 
@@ -47,6 +49,58 @@ def fit(
 
     config = (common or Common()).of_run()
     asyncio.run(run(config, prompts, each=answers, tokens=tokens, seed=seed, console=Console()))
+
+
+@adapt.command
+def show(tenant: str, user: str, *, json: Json = False, common: Common | None = None) -> None:
+    """Show what is known of a person's wishes: each dial with a 95% interval and in words, and whether their answers lean.
+
+    It reads the log from where the gateway's saved states end, in this process, and changes nothing.
+
+    Parameters
+    ----------
+    tenant
+        The person's tenant; `default` if there is only one.
+    user
+        The person's name with that tenant.
+    json
+        As one JSON object, as `GET /v1/adaptation` answers it.
+    """
+    from ostinato.launch.commands.adapt import show as run
+
+    asyncio.run(run((common or Common()).of_run(), tenant, user, Console(), machine=json))
+
+
+@adapt.command
+def reset(tenant: str, user: str, *, common: Common | None = None) -> None:
+    """Return a person's dials to the prior, by a row of the log: no rating so far counts any more.
+
+    A running gateway hears it within a second.
+
+    Parameters
+    ----------
+    tenant
+        The person's tenant; `default` if there is only one.
+    user
+        The person's name with that tenant.
+    """
+    from ostinato.launch.commands.adapt import reset as run
+
+    asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
+
+
+@adapt.command
+def status(*, json: Json = False, common: Common | None = None) -> None:
+    """Show whether answers lean, by which bases, and for how many people.
+
+    Parameters
+    ----------
+    json
+        As one JSON object.
+    """
+    from ostinato.launch.commands.adapt import status as run
+
+    asyncio.run(run((common or Common()).of_run(), Console(), machine=json))
 
 
 @adapt.command

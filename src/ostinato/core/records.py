@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.core.notices import Alarm, Forgotten, Stamp
-from ostinato.core.steering import Basis, Steered
+from ostinato.core.steering import Basis, DialSet, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -660,6 +660,7 @@ Row = (
     | Alarm
     | SteeringBasis
     | ConsentGiven
+    | DialSet
     | Forgotten
 )
 
@@ -678,7 +679,7 @@ def identity(row: Row) -> Identity:
             return (row.turn,)
         case Batch():
             return (row.step,)
-        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven() | Forgotten():
+        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven() | DialSet() | Forgotten():
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)

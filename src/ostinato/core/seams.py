@@ -27,7 +27,7 @@ from ostinato.core.records import (
 from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
 from ostinato.core.sandbox import Change, ExecResult, Isolation, SandboxSpec
-from ostinato.core.steering import Steering
+from ostinato.core.steering import PersonView, Steering
 from ostinato.core.weights import Learned, Snapshot, Swap
 
 R = TypeVar("R", bound=Row)
@@ -192,6 +192,18 @@ class Adaptation(Protocol):
 
     def heard(self) -> None:
         """Signals were written to the log. Returns at once."""
+        ...
+
+    @property
+    def verified_only(self) -> bool:
+        """True if only people whose tenant proves who they are have dials."""
+        ...
+
+    async def shown(self, person: Person, *, weights: str) -> PersonView:
+        """What is known of a person, with every row that is in the log now; `weights`: the hash of the live version's.
+
+        Raises Corrupt, StorageFull, Unavailable.
+        """
         ...
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,9 @@ CLIP = 2.0
 """The most that dials may add to a logit or take from it, before the scale."""
 _ROUNDING = 1e-6  # nats
 _MARGIN = 1e-6  # by which a static clip stays below its bound, for the roundings of the bias
+
+MOST_SET = 3.0
+"""The largest |value| that a dial is set to by hand. One unit changes the dial's attribute by one standard deviation, for small dials."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,3 +148,123 @@ class Steered:
         if not -_ROUNDING <= self.kl <= most + _ROUNDING:
             return f"{self.kl:g} nats in {self.tokens} tokens break its cap of {self.cap:g} or its budget of {self.budget:g}"
         return ""
+
+
+# ---------------------------------------------------------------- what a person sets, and is shown
+
+
+class SetBy(StrEnum):
+    """Who set a person's dials."""
+
+    PERSON = "person"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialSet:
+    """A person's dials as set by hand: from now on a dial named here has this value as its prior mean, or, if None, its prior back. No
+    dials: all return to the prior. `dials` is None once the person was forgotten.
+
+    Example: ``DialSet(id="d1", tenant="acme", user="ann", at=12.0, by=SetBy.PERSON, dials={"brief": 0.5, "lists": None})``
+    """
+
+    id: str
+    tenant: str
+    user: str
+    at: float
+    by: SetBy
+    dials: Mapping[str, float | None] | None = None
+
+    @property
+    def person(self) -> tuple[str, str]:
+        """Whose dials they are."""
+        return (self.tenant, self.user)
+
+
+class NotSteered(StrEnum):
+    """Why none of a person's answers lean."""
+
+    MODE = "mode"
+    TENANT = "tenant"
+    CONSENT = "consent"
+    HOLDOUT = "holdout"
+    BASIS = "basis"
+    TRIAL = "trial"
+
+    @property
+    def words(self) -> str:
+        """The reason, and what changes it, for people."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    NotSteered.MODE: "adapt.mode is 'off'; the operator sets it to 'dials'",
+    NotSteered.TENANT: "the operator gives this tenant's people no dials (adapt.tenants)",
+    NotSteered.CONSENT: "this person, or the operator, does not allow it; consent of 'adapt' or 'yes' does (/v1/consent, [privacy])",
+    NotSteered.HOLDOUT: "this person is one of those with whom the others are compared (adapt.holdout); what they set is kept",
+    NotSteered.BASIS: "no basis was fitted to the version that is live; the operator does it with `ostinato adapt fit`",
+    NotSteered.TRIAL: "a release is compared with another on users; answers lean again once that has ended",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialView:
+    """One dial of a person, in units of the dial: `value` is the posterior mean, `low` to `high` its 95% credible interval. `held`: what it
+    was set to by hand, if it was. `words`: the same for people.
+
+    Example: ``DialView(name="lists", value=-0.6, low=-1.0, high=-0.2, held=None, words="fewer lists, sure")``
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    held: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonView:
+    """What is known of a person's wishes. Answers lean by `scale` times the dials' values, 1 or less, to stay within the cap on KL.
+
+    `ratings`: rated answers since the last return to the prior, at `reset_at` (Unix seconds). `resets`: how often one came by itself.
+    `strikes`: how often one came by reported answers, which halves the cap. `nats`: the KL divergence that the person's answers have spent
+    since their first rating. `off`: why none of their answers lean; None if they do.
+
+    Example: ``PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)``
+    """
+
+    dials: tuple[DialView, ...]
+    scale: float
+    off: NotSteered | None
+    ratings: int = 0
+    nats: float = 0.0
+    resets: int = 0
+    strikes: int = 0
+    reset_at: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON's types, numbers rounded to four digits."""
+        dials = [
+            {
+                "name": dial.name,
+                "value": round(dial.value, 4),
+                "low": round(dial.low, 4),
+                "high": round(dial.high, 4),
+                "set": None if dial.held is None else round(dial.held, 4),
+                "words": dial.words,
+            }
+            for dial in self.dials
+        ]
+        return {
+            "active": self.off is None,
+            "off": None if self.off is None else {"reason": self.off.value, "message": self.off.words},
+            "dials": dials,
+            "most": MOST_SET,
+            "scale": round(self.scale, 4),
+            "ratings": self.ratings,
+            "nats": round(self.nats, 4),
+            "resets": self.resets,
+            "strikes": self.strikes,
+            "last_reset": self.reset_at,
+        }

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ostinato.core.errors import BadConfig, Corrupt, NotFound, Unavailable
 from ostinato.core.records import Signal, Turn
 from ostinato.core.seams import Clock
+from ostinato.core.steering import DialSet
 from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
 from ostinato.record.codec.rows import Ready
@@ -336,7 +337,7 @@ def assign_keys(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Call
     owners = _owners(rows, known) if mode is Encrypt.USER else {}
     scopes: list[tuple[Ready, Scope]] = []
     for row in rows:
-        if isinstance(row.row, Turn):
+        if isinstance(row.row, Turn) or (isinstance(row.row, DialSet) and row.said is not None):
             scopes.append((row, Scope(row.row.tenant, row.row.user if mode is Encrypt.USER else None)))
         elif row.kind is SIGNALS and row.said is not None:
             scopes.append((row, _scope(mode, cast("Signal", row.row), owners)))

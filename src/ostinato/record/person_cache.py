@@ -72,7 +72,7 @@ class SqlPersonCache:
 
     def begin(self, rules: str) -> tuple[Cursor, str]:
         """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped."""
-        rules = f"{rules} {self._tenant('')[0].hex()}"  # with another secret no value would be found
+        rules = self._rules(rules)
         try:
             state = dict(self._read.execute("SELECT name, value FROM state").fetchall())
             if state.get("rules") == rules:
@@ -132,6 +132,10 @@ class SqlPersonCache:
         return self._read.execute(query, (self._places((tenant, ""))[0],)).fetchone()[0]
 
     # ------------------------------------------------------------ rows
+
+    def _rules(self, rules: str) -> str:
+        """The rules as they are stored: with another secret no value would be found."""
+        return f"{rules} {self._tenant('')[0].hex()}"
 
     def _limit(self, tenant: bytes) -> None:
         excess = "(SELECT count(*) FROM people WHERE tenant = :tenant) - :most"
@@ -199,6 +203,60 @@ class SqlPersonCache:
                     raise
             remove(self._path)
         raise Corrupt(f"{self._path} cannot be made; remove it")
+
+
+class PersonCacheView(SqlPersonCache):
+    """The cache in a file as it is at the opening, beside the process that uses the file: what is written stays in memory. Where there is
+    no file, or one that cannot be read, there are no values.
+
+    Example: ``PersonCacheView(run / "folds" / "people.sqlite", ring, Encrypt.USER)``
+    """
+
+    def __init__(self, path: Path, ring: KeyRing | None, mode: Encrypt) -> None:
+        self._path, self._ring, self._mode = path, None if mode is Encrypt.NONE else ring, mode
+        self._told = dict[Person, PersonValue | None]()
+        self._secret, self._read = secrets.token_bytes(_SECRET_BYTES), None
+        with suppress(driver.Error, OSError, ValueError):
+            secret = bytes.fromhex(path.with_suffix(".key").read_text())
+            read = connect(path, write=False)
+            read.execute("BEGIN")  # all later reads see what the first one sees
+            if read.execute("PRAGMA user_version").fetchone() == (FORMAT,):
+                read.execute("SELECT count(*) FROM state").fetchone()
+                self._secret, self._read = secret, read
+
+    def close(self) -> None:
+        if self._read is not None:
+            self._read.close()
+
+    def begin(self, rules: str) -> tuple[Cursor, str]:
+        if self._read is not None:
+            state = dict(self._read.execute("SELECT name, value FROM state").fetchall())
+            if state.get("rules") == self._rules(rules):
+                return int(state["cursor"]), state["note"]
+            self._read.close()
+            self._read = None
+        self._told.clear()
+        return 0, ""
+
+    def load(self, person: Person) -> bytes | None:
+        if person in self._told:
+            told = self._told[person]
+            return None if told is None or told[1] != self.key(person) else told[2]
+        return None if self._read is None else super().load(person)
+
+    def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
+        self._told.update(values)
+
+    def people(self) -> int:
+        """How many people have a value."""
+        if self._read is None:
+            return sum(told is not None for told in self._told.values())
+        count = self._read.execute("SELECT count(*) FROM people").fetchone()[0]
+        for person, told in self._told.items():
+            row = (self._places(person)[1],)
+            known = self._read.execute("SELECT 1 FROM people WHERE person = ?", row).fetchone() is not None
+            count += (told is not None) - known
+        return count
 
 
 def _build(db: Any) -> None:

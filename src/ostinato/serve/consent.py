@@ -124,7 +124,7 @@ class ConsentHandlers:
         """`GET /v1/consent`: the choice of the user that X-Ostinato-User names."""
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
-        person = (who.tenant, _named(exchange.text("X-Ostinato-User"), "X-Ostinato-User"))
+        person = (who.tenant, named_user(exchange.text("X-Ostinato-User"), "X-Ostinato-User"))
         async with self._in_time():
             await self._choices.refresh()
         await self._reply(exchange, person)
@@ -135,7 +135,7 @@ class ConsentHandlers:
         parts.quotas.expect_events(who.tenant)  # before the body is read
         wish = validate(_Wish, await exchange.json(partial(parts.quotas.count_bytes, who.tenant)))
         parts.quotas.count_events(who.tenant, 1)
-        person, level = (who.tenant, _named(wish.user, "user")), read_level(wish.train, "train")
+        person, level = (who.tenant, named_user(wish.user, "user")), read_level(wish.train, "train")
         async with self._in_time():
             await self._choices.refresh()
             while (known := self._choices.of(person)) is not level:
@@ -174,7 +174,8 @@ class ConsentHandlers:
         await exchange.reply(200, json_bytes({"user": person[1], "train": chosen, "applied": applied}))
 
 
-def _named(user: str | None, field: str) -> str:
+def named_user(user: str | None, field: str) -> str:
+    """A user's name. Raises BadRequest where none is given, or nobody's."""
     if not user or user == ANONYMOUS:
         raise BadRequest(f"{field} must name the user whose choice it is.", field=field)
     return user

@@ -42,6 +42,7 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.message_judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
+from ostinato.serve.person_dials import PersonDialHandlers
 from ostinato.serve.quotas import in_force
 from ostinato.serve.scrub import Scrubbing, open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
@@ -320,7 +321,7 @@ class GatewayApp(Starlette):
     def _all_endpoints(
         self, about: ServerInfo, feedback: Feedback, telemetry: Telemetry
     ) -> Mapping[tuple[str, str], Endpoint]:
-        consent = ConsentHandlers(self._parts, self._choices)
+        consent, dials = ConsentHandlers(self._parts, self._choices), PersonDialHandlers(self._parts, self._choices)
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
             ("POST", "/v1/feedback"): feedback.take,
@@ -328,6 +329,9 @@ class GatewayApp(Starlette):
             ("POST", "/v1/traces"): telemetry.traces,
             ("GET", "/v1/consent"): consent.tell,
             ("PUT", "/v1/consent"): consent.record,
+            ("GET", "/v1/adaptation"): dials.show,
+            ("PUT", "/v1/adaptation"): dials.set,
+            ("DELETE", "/v1/adaptation"): dials.reset,
             ("GET", "/v1/models"): about.models,
             ("GET", "/v1/models/{model:path}"): about.model,
             ("GET", "/health"): about.health,

@@ -9,7 +9,7 @@ from ostinato.adapt.learner import Regression
 from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
 from ostinato.core.records import Person, Row, Signal, SteeringBasis, Turn
-from ostinato.core.steering import Basis, Steered
+from ostinato.core.steering import Basis, DialSet, SetBy, Steered
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing
 from ostinato.record.person_cache import SqlPersonCache
@@ -58,9 +58,17 @@ def traffic(people: int, turns: int, seed: int = 0) -> list[Row]:
         early = number % 13 == 0
         rows += [*signals, turn] if early else [turn]
         waiting += [] if early else signals
+        if number % 17 == 0:
+            chosen: dict[str, float | None] = {"lists": 0.5} if number % 2 else {"you": -1.0, "brief": None}
+            rows.append(set_dials(f"d{number}", person, 100.0 + number, **({} if number % 3 == 0 else chosen)))
         while len(waiting) > 6:
             rows.append(waiting.pop(int(rng.integers(3))))
     return [*rows, *waiting]
+
+
+def set_dials(id: str, person: Person, at: float, **dials: float | None) -> DialSet:
+    """Some of a person's dials set by hand, None for the prior; without any, all go back to it."""
+    return DialSet(id=id, tenant=person[0], user=person[1], at=at, by=SetBy.PERSON, dials=dials)
 
 
 async def log_of(rows: list[Row]) -> MemoryLog:

@@ -4,7 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.adapt.people import BASIS, RULES, about, cache_at, folded, log_of, packed, steered_turn, traffic
+from tests.unit.adapt.people import (
+    BASIS,
+    RULES,
+    about,
+    cache_at,
+    folded,
+    log_of,
+    packed,
+    set_dials,
+    steered_turn,
+    traffic,
+)
 
 from ostinato.adapt.state_fold import StateFold, StateRules
 from ostinato.core.errors import StorageFull
@@ -277,6 +288,103 @@ async def test_who_takes_the_consent_back_has_no_state_and_begins_anew(tmp_path:
     assert state is not None
     assert [rated.place for rated in state.recent] == sorted(rated.place for rated in state.recent)
     assert len(state.recent) == 1, "what was said before does not count"
+
+
+def held(fold: StateFold, person: tuple[str, str] = ANN) -> dict[int, float]:
+    state = fold.state(person)
+    assert state is not None
+    return dict(state.held)
+
+
+async def test_dials_that_a_person_sets_count_in_the_logs_order_for_them_alone(tmp_path: Path) -> None:
+    bolt = ("bolt", "ann")
+    rows: list[Row] = [
+        set_dials("1", ANN, 10.0, brief=0.5, lists=-1.0),
+        set_dials("2", bolt, 10.0, you=2.0),
+        set_dials("3", ANN, 9.0, lists=0.25, of_another_basis=1.0),  # later in the log, by a slower clock
+    ]
+    log = await log_of(rows)
+    fold = await folded(log, cache_at(tmp_path))
+    assert held(fold) == {0: 0.5, 1: 0.25}
+    assert held(fold, bolt) == {2: 2.0}
+    await fold.save()
+    await log.append(set_dials("4", ANN, 11.0, brief=None), set_dials("5", ("acme", "bob"), 12.0, unknown=1.0))
+    again = await folded(log, cache_at(tmp_path))
+    assert held(again) == {1: 0.25}
+    assert again.state(("acme", "bob")) is None, "nothing that is known was set"
+    await log.append(set_dials("6", ANN, 13.0), replace(set_dials("7", bolt, 13.0), dials=None))
+    await again.catch_up()
+    assert (held(again), held(again, bolt)) == ({}, {2: 2.0})
+
+
+async def test_nothing_said_of_answers_before_a_return_to_the_prior_counts_after_it(tmp_path: Path) -> None:
+    turns = [steered_turn(f"t{k}:0", ANN, 10.0 + k) for k in range(5)]
+    rated, late, after = turns[:3], turns[3:5], steered_turn("after:0", ANN, 20.0)
+    for far in (0.0, 1e9):  # the clock of the gateway that took it is behind, or far ahead
+        rows: list[Row] = [*rated, *late, *(about(turn, turn.id) for turn in rated)]
+        log = await log_of([*rows, set_dials("d", ANN, 14.5 + far), *(about(turn, turn.id) for turn in late)])
+        fold = await folded(log, cache_at(tmp_path / str(far)))
+        state = fold.state(ANN)
+        assert state is not None
+        assert state.evidence(RULES.prior, RULES.regression).ratings == 0
+        assert state.settled.reset_at == state.settled_at > 0
+        await log.append(after, about(after, "new"), *(about(turn, f"again {turn.id}", "undone") for turn in turns))
+        await fold.catch_up()
+        state = fold.state(ANN)
+        assert state is not None
+        assert [each.reward for each in state.recent] == [1.0]
+
+
+async def test_what_no_gateway_would_take_bends_nothing(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        set_dials("1", ANN, 1.0, brief=1e9, lists=float("inf"), you=float("-inf")),
+        set_dials("2", ANN, float("-inf"), you=None),
+        replace(set_dials("3", ANN, float("inf"), lists=1.0), user="bob"),
+        set_dials("4", ("acme", "zoe"), float("-inf")),
+    ]
+    fold = await folded(await log_of(rows), cache_at(tmp_path))
+    assert held(fold) == {0: 3.0}
+    await fold.save()
+    assert held(await folded(await log_of(rows), cache_at(tmp_path))) == {0: 3.0}
+
+
+async def test_who_allows_no_dials_sets_none_and_what_was_set_is_gone(tmp_path: Path) -> None:
+    refused = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.NEVER, at=50.0)
+    log = await log_of([set_dials("1", ANN, 1.0, brief=1.0), refused, set_dials("2", ANN, 60.0, lists=1.0)])
+    fold = await folded(log, cache_at(tmp_path))
+    assert fold.state(ANN) is None
+    await log.append(replace(refused, id="c2", level=Consent.ADAPT), set_dials("3", ANN, 61.0, you=1.0))
+    await fold.catch_up()
+    assert held(fold) == {2: 1.0}
+    without = replace(RULES, without=frozenset({"acme"}))
+    assert (await folded(log, cache_at(tmp_path / "without"), without)).state(ANN) is None
+
+
+async def test_set_dials_go_with_their_persons_key_on_disk(tmp_path: Path) -> None:
+    log = SqlLog.open(tmp_path / "log", lambda: 9.0, RecordConfig(encrypt=Encrypt.USER))
+    await log.append(SteeringBasis.of(BASIS, at=1.0), set_dials("1", ANN, 1.0, brief=1.0))
+    cache = cache_at(tmp_path, log.keys)
+    fold = await folded(log, cache)
+    await fold.save()
+    assert (held(fold), cache.count("acme")) == ({0: 1.0}, 1)
+    await log.forget(*ANN)
+    assert fold.state(ANN) is None
+    await fold.save()
+    assert cache.count("acme") == 0
+    assert (await folded(log, cache_at(tmp_path / "anew", log.keys))).state(ANN) is None
+    log.close()
+
+
+async def test_returns_to_the_prior_by_themselves_are_counted_and_survive_a_restart(tmp_path: Path) -> None:
+    turns = [steered_turn(f"t{k}:0", ANN, 10.0 + k) for k in range(60)]
+    strict = replace(RULES, regression=replace(RULES.regression, drift=0.0, limit=1.0))
+    log = await log_of([row for turn in turns for row in (turn, about(turn, turn.id, value=float(turn.id < "t3")))])
+    fold = await folded(log, cache_at(tmp_path), strict)
+    state = fold.state(ANN)
+    assert state is not None
+    assert fold.resets == state.evidence(RULES.prior, strict.regression).resets > 0
+    await fold.save()
+    assert (await folded(log, cache_at(tmp_path), strict)).resets == fold.resets
 
 
 async def test_answers_that_were_not_drawn_from_the_steered_distribution_itself_teach_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from tests.unit.adapt.people import about, cache_at, folded, log_of, packed, steered_turn
+from tests.unit.adapt.people import about, cache_at, folded, log_of, packed, set_dials, steered_turn
 
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.dials import DialAdaptation
@@ -196,3 +196,21 @@ async def test_two_violations_return_a_person_to_the_prior_with_half_the_cap_and
 def test_settings_that_contradict_each_other_are_refused(settings, match):
     with pytest.raises(ValidationError, match=match):
         AdaptConfig(**settings)
+
+
+@pytest.mark.parametrize("by_hand", [{}, {"plain": None}, {"plain": 0.5}], ids=["all", "one", "set"])
+async def test_nobody_escapes_a_strike_by_returning_a_dial_between_two_reports(tmp_path, by_hand):
+    rules, ann = replace(RULES, violations=replace(VIOLATIONS, strikes=2, holdout=0.0)), ("acme", "ann")
+    turns = [steered_turn(f"t{k}:0", ann, 10.0 + 10 * k, basis=BASIS) for k in range(3)]
+    first, second, _ = (about(turn, f"r{turn.id}", "reported") for turn in turns)
+    rows = [turns[0], first, set_dials("d", ann, 19.0, **by_hand), turns[1]]
+    log, cache = await log_of([SteeringBasis.of(BASIS, at=1.0), *rows]), cache_at(tmp_path)
+    fold = await folded(log, cache, rules)
+    assert fold.state(ann).strikes == 0
+    await fold.save()
+    await log.append(second)
+    again = await folded(log, cache, rules)  # from what was saved
+    await fold.catch_up()
+    assert again.state(ann).strikes == fold.state(ann).strikes == 1
+    assert (fold.state(ann).held, fold.state(ann).reported) == ((), 0)
+    assert packed(again, turns) == packed(fold, turns)

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.proxy import LosesAnswers
+from tests.unit.adapt.people import BASIS, cache_at
 
-from ostinato.core.records import Source
+from ostinato.adapt.config import AdaptConfig
+from ostinato.adapt.dials import DialAdaptation
+from ostinato.core.records import Source, SteeringBasis
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
@@ -29,7 +32,7 @@ KEY = "sk-0123456789abcdef"
 PACKAGE = Path(__file__).parents[3] / "client" / "src"
 
 
-def app(log, *keys, **config):
+def app(log, *keys, adaptation=None, **config):
     return create_app(
         engine=FakeEngine(),
         renderer=ByteRenderer(),
@@ -37,6 +40,7 @@ def app(log, *keys, **config):
         config=ServeConfig(api_keys=keys, **config),
         clock=lambda: 1000.0,
         model_name="m",
+        adaptation=adaptation,
     )
 
 
@@ -257,3 +261,30 @@ async def test_a_users_choice_is_recorded_and_told():
         with Ostinato(url, KEY) as client:
             assert await asyncio.to_thread(client.consent, "ann", "yes", signature=signature) == "yes"
     assert [(row.tenant, row.user, row.level) for row in log.rows] == [("acme", "ann", "never"), ("acme", "ann", "yes")]
+
+
+async def test_a_users_dials_are_shown_set_and_reset(tmp_path):
+    log, secret, name = MemoryLog(), "the secret of acme", "陳 Jürgen"
+    await log.append(SteeringBasis.of(BASIS, at=1.0))
+    adaptation = DialAdaptation(log, cache_at(tmp_path), AdaptConfig(mode="dials", holdout=0.0))
+    signature = sign_user(secret, name, now=1000.0)
+    gateway = app(log, f"acme:{KEY}", user_keys=(f"acme:{secret}",), adaptation=adaptation)
+    async with serving(gateway) as url:
+        async with AsyncOstinato(url, KEY) as client:
+            told = await client.set_dials(name, {"brief": 0.5, "lists": None}, signature=signature)
+            assert (told["user"], [dial["set"] for dial in told["dials"]]) == (name, [0.5, None, None])
+            assert await client.dials(name, signature=signature) == told
+            with pytest.raises(NotAllowed, match="signature"):
+                await client.dials(name)
+            with pytest.raises(Refused, match="there is no dial 'loud'") as caught:
+                await client.set_dials(name, {"loud": 1.0}, signature=signature)
+            assert caught.value.field == "loud"
+        with Ostinato(url, KEY) as client:
+            told = await asyncio.to_thread(client.reset_dials, name, signature=signature)
+            assert [dial["set"] for dial in told["dials"]] == [None] * 3
+            assert await asyncio.to_thread(client.dials, name, signature=signature) == told
+            told = await asyncio.to_thread(client.set_dials, name, {"you": -1}, signature=signature)
+            assert told["dials"][2]["words"] == "less you, set by hand"
+    async with serving(app(log, KEY)) as url, AsyncOstinato(url, KEY) as client:
+        with pytest.raises(Refused, match=r"adapt\.mode"):  # at once, not after the deadline
+            await client.dials("ann")

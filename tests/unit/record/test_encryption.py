@@ -14,7 +14,7 @@ from record_rows import EVERY, collect, signal
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ParsedCall, Row, Signal, Turn
-from ostinato.core.steering import Steered
+from ostinato.core.steering import DialSet, SetBy, Steered
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
@@ -430,6 +430,25 @@ async def test_a_turn_that_must_not_be_kept_is_stored_without_its_words_or_refus
         assert unkept.redacted
         assert traces(tmp_path, *written(said)) == []
     assert encrypt != "none" or traces(tmp_path, *written(ANN)), "the search finds what is kept"
+
+
+@pytest.mark.parametrize("encrypt", ["user", "tenant"])
+async def test_dials_that_a_person_set_lie_under_their_key_and_go_with_it(tmp_path: Path, encrypt: str):
+    """Also where they are the person's first row, and none of their turns has made a key."""
+    people = [("acme", "ann"), ("acme", "bob"), ("other", "ann")]
+    rows = [
+        DialSet(id=f"d{i}", tenant=tenant, user=user, at=1.0, by=SetBy.PERSON, dials={"outspoken": 0.25})
+        for i, (tenant, user) in enumerate(people)
+    ]
+    anew = replace(rows[0], id="anew", dials={})
+    with opened(tmp_path, encrypt) as log:
+        await log.append(*rows)
+        assert [row for _, row in await collect(log, kinds={DialSet})] == rows
+        assert traces(tmp_path, b"outspoken") == []
+        await log.forget("acme", "ann" if encrypt == "user" else None)
+        await log.append(anew)
+        left = [row.dials for _, row in await collect(log, kinds={DialSet}) if isinstance(row, DialSet)]
+        assert left == [None, {"outspoken": 0.25} if encrypt == "user" else None, {"outspoken": 0.25}, {}]
 
 
 # ---------------------------------------------------------------- the row that tells the folds

@@ -15,7 +15,7 @@ import pytest
 from record_rows import collect, firsts, one_of_each, signal
 
 from ostinato.core.records import ParsedCall, Row, Signal, SteeringBasis, Turn
-from ostinato.core.steering import Basis
+from ostinato.core.steering import Basis, DialSet, SetBy
 from ostinato.record.backup import KEYS, back_up
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
@@ -150,6 +150,20 @@ async def test_a_basis_goes_to_a_new_segment_and_is_found_beside_the_old_ones(ol
         assert await log.drop_old(1e9, 10_000) >= 3, "the segment of the basis among them"
         assert (await log.find(SteeringBasis, [(BASIS.hash,)]))[0].basis() == BASIS
         assert await log.append(basis) == log.newest()
+
+
+async def test_dials_that_a_person_sets_go_to_a_new_segment_under_their_key(old: Path, version: int):
+    chosen = DialSet(id="d", tenant="default", user="ann", at=2.0, by=SetBy.PERSON, dials={"brief": 0.5})
+    with (
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as reads,
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log,
+    ):
+        before = await collect(reads)
+        assert reads.tail(1, {DialSet}) == []
+        assert await log.append(chosen, chosen) == before[-1][0] + 1
+        assert await collect(reads) == [*before, (before[-1][0] + 1, chosen)]
+        await log.forget("default", "ann")
+        assert await log.find(DialSet, [("d",)]) == [replace(chosen, dials=None)]
 
 
 async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, version: int, tmp_path: Path):

@@ -29,6 +29,7 @@ from ostinato.core.records import (
     SteeringBasis,
     Turn,
 )
+from ostinato.core.steering import DialSet, SetBy
 from ostinato.record.config import RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
@@ -41,8 +42,8 @@ SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HU
 V1 = PolicyVersion(number=1, hash="a")
 FIRST = "0000000000000001.db"
 TABLES = [
-    "alarms", "bases", "batches", "consents", "deliveries", "dictionaries", "forgotten", "holdbacks", "identities", "pieces", "policies",
-    "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
+    "alarms", "bases", "batches", "consents", "deliveries", "dials", "dictionaries", "forgotten", "holdbacks", "identities", "pieces",
+    "policies", "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
 ]  # fmt: skip
 
 
@@ -68,9 +69,10 @@ async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
         Alarm(id="a", name="n", state=AlarmState.RAISED, reason="", at=1.0),
         SteeringBasis(hash="a", names=("a",), tokens=b"", directions=b"", weights="", at=1.0),
         ConsentGiven(id="a", tenant="t", user="u", level=Consent.NEVER, at=1.0),
+        DialSet(id="a", tenant="t", user="u", at=1.0, by=SetBy.PERSON, dials={}),
         Forgotten(id="a", tenant="t", user="u", key=1, at=1.0),
     ]
-    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=13)) as log:
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=14)) as log:
         log.derive_text(lambda token: "x")
         await log.append(*rows)
         path = tmp_path / "log" / FIRST

@@ -1,25 +1,34 @@
-"""`ostinato adapt`: fits the dials' directions to the live version, tries them against a suite of safety, writes the basis to the log."""
+"""`ostinato adapt`: fits the dials' directions to the live version, tries them against a suite of safety, writes the basis to the log;
+shows and resets people's dials.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import secrets
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
+from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.app.dials import BasisCheck, Safety, Told, check_live, fit_live
-from ostinato.app.storage import open_run
+from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of
-from ostinato.core.records import SteeringBasis
-from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import counting_bar
+from ostinato.core.records import Consent, SteeringBasis
+from ostinato.core.steering import DialSet, NotSteered, SetBy
+from ostinato.launch.commands.log import check_tenant, existing
+from ostinato.launch.views.audit import audited, login
+from ostinato.launch.views.screen import ago, counting_bar, plain
+from ostinato.record.person_cache import PersonCacheView
+from ostinato.run_directory import Run
 
 _MOST_BYTES = 1 << 20
 
@@ -101,6 +110,105 @@ def _progress() -> Generator[Told]:
             bar.update(lines[what], completed=done)
 
         yield told
+
+
+@asynccontextmanager
+async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, PersonCacheView, str]]:
+    """The run, everybody's states with all that is in the log, where they are kept, and the live version's hash or "". Writes nothing.
+
+    Raises NotFound, and what the log raises.
+    """
+    place = existing(config)
+    with open_run(config) as run:
+        cache = PersonCacheView(place.people, run.log.keys, config.record.encrypt)
+        try:
+            adaptation = DialAdaptation(run.log, cache, config.adapt)
+            await adaptation.follow()
+            live = await run.follower.resolve("live")
+            yield run, adaptation, cache, "" if live is None else live.hash
+        finally:
+            cache.close()
+
+
+async def show(config: Config, tenant: str, user: str, console: Console, *, machine: bool = False) -> None:
+    """Print what is known of a person's wishes. Raises NotFound without a run, or for a tenant that no key has."""
+    from ostinato.serve.consent import ConsentChoices  # slow to import
+
+    check_tenant(config, tenant)
+    person = (tenant, user)
+    async with _states(config) as (run, adaptation, _, live):
+        view, choices = adaptation.view(person, weights=live), ConsentChoices(run.log)
+        await choices.refresh()
+        allowed = Consent.strictest(choices.of(person), config.privacy.at_most(tenant))
+    if view.off not in (NotSteered.MODE, NotSteered.TENANT) and allowed not in (Consent.ADAPT, Consent.YES):
+        view = replace(view, off=NotSteered.CONSENT)
+    if machine:
+        console.print_json(data={"user": user, **view.to_json()}, highlight=False)
+        return
+    _say(console, f"{user} of {tenant}: answers {'lean' if view.off is None else f'do not lean: {view.off.words}'}")
+    if view.dials:
+        table = Table("dial", "value", "95%", "set by hand", "in words")
+        for dial in view.dials:
+            held = "" if dial.held is None else f"{dial.held:+.2f}"
+            table.add_row(dial.name, f"{dial.value:+.2f}", f"{dial.low:+.2f} to {dial.high:+.2f}", held, dial.words)
+        console.print(table)
+    began = "" if view.reset_at is None else f"; last return to the prior {ago(wall_clock() - view.reset_at)} ago"
+    _say(
+        console,
+        f"{view.ratings} ratings{began}; {view.resets} returns by themselves, {view.strikes} by reports; {view.nats:.2f} nats spent; "
+        f"answers lean by {view.scale:.0%} of these values",
+    )
+
+
+async def reset(config: Config, tenant: str, user: str, console: Console) -> None:
+    """Return a person's dials to the prior. Raises NotFound without a run, or for a tenant that no key has."""
+    place = existing(config)
+    check_tenant(config, tenant)
+    with audited(place, "reset dials", tenant=tenant, actor=login()), open_log(config) as log:
+        id, now = f"dials-{secrets.token_hex(16)}", wall_clock()
+        await log.append(DialSet(id=id, tenant=tenant, user=user, at=now, by=SetBy.OPERATOR, dials={}))
+    _say(console, f"{user} of {tenant}: all dials are at the prior, and no rating so far counts any more")
+
+
+async def status(config: Config, console: Console, *, machine: bool = False) -> None:
+    """Print whether answers lean, by which bases, and for how many people. Raises NotFound without a run."""
+    async with _states(config) as (_, adaptation, cache, live):
+        bases, fold, people = adaptation.bases, adaptation.fold, 0
+        if fold is not None:
+            await fold.save()  # into memory, so that all are counted
+            people = cache.people()
+        resets = 0 if fold is None else fold.resets
+    adapt = config.adapt
+    if machine:
+        console.print_json(
+            data={
+                "mode": adapt.mode,
+                "users": adapt.users,
+                "holdout": adapt.holdout,
+                "live": live or None,
+                "live_has_basis": live in bases,
+                "bases": [
+                    {"hash": each.hash, "weights": weights, "dials": each.names} for weights, each in bases.items()
+                ],
+                "people": people,
+                "resets": resets,
+            },
+            highlight=False,
+        )
+        return
+    whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
+    _say(console, f"mode {adapt.mode}: {whose}; {adapt.holdout:.0%} of people are held out")
+    table = Table("basis", "fitted to", "dials")
+    for weights, each in bases.items():
+        table.add_row(each.hash[:12], weights[:12] + (" (live)" if weights == live else ""), ", ".join(each.names))
+    console.print(table)
+    if live not in bases:
+        _say(console, f"the live version {live[:12] or '(none)'} has no basis: run `ostinato adapt fit`")
+    _say(console, f"{people} people with a state; {resets} returns to the prior by themselves")
+
+
+def _say(console: Console, words: str) -> None:
+    console.print(plain(words), highlight=False, markup=False, soft_wrap=True)
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.seams import Log
+from ostinato.core.steering import DialSet
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
@@ -49,6 +50,7 @@ KINDS: dict[str, set[type]] = {
         Alarm,
         SteeringBasis,
         ConsentGiven,
+        DialSet,
         Forgotten,
     },
     "turns": {Turn},
@@ -62,6 +64,7 @@ KINDS: dict[str, set[type]] = {
     "alarms": {Alarm},
     "bases": {SteeringBasis},
     "consents": {ConsentGiven},
+    "dials": {DialSet},
     "forgotten": {Forgotten},
 }
 SHOWN = 60
@@ -122,6 +125,10 @@ def _described(row: Row) -> tuple[str, str]:
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
         case ConsentGiven():
             return "consent", f"{row.tenant}  {row.user}  {row.level}"
+        case DialSet():
+            told = {name: "prior" if value is None else f"{value:g}" for name, value in (row.dials or {}).items()}
+            said = ", ".join(f"{name} {value}" for name, value in told.items()) or "all to the prior"
+            return "dials", f"{row.tenant}  {row.user}  by {row.by}  {'forgotten' if row.dials is None else said}"
         case Forgotten():
             return "forgotten", f"{row.tenant}  {'everybody' if row.user is None else row.user}"
         case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
@@ -198,7 +205,7 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
     from ostinato.serve.consent import ConsentChoices  # slow to import
 
     place = existing(config)
-    _check_tenant(config, tenant)
+    check_tenant(config, tenant)
     with open_log(config) as log:
         choices = ConsentChoices(log)
         await choices.refresh()
@@ -212,7 +219,7 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
     console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
-def _check_tenant(config: Config, tenant: str) -> None:
+def check_tenant(config: Config, tenant: str) -> None:
     """Raise NotFound for a tenant whose people cannot call: no key is its own, and it is not the one of calls without a key."""
     from ostinato.serve.auth import DEFAULT_TENANT, client_keys, key_holders  # not for every command of this file
 

@@ -48,6 +48,7 @@ from ostinato.core.records import (
     Window,
     WindowMaker,
 )
+from ostinato.core.steering import DialSet, SetBy
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
@@ -207,6 +208,10 @@ def _to_window(value: Any) -> Window:
     return Window(number=value[0], begins_with=value[1], by=WindowMaker(value[2]), budget=value[3])
 
 
+def _dials(dials: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {text(name): None if value is None else real(value) for name, value in dials.items()}
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -239,6 +244,8 @@ FORMS: Mapping[str, Form] = {
     "Sampling": Form(_sampling, _to_sampling),
     "RewardReach": Form(str, RewardReach),
     "Source": Form(str, Source),
+    "SetBy": Form(str, SetBy),
+    "Mapping[str, float | None] | None": _or_none(Form(_dials)),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
     "tuple[TurnHint, ...]": Form(_hints, _to_hints),
@@ -350,6 +357,7 @@ SMALL = (
         since=4,
     ),
     Kind("consents", ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
+    Kind("dials", DialSet, ("id",), ("id", "tenant", "user", "at", "by"), said=("dials",), since=5),
     Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
 )
 """The kinds stored as JSON only, apart from what people wrote."""

@@ -12,7 +12,7 @@ from psycopg import sql
 from ostinato.core.errors import Corrupt, TooLarge
 from ostinato.core.records import Identity, PolicyVersion, Row
 from ostinato.core.seams import Cursor
-from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind, load
+from ostinato.record.codec.kinds import TURNS, Kind, load
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.keys import KeyRing
@@ -205,14 +205,14 @@ def as_stored(row: Sequence[Any]) -> Stored:
     if number == _TURN:
         return TURNS, (seq, secret, body, tokens, logprobs, spelt if said is None else said, routes)
     kind = NUMBERED[number]
-    return kind, (seq, body, secret, said) if kind is SIGNALS else (seq, body)
+    return kind, (seq, body, secret, said) if kind.said else (seq, body)
 
 
 def _as_columns(kind: Kind, value: Sequence[Any]) -> tuple[Any, ...]:
     """The inverse of `as_stored`."""
     number = NUMBERS[kind.table]
     if kind is not TURNS:
-        seq, body, secret, said = value if kind is SIGNALS else (*value, None, None)
+        seq, body, secret, said = value if kind.said else (*value, None, None)
         return seq, number, body, secret, said, None, None, None, None
     seq, secret, head, tokens, logprobs, text, routes = value
     said, spelt = (text, None) if isinstance(text, bytes) else (None, text)

@@ -13,7 +13,7 @@ from ostinato.core.errors import Corrupt
 from ostinato.core.records import Identity, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec import turns
-from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind, load
+from ostinato.record.codec.kinds import TURNS, Kind, load
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.codec.tokens import PackedTokens, unflat, widen
@@ -27,8 +27,8 @@ _OFTEN = 8  # lookups of missing tokens after which all texts are read at once
 class PackedRows(ABC):
     """One segment's rows as records. Used by one thread at a time.
 
-    A stored row is a tuple that begins with its place. A turn: place, key, head, tokens, logprobs, text, routes. A signal: place,
-    body, key, correction and comment. Any other row: place and body.
+    A stored row is a tuple that begins with its place. A turn: place, key, head, tokens, logprobs, text, routes. One of a kind that holds
+    what people wrote: place, body, key, words. Any other row: place and body.
     """
 
     def __init__(self, name: str, ring: KeyRing | None) -> None:
@@ -103,7 +103,7 @@ class PackedRows(ABC):
             if kind is TURNS:
                 return turns.decode(self, stored)
             values = load(kind, kind.body, json.loads(self.shrinker.unpack(stored[1])))
-            if kind is SIGNALS and stored[3] is not None:
+            if kind.said and stored[3] is not None:
                 with suppress(KeyDestroyed):
                     said = self.reveal(stored[2], "said", stored[0], stored[3])
                     values |= load(kind, kind.said, json.loads(self.shrinker.unpack(said)))

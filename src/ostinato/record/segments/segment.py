@@ -19,7 +19,7 @@ from ostinato.core.records import Identity, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.record import sqlite
 from ostinato.record.codec import turns
-from ostinato.record.codec.kinds import KINDS, SIGNALS, SMALL, TURNS, Kind, key_of
+from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, key_of
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.keys import KeyRing
@@ -34,7 +34,7 @@ FORMAT = 5
 
 From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
 on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases
-and people's consents, and a turn has its own. From 5 on, there are rows about people who were forgotten.
+and people's consents, and a turn has its own. From 5 on, there are rows about people who were forgotten, and dials that people set.
 """
 
 READABLE = frozenset({1, 2, 3, 4, 5})
@@ -52,8 +52,7 @@ _TABLES = {
     "turns": "seq INTEGER PRIMARY KEY, secret INTEGER, head BLOB NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, "
     "text BLOB, routes BLOB",
 } | {
-    kind.table: "seq INTEGER PRIMARY KEY, body BLOB NOT NULL"
-    + (", secret INTEGER, said BLOB" if kind is SIGNALS else "")
+    kind.table: "seq INTEGER PRIMARY KEY, body BLOB NOT NULL" + (", secret INTEGER, said BLOB" if kind.said else "")
     for kind in SMALL
 }
 

@@ -1,0 +1,131 @@
+// <ostinato-dials src="/ostinato/v1/adaptation">: a person sees and sets how answers lean to them. No dependencies; see README.md.
+
+const STYLE = `
+  :host { display: block; font: inherit; color: inherit; max-width: 36rem; --ostinato-dials-accent: #2563eb; }
+  h2 { font-size: 1.1em; margin: 0 0 .5em; }
+  ul { list-style: none; margin: 0; padding: 0; }
+  li { padding: .6em 0; border-top: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
+  .line { display: flex; gap: .75em; align-items: baseline; flex-wrap: wrap; }
+  label { font-weight: 600; }
+  .words { flex: 1; min-width: 10rem; }
+  .track { position: relative; padding-top: .45em; }
+  .known { position: absolute; top: 0; height: .3em; border-radius: .15em; background: var(--ostinato-dials-accent); opacity: .35; }
+  input { width: 100%; margin: 0; accent-color: var(--ostinato-dials-accent); }
+  button { font: inherit; color: inherit; background: none; border: 1px solid currentColor; border-radius: .3em; padding: .2em .7em; cursor: pointer; }
+  button:disabled { opacity: .5; cursor: default; }
+  li button { padding: 0 .5em; font-size: .85em; }
+  [role="status"] { min-height: 1.4em; margin: .6em 0; }
+  small { display: block; }
+`;
+const TEXTS = {
+  heading: "How answers are written for you",
+  reset: "Forget all of it",
+  confirm: "Forget what was learned from your ratings, and what you set here?",
+  clear: "let it learn",
+  none: "There is nothing to set yet.",
+  learned: (ratings) => `Learned from ${ratings} of your ratings. The bar over a slider is where your wish probably lies.`,
+  returned: (at) => `Begun anew on ${at.toLocaleDateString()}.`,
+  failed: "This could not be saved; try again.",
+  off: {
+    consent: "Your answers do not change, because you do not allow them to learn from you.",
+    holdout: "Your answers do not change at present; what you set here is kept.",
+    tenant: "Your answers do not change here.",
+    basis: "Your answers do not change until the new version of the model has been prepared.",
+    trial: "Your answers do not change for a while; what you set here is kept.",
+  },
+};
+const sheet = typeof CSSStyleSheet === "function" ? new CSSStyleSheet() : null;
+sheet?.replaceSync(STYLE);
+
+/**
+ * Shows the dials that `src` of the page's own site answers, and sends what the person sets there. After each answer it dispatches the
+ * event `dials` with that answer as its detail. `texts` holds its words, `describe(dial)` those for a dial; replace them for another language.
+ */
+export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
+  texts = TEXTS;
+  describe = (dial) => dial.words;
+  #root;
+  #told = null;
+  #asked = 0;
+
+  async connectedCallback() {
+    if (!this.#root) {
+      this.#root = this.attachShadow({ mode: "open" });
+      this.#root.adoptedStyleSheets = [sheet];
+    }
+    await this.#ask("GET");
+  }
+
+  /** Ask again, for instance after the person has rated an answer. */
+  refresh() {
+    return this.#ask("GET");
+  }
+
+  async #ask(method, body) {
+    const number = ++this.#asked;
+    let told = null;
+    let failure = "";
+    try {
+      const headers = body ? { "content-type": "application/json" } : {};
+      const reply = await fetch(this.getAttribute("src"), { method, headers, body: body && JSON.stringify(body) });
+      const answer = await reply.json();
+      if (reply.ok) told = answer;
+      else failure = answer?.error?.code === "dials_off" ? this.texts.off.consent : this.texts.failed;
+    } catch {
+      failure = this.texts.failed;
+    }
+    if (number !== this.#asked) return; // a later call is under way, and shows what there is then
+    this.#told = told ?? this.#told;
+    this.#draw(failure);
+    if (told) this.dispatchEvent(new CustomEvent("dials", { detail: told }));
+  }
+
+  #draw(failure) {
+    const told = this.#told;
+    const focus = this.#root.activeElement?.id;
+    const parts = [element("h2", { textContent: this.texts.heading })];
+    const dials = told?.dials ?? [];
+    if (dials.length > 0) parts.push(element("ul", {}, dials.map((dial) => this.#dial(dial, told.most))));
+    const said = failure || (told && dials.length === 0 ? this.texts.none : told?.off ? (this.texts.off[told.off.reason] ?? told.off.message) : "");
+    parts.push(element("p", { role: "status", textContent: said }));
+    if (dials.length > 0) {
+      const since = told.last_reset === null ? "" : ` ${this.texts.returned(new Date(1000 * told.last_reset))}`;
+      parts.push(element("small", { textContent: this.texts.learned(told.ratings) + since }));
+      const forget = () => globalThis.confirm(this.texts.confirm) && this.#ask("DELETE");
+      parts.push(element("p", {}, [element("button", { id: "reset", type: "button", textContent: this.texts.reset, onclick: forget })]));
+    }
+    this.#root.replaceChildren(...parts);
+    if (focus) this.#root.getElementById(focus)?.focus();
+  }
+
+  #dial(dial, most) {
+    const id = `dial-${dial.name}`;
+    const percent = (value) => (50 * (Math.min(most, Math.max(-most, value)) + most)) / most;
+    const words = element("span", { className: "words", id: `${id}-words`, textContent: this.describe(dial) });
+    const input = element("input", { id, type: "range", min: -most, max: most, step: 0.1, value: dial.value });
+    input.setAttribute("aria-describedby", words.id);
+    input.setAttribute("aria-valuetext", this.describe(dial));
+    input.onchange = () => this.#ask("PUT", { [dial.name]: Number(input.value) });
+    const line = [element("label", { htmlFor: id, textContent: dial.name.replaceAll("_", " ") }), words];
+    if (dial.set !== null) {
+      const clear = () => this.#ask("PUT", { [dial.name]: null });
+      line.push(element("button", { id: `${id}-clear`, type: "button", textContent: this.texts.clear, onclick: clear }));
+    }
+    const known = element("div", { className: "known" });
+    known.style.left = `${percent(dial.low)}%`;
+    known.style.width = `${Math.max(1, percent(dial.high) - percent(dial.low))}%`;
+    return element("li", {}, [element("div", { className: "line" }, line), element("div", { className: "track" }, [known, input])]);
+  }
+}
+
+function element(name, properties, children = []) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key === "role") made.setAttribute(key, value);
+    else made[key] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+globalThis.customElements?.define("ostinato-dials", OstinatoDials);

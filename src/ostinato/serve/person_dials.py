@@ -1,0 +1,158 @@
+"""A person's dials over HTTP: `GET /v1/adaptation` shows them, `PUT` sets some by hand, `DELETE` returns all to the prior.
+
+They are their person's own: the user is named by X-Ostinato-User and, unless any declared name has dials (`adapt.users`), proven by
+X-Ostinato-User-Signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.records import Arm, Consent, Person
+from ostinato.core.seams import Adaptation
+from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
+from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.consent import ConsentChoices, named_user
+from ostinato.serve.dialects.dialect import kind, refusal
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.wire.exchange import Exchange
+
+if TYPE_CHECKING:
+    from ostinato.serve.parts import Parts
+
+_REFUSING = (NotSteered.TENANT, NotSteered.CONSENT)  # under which nothing that a person sets would be kept
+
+
+class DialsOff(OstinatoError):
+    """This person has no dials to set; the message says why, and who can change it."""
+
+    status = 403
+    code = "dials_off"
+
+
+class PersonDialHandlers:
+    """The handlers of `/v1/adaptation`."""
+
+    def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
+        self._parts, self._choices = parts, choices
+        self._users = UserKeys(parts.config.user_keys)
+
+    async def show(self, exchange: Exchange) -> None:
+        """`GET`: what is known of the person, and what it does to their answers. Raises NotFound, Unauthorized, Unavailable."""
+        who = self._parts.keys.identify(exchange.headers)
+        self._parts.quotas.count_call(who.tenant)
+        adaptation, person = self._person(exchange, who)
+        async with self._in_time():
+            view = await self._view(adaptation, person)
+        await self._reply(exchange, person, view)
+
+    async def set(self, exchange: Exchange) -> None:
+        """`PUT`: set dials by name, or with null return them to the prior; durable, and in effect here, when this is answered.
+
+        Raises BadRequest, DialsOff, NotFound, Unauthorized, Unavailable.
+        """
+        parts, who = self._parts, self._parts.keys.identify(exchange.headers)
+        parts.quotas.expect_events(who.tenant)  # before the body is read
+        adaptation, person = self._person(exchange, who)
+        body = await exchange.json(partial(parts.quotas.count_bytes, who.tenant))
+        parts.quotas.count_events(who.tenant, 1)
+        async with self._in_time():
+            view = await self._view(adaptation, person)
+            if view.off is not None and view.off in _REFUSING:
+                raise DialsOff(f"Nothing was set: {view.off.words}.")
+            view = await self._record(adaptation, person, _wish(body, [dial.name for dial in view.dials]))
+        await self._reply(exchange, person, view)
+
+    async def reset(self, exchange: Exchange) -> None:
+        """`DELETE`: all dials back to the prior; no rating so far counts any more. Raises NotFound, Unauthorized, Unavailable."""
+        parts, who = self._parts, self._parts.keys.identify(exchange.headers)
+        parts.quotas.count_events(who.tenant, 1)
+        adaptation, person = self._person(exchange, who)
+        async with self._in_time():
+            view = await self._view(adaptation, person)
+            if view.off not in _REFUSING:  # else nothing is kept of them
+                view = await self._record(adaptation, person, {})
+        await self._reply(exchange, person, view)
+
+    def _person(self, exchange: Exchange, who: Principal) -> tuple[Adaptation, Person]:
+        """The person who asks, proven as far as people with dials must be. Raises BadRequest, NotFound, Unauthorized."""
+        adaptation = self._parts.adaptation
+        if adaptation is None:
+            raise NotFound(
+                "Nobody has dials on this server: adapt.mode is 'off'; the operator sets it to 'dials' and runs `ostinato adapt fit`."
+            )
+        user = named_user(exchange.text("X-Ostinato-User"), "X-Ostinato-User")
+        signature = exchange.text("X-Ostinato-User-Signature")
+        if signature is not None:
+            self._users.check(who.tenant, user, signature, self._parts.clock())
+        elif adaptation.verified_only:
+            raise Unauthorized(
+                "A person's dials are shown and set with their signature only; send X-Ostinato-User-Signature (serve.user_keys), made by "
+                "sign_user of ostinato_client on the product's server."
+            )
+        return adaptation, (who.tenant, user)
+
+    async def _view(self, adaptation: Adaptation, person: Person) -> PersonView:
+        """What is known now, with what the person and the operator allow."""
+        await self._choices.refresh()
+        slots = self._parts.engine.slots()
+        live = slots.get(Arm.LIVE)
+        view = await adaptation.shown(person, weights="" if live is None else live.hash)
+        allowed = Consent.strictest(self._choices.of(person), self._parts.privacy.at_most(person[0]))
+        if allowed not in (Consent.ADAPT, Consent.YES) and view.off is not NotSteered.TENANT:
+            return replace(view, off=NotSteered.CONSENT)
+        on_trial = view.off is None and self._parts.arms.on_trial(slots)
+        return replace(view, off=NotSteered.TRIAL) if on_trial else view
+
+    async def _record(self, adaptation: Adaptation, person: Person, dials: Mapping[str, float | None]) -> PersonView:
+        parts, (tenant, user) = self._parts, person
+        id = f"dials-{secrets.token_hex(16)}"
+        row = DialSet(id=id, tenant=tenant, user=user, at=parts.clock(), by=SetBy.PERSON, dials=dials)
+        await asyncio.shield(parts.writes.begin(parts.log.append(row)))
+        return await self._view(adaptation, person)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncGenerator[None]:
+        """Wait for the log no longer than a turn would. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(self._parts.config.store_timeout_s):
+                yield
+        except TimeoutError:
+            raise Unavailable(
+                "The log did not answer in time, or its past is still being read after a start; what was sent may be recorded or not: "
+                "send it again."
+            ) from None
+
+    async def _reply(self, exchange: Exchange, person: Person, view: PersonView) -> None:
+        await exchange.reply(200, json_bytes({"user": person[1], **view.to_json()}))
+
+
+def _wish(body: Any, names: list[str]) -> dict[str, float | None]:
+    """The dials to set. Raises BadRequest naming every dial that is wrong."""
+    if not isinstance(body, dict):
+        raise BadRequest(f"The body must be a JSON object of dials, not {kind(body)}.")
+    given: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]
+    if not names:
+        raise NotFound(f"There are no dials yet: {NotSteered.BASIS.words}.")
+    if not given:
+        raise BadRequest(f"Name a dial to set ({', '.join(names)}); DELETE returns all of them to the prior.")
+    wrong: dict[str, str] = {}
+    for name, value in given.items():
+        if name not in names:
+            wrong[name[:60]] = (
+                f"there is no dial {name[:60]!r} in the basis that is used now; it has {', '.join(names)}"
+            )
+        elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null, not {kind(value)}"
+        elif value is not None and not abs(value) <= MOST_SET:
+            wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null to return it to the prior"
+    if wrong:
+        raise refusal(wrong)
+    return given

@@ -1,0 +1,136 @@
+"""`ostinato adapt show`, `reset` and `status`: beside a gateway and without one, from its cache or from the log alone."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.unit.adapt.people import BASIS, about, set_dials, steered_turn
+
+from ostinato.adapt.dials import DialAdaptation
+from ostinato.app.storage import open_log
+from ostinato.config import load
+from ostinato.core.errors import NotFound
+from ostinato.core.records import Consent, ConsentGiven, SteeringBasis
+from ostinato.core.steering import DialSet, SetBy
+from ostinato.launch.commands.adapt import reset, show, status
+from ostinato.launch.commands.log import line, print_log
+from ostinato.record.person_cache import SqlPersonCache
+from ostinato.run_directory import Home
+
+ANN = ("acme", "ann")
+KEYS = "serve.api_keys=['acme:sk-0123456789abcdef']"
+
+
+def settings(tmp_path, *more):
+    return load(None, [f"run.directory={tmp_path / 'run'}", KEYS, "adapt={mode='dials', holdout=0.0}", *more])
+
+
+async def fill(log):
+    turns = [steered_turn(f"t{k}:0", ANN, 10.0 + k) for k in range(8)]
+    ratings = [about(turn, f"s{k}", value=0.0) for k, turn in enumerate(turns)]
+    await log.append(SteeringBasis.of(BASIS, at=1.0), *turns, *ratings, set_dials("d", ANN, 30.0, lists=-1.5))
+    await log.append(set_dials("e", ("acme", "bob"), 31.0, brief=1.0))
+
+
+async def said(command, *given, **how):
+    seen = io.StringIO()
+    await command(*given, Console(file=seen, width=160), **how)
+    return seen.getvalue()
+
+
+async def shown(config, user="ann"):
+    return json.loads(await said(show, config, "acme", user, machine=True))
+
+
+@pytest.mark.parametrize("encrypt", ["none", "user"])
+async def test_a_person_is_shown_and_reset_whether_a_gateway_has_saved_or_not(tmp_path, encrypt):
+    config = settings(tmp_path, f"record.encrypt={encrypt}")
+    with open_log(config) as log:
+        await fill(log)
+        alone = await shown(config)
+        assert [dial["set"] for dial in alone["dials"]] == [None, -1.5, None]
+        assert (alone["user"], alone["ratings"], alone["off"]["reason"]) == ("ann", 8, "basis")
+        gateway = SqlPersonCache(Home(config.run.directory).people, log.keys, config.record.encrypt, most=100)
+        adaptation = DialAdaptation(log, gateway, config.adapt)
+        await adaptation.follow()
+        await adaptation.fold.save()
+        before = Home(config.run.directory).people.read_bytes()
+        assert await shown(config) == alone, "from what it has saved"
+        await log.append(set_dials("f", ANN, 40.0, brief=0.25))
+        assert [dial["set"] for dial in (await shown(config))["dials"]] == [0.25, -1.5, None], "and from later rows"
+        counted = json.loads(await said(status, config, machine=True))
+        assert (counted["people"], counted["mode"], counted["live_has_basis"]) == (2, "dials", False)
+        assert counted["bases"] == [{"hash": BASIS.hash, "weights": BASIS.weights, "dials": list(BASIS.names)}]
+        assert "all dials are at the prior" in await said(reset, config, *ANN)
+        assert Home(config.run.directory).people.read_bytes() == before, "the gateway's own file is not touched"
+        await adaptation.follow()
+        view = adaptation.view(ANN, weights=BASIS.weights)
+        assert ([dial.held for dial in view.dials], view.ratings) == ([None] * 3, 0)
+        assert [dial.held for dial in adaptation.view(("acme", "bob"), weights="").dials] == [1.0, None, None]
+        gateway.close()
+    after = await shown(config)
+    assert (after["ratings"], [dial["set"] for dial in after["dials"]]) == (0, [None] * 3)
+    assert after["last_reset"] is not None
+    with open_log(config) as log:
+        (row,) = [row for _, row in log.tail(1, {DialSet})]
+        assert (row.person, row.dials, row.by) == (ANN, {}, SetBy.OPERATOR)
+    assert (tmp_path / "run" / "audit.jsonl").read_text().count('"reset dials"') == 1
+
+
+async def test_what_people_read_is_one_screen(tmp_path):
+    config = settings(tmp_path)
+    with open_log(config) as log:
+        await fill(log)
+        await log.append(ConsentGiven(id="c", tenant="acme", user="bob", level=Consent.AGGREGATE, at=50.0))
+    words = await said(show, config, "acme", "ann")
+    assert "fewer lists, set by hand" in words
+    assert "8 ratings" in words
+    assert "ostinato adapt fit" in words
+    assert "does not allow it" in await said(show, config, "acme", "bob")
+    assert "adapt.mode is 'off'" in await said(show, settings(tmp_path, "adapt={mode='off'}"), "acme", "ann")
+    forged = await said(show, config, "acme", "ann\x1b[2J")
+    assert "\x1b" not in forged
+    words = await said(status, config)
+    assert "mode dials: users that their tenant signs; 0% of people are held out" in words
+    assert "1 people with a state" in words
+    assert "has no basis: run `ostinato adapt fit`" in words
+
+
+async def test_a_run_or_a_tenant_that_is_not_there_is_refused(tmp_path):
+    config = settings(tmp_path)
+    for command, given in ((show, ANN), (reset, ANN), (status, ())):
+        with pytest.raises(NotFound, match="ostinato up"):
+            await said(command, config, *given)
+    with open_log(config):
+        pass
+    for command in (show, reset):
+        with pytest.raises(NotFound, match="tenant 'amce'"):
+            await said(command, config, "amce", "ann")
+    assert (await shown(config))["dials"] == []
+
+
+async def test_a_damaged_cache_is_passed_over(tmp_path):
+    config = settings(tmp_path)
+    with open_log(config) as log:
+        await fill(log)
+    expected = await shown(config)
+    place: Path = Home(config.run.directory).people
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(b"no database" * 200)
+    place.with_suffix(".key").write_text("00" * 32)
+    assert await shown(config) == expected
+
+
+async def test_the_log_is_printed_with_the_dials_that_people_set(tmp_path):
+    config = settings(tmp_path)
+    with open_log(config) as log:
+        await fill(log)
+    lines = (await said(print_log, config, "dials", 2)).splitlines()
+    assert lines[0].endswith("acme  ann  by person  lists -1.5")
+    row = set_dials("f", ANN, 1.0, brief=None)
+    assert line(row).endswith("brief prior")
+    assert line(replace(row, dials={})).endswith("all to the prior")
+    assert line(replace(row, dials=None)).endswith("forgotten")
