@@ -174,15 +174,17 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     people, rounds, rates = (40, (1,), (1e-3,)) if args.quick else (200, (1, 8), (2e-5, 1e-3))
+    courses = [(people, Course(*each)) for each in itertools.product((None, 0.1, 1.0), rounds, rates)]
+    if not args.quick:
+        courses.append((40, Course(1.0, 100, 3e-3)))  # that the attack and the extraction find what is there
     rows = list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory), people)
-        for weight, many, rate in itertools.product((None, 0.1, 1.0), rounds, rates):
-            course = Course(weight, many, rate)
-            found = world.run(course)
-            rows.append({"course": course.name, **found})
-            print(course.name, " ".join(f"{name} {value:.3g}" for name, value in found.items()), flush=True)
-    args.out.write_text(json.dumps({"people": people, "tokens": TOKENS, "rows": rows}, indent=2) + "\n")
+        for place, (count, course) in enumerate(courses):
+            found = World(Path(directory) / str(place), count).run(course)
+            rows.append({"people": count, "course": course.name, **found})
+            told = " ".join(f"{name} {value:.3g}" for name, value in found.items())
+            print(f"{count} people, {course.name}: {told}", flush=True)
+    args.out.write_text(json.dumps({"tokens": TOKENS, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from ostinato.core.records import (
     Span,
     SteeringBasis,
     Turn,
+    TurnHint,
     Window,
     WindowMaker,
 )
@@ -60,7 +61,9 @@ TURN = Turn(
     ended_at=10.4,
     numerics="0123456789abcdef",
     routes=b"ORT1\x00\xff\n",
-    steered=Steered(basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1)),
+    steered=Steered(
+        basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1), gaps=((1, 4),)
+    ),
     branch=Branch.COMPACTED,
     window=Window(number=2, begins_with="q:0", by=WindowMaker.GATEWAY, budget=6144),
 )
@@ -81,6 +84,7 @@ BATCH = Batch(
     at=50.0,
     shown=(0.25,),
     after=((0.5, 0.1 + 0.2),),
+    hints=(TurnHint(turn="r:0", weight=0.1 + 0.2, signal="s"), TurnHint(turn="q:0", weight=0.5, following="r:0")),
 )
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0

@@ -188,6 +188,7 @@ def open_refold(config: Config, log: RowLog, people: Sequence[ErasureRequest], t
         gold=gold_people(config.release.monitors),
         token_bytes=tokens.token_bytes,
         answer_ids=tokens.answer_ids,
+        hint_tokens=tokens,
     )
 
 

@@ -84,6 +84,7 @@ def _byte_level() -> dict[str, int]:
 # ---------------------------------------------------------------- the renderer
 
 
+FENCES = ("```", "~~~")
 _HELD_CHARS = 1_000  # `encode` holds the interpreter's lock until it is done, which would stop all streams; a batch of one lets go of it
 
 
@@ -188,6 +189,25 @@ class HFRenderer:
         """The messages in a rendered conversation, the opening of the answer included; [] if its template names no roles in words."""
         return _messages(list(_segments(ids, self.token_bytes)))
 
+    def with_note(self, ids: Sequence[int], note: str) -> list[int]:
+        """A rendered conversation with a text at the end of its last message; [] if it does not end as the template ends a prompt.
+
+        Raises BadRequest for a text that has no tokens but control tokens.
+        """
+        tail = self._tail
+        if not tail or list(ids[-len(tail) :]) != tail:
+            return []
+        return [*ids[: -len(tail)], *self.encode(note), *tail]
+
+    @cached_property
+    def _tail(self) -> list[int]:
+        """What the template puts after the text of a user's message at the end, up to the answer; [] if that cannot be told."""
+        try:
+            written = self._template.asking(Conversation(messages=(Message(role=Role.USER, text=_MARK),)))
+        except BadRequest:  # a template that wants other roles
+            return []
+        return self._encode_piece(self._core, written.rpartition(_MARK)[2], first=False)
+
     def grammar(self, conversation: Conversation) -> str:
         thinks = bool(self._format.reasoning)
         opening = self._template.opening
@@ -234,9 +254,9 @@ class HFRenderer:
 
     def reserved_ids(self) -> frozenset[int]:
         """Tokens that no dial may make likelier or unlikelier: control tokens but for the end of an answer, whose length is a matter of
-        form, and those that the opening of a tool call is made of.
+        form, and those that openings of tool calls and of fenced code are made of.
         """
-        openings = (self.encode(text) for text in self._format.openings)
+        openings = (self.encode(text) for text in (*self._format.openings, *FENCES))
         return (self._control_ids - self._stop_ids).union(*openings)
 
     def stop_ids(self) -> frozenset[int]:
@@ -289,6 +309,7 @@ class HFRenderer:
         return frozenset(ids.union(self._control[token] for token in self._template.ends[:1]))
 
 
+_MARK = "qzvnotevzq"  # that no template looks for
 _ROLES = {role.value: role for role in (Role.SYSTEM, Role.USER, Role.ASSISTANT)} | {"model": Role.ASSISTANT}
 
 

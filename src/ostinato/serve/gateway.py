@@ -132,11 +132,11 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
 def _abilities(*, forms: bool) -> dict[str, Any]:
     """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
     no, yes = {"supported": False}, {"supported": True}
-    edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
+    edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), yes)
     return {
         **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
         "compaction": yes | {"summarize": yes},
-        "context_management": no | edits,
+        "context_management": yes | edits,
         "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
         "server_tools": no | {"code_execution": no, "web_search": no},
         "structured_outputs": {"supported": forms},

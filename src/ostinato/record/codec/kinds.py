@@ -44,6 +44,7 @@ from ostinato.core.records import (
     Source,
     SteeringBasis,
     Turn,
+    TurnHint,
     Window,
     WindowMaker,
 )
@@ -104,6 +105,17 @@ def _credits(credits: tuple[Advantages, ...]) -> list[list[Any]]:
 
 def _to_credits(turns: Any) -> tuple[Advantages, ...]:
     return tuple(tuple(value for value, length in runs for _ in range(length)) for runs in turns)
+
+
+def _hints(hints: tuple[TurnHint, ...]) -> list[list[Any]]:
+    return [[text(each.turn), real(each.weight), text(each.signal), text(each.following)] for each in hints]
+
+
+def _to_hints(value: Any) -> tuple[TurnHint, ...]:
+    return tuple(
+        TurnHint(turn=turn, weight=weight, signal=signal, following=following)
+        for turn, weight, signal, following in value
+    )
 
 
 def _ranges(ranges: Any) -> list[list[int]]:
@@ -229,6 +241,7 @@ FORMS: Mapping[str, Form] = {
     "Source": Form(str, Source),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
+    "tuple[TurnHint, ...]": Form(_hints, _to_hints),
     "tuple[LineSurvival, ...]": Form(_survivals, _to_survivals),
     "tuple[LineValues, ...]": Form(_line_values, _to_line_values),
 }
@@ -316,7 +329,7 @@ SMALL = (
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after", "upto"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after", "upto", "hints"),
         for_ever=True,
     ),
     Kind(

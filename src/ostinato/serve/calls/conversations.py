@@ -221,6 +221,8 @@ class PendingPrompt:
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
     summary: SummaryTurn | None = None  # the one with which it begins, if it continues no turn
+    origin: list[bytes] | None = None  # the chain of what the client sent, if parts of that were cleared
+    cleared: _Entry | None = None  # the turn that it continues but for what was cleared
     again: bool = False  # it was asked before
     begun: bool = False  # its episode has turns already
     packed: array[int] | None = None  # the prompt's ids, if it was rendered whole
@@ -234,8 +236,8 @@ class PendingPrompt:
     @property
     def window(self) -> Window | None:
         """The window that it stands in: that of the turn that it continues, or the one that begins with the summary."""
-        if self.entry is not None:
-            return self.entry.window
+        if (entry := self.entry or self.cleared) is not None:
+            return entry.window
         return None if self.summary is None else self.summary.next_window()
 
     @property
@@ -298,8 +300,12 @@ class Sessions:
         conversation: Conversation,
         chain: list[bytes],
         summary: SummaryTurn | None = None,
+        *,
+        origin: list[bytes] | None = None,
     ) -> PendingPrompt:
-        """Recognise a conversation. `chain`: its hashes (`chain_of`); `summary`: the one with which it begins, as its client proves."""
+        """Recognise a conversation. `chain`: its hashes (`chain_of`); `summary`: the one with which it begins, as its client proves;
+        `origin`: the hashes of what the client sent, if parts of that were cleared.
+        """
         # strangers may ask the same question, and any user may begin two conversations with the same words
         spoken = _spoken(conversation.messages)
         telling = not scope.shared and (scope.episode is not None or bool(spoken))
@@ -311,9 +317,14 @@ class Sessions:
             known=0,
             entry=None,
             summary=summary if summary is not None and scope.episode in (None, summary.episode) else None,
+            origin=origin,
             again=telling and self._questions.again(chain[-1], scope.episode or ""),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
+        if origin is not None and self._entries:
+            found = ((i, self._find(origin[i + 1], scope.episode)) for i in spoken)
+            known = (e for i, e in found if e and (not scope.shared or _made_by(conversation.messages[i], e.turn)))
+            question.cleared = next(known, None)
         for i in spoken if self._entries else ():
             entry = self._find(chain[i + 1], scope.episode)
             if entry is not None and question.entry is None:
@@ -330,7 +341,8 @@ class Sessions:
             # if a part of the conversation cannot be rendered alone, the search ends
             with suppress(BadRequest):
                 self._find_cold(question)
-        if question.entry is None and question.summary is None and not question.scope.shared:
+        unknown = question.entry is None and question.cleared is None and question.summary is None
+        if unknown and not question.scope.shared:
             scope, messages = question.scope, question.conversation.messages
             question.summary = self._summaries.find(_answers_of(scope), scope.episode, messages)
         entry, conversation = question.entry, question.conversation
@@ -356,6 +368,9 @@ class Sessions:
             whole = replace(answer, text=question.prefill + answer.text)
             entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
             self._put(_next(question.before, whole.digest), entry)
+            if question.origin is not None:  # whoever sends that again goes on with this turn, but not with its tokens
+                before = question.origin[-2 if question.conversation.continued else -1]
+                self._put(_next(before, whole.digest), replace(entry, known=False))
             self._index(turn, question.scope, answer)
 
     def restore(self, turn: Turn) -> None:
@@ -553,7 +568,7 @@ def _prompt(ids: array[int], question: PendingPrompt, *, follows: bool) -> Promp
         packed = swapped.tobytes()
     unpacked = struct.unpack(f"={len(ids)}i", ids)
     entry = question.entry
-    before = entry or question.summary  # its episode goes on
+    before = entry or question.cleared or question.summary  # its episode goes on
     return Prompt(
         ids=unpacked,
         parent=entry.turn if entry is not None and follows else None,
@@ -574,12 +589,12 @@ def _branch(question: PendingPrompt, *, follows: bool) -> Branch:
     entry, answered = question.entry, question.spoken
     return branch_of(
         again=question.again,
-        begun=question.begun,
+        begun=question.begun or question.cleared is not None,
         answers=len(answered),
         unknown=len(answered) if entry is None else sum(place >= question.known for place in answered),
         follows=follows,
         alone=entry is None or entry.length == len(entry.run.ids),
-        compacted=entry is None and question.summary is not None,
+        compacted=entry is None and question.cleared is None and question.summary is not None,
     )
 
 

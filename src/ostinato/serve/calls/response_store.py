@@ -83,13 +83,14 @@ class ResponseStore:
             return self.conversation(request)
         return request.conversation
 
-    def keep(self, request: ConversationRequest, turn: Turn, answer: Message) -> None:
-        """Keep an answer, unless the client sent `store` false or the answer is incomplete."""
+    def keep(
+        self, request: ConversationRequest, turn: Turn, answer: Message, block: CompactionBlock | None = None
+    ) -> None:
+        """Keep an answer, and the summary that the call began with, unless the client sent `store` false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
-        self._put(
-            turn.id.rpartition(":")[0], _Kept(turn.user, request.previous_response_id, (*request.read.parts, answer))
-        )
+        said = (*request.read.parts, *([] if block is None else [block_message(block)]), answer)
+        self._put(turn.id.rpartition(":")[0], _Kept(turn.user, request.previous_response_id, said))
 
     def keep_block(self, request: Request, id: str, user: str, block: CompactionBlock) -> None:
         """Keep a summary, with which a conversation that goes on from this answer begins."""
