@@ -13,7 +13,7 @@ from ostinato.core.steering import CLIP, Basis, Steering
 from ostinato.engine.admission import check_request
 from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model.logit_edits import UNEDITED, Edit
-from ostinato.model.steering import AnswerSteering, CodeFences, LogitSteering
+from ostinato.model.steering import AnswerSteering, CodeFences, LogitSteering, StaticSteering
 
 VOCAB = 700
 
@@ -165,7 +165,7 @@ def test_logits_that_are_no_numbers_stay_as_they_are(bad):
 def test_what_cannot_be_steered_by_is_refused(change, says):
     fields = {"basis": a_basis(0), "dials": (0.5, 0.0, -1.0), "cap": 0.1, "budget": 3.0}
 
-    def ask(steering, *, steers=True):
+    def ask(steering, *, steers="exact"):
         request = Generate(
             id="r", slot="live", prompt_ids=(1,), sampling=Sampling(max_tokens=4), steering=Steering(**steering)
         )
@@ -175,7 +175,7 @@ def test_what_cannot_be_steered_by_is_refused(change, says):
     with pytest.raises(BadRequest, match=says):
         ask(fields | change)
     with pytest.raises(BadRequest, match="cannot steer"):
-        ask(fields, steers=False)
+        ask(fields, steers="no")
 
 
 def test_the_sum_never_exceeds_the_budget_and_the_rest_is_the_base():
@@ -230,3 +230,62 @@ def test_where_code_is_fenced_does_not_depend_on_how_the_text_is_cut(pieces, see
         cut.feed(text[at : at + size])
         at += size
     assert cut.inside is whole.inside
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
+    dial=st.sampled_from([0.1, 1.0, 30.0, 1e30]),
+    cap=st.sampled_from([1e-3, 0.1, 1.0]),
+    tokens=st.sampled_from([1, 30, 4000]),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+)
+def test_a_static_bias_breaks_neither_cap_nor_budget_whatever_the_logits_are(
+    seed, spread, dial, cap, tokens, temperature
+):
+    """And so the scale of the exact steering with the same clip is 1: the trainer replays it as it is."""
+    basis, base = a_basis(seed), rows_of(seed, 1, spread)
+    base[0, basis.tokens_M[5]] += 4 * spread
+    dials = tuple(float(np.float32(dial * sign)) for sign in (1, -1, 1))
+    asked = Steering(basis=basis, dials=dials, cap=cap, budget=3.0)
+    static = StaticSteering(asked, Sampling(max_tokens=tokens, temperature=temperature))
+    found = static.result(tokens)
+    assert found.fault(tokens) == ""
+    assert found.kl <= 3.0
+    biased = base.clone()
+    for token, push in static.biases.items():
+        biased[0, token] += np.float32(push)
+    divisor = temperature or 1.0
+    before, after = log_softmax(base, divisor)[0], log_softmax(biased, divisor)[0]
+    assert float((after.exp() * (after - before)).sum()) <= found.kl / tokens + 1e-9
+    replayed = base.clone()
+    LogitSteering.of(basis, dials, cap, temperature, found.clip).apply(replayed[0])
+    assert torch.equal(replayed, biased)
+
+
+def test_the_bound_of_a_static_bias_is_tight_and_it_covers_what_the_note_of_the_cap_says():
+    basis = Basis(("both",), np.array([0, 1]), np.array([[1.0, -1.0]], np.float32), "w")
+    asked = Steering(basis=basis, dials=(30.0,), cap=0.1, budget=3.0)
+    static = StaticSteering(asked, Sampling(max_tokens=30))
+    assert static.biases == pytest.approx({0: 0.4472, 1: -0.4472}, abs=1e-4)
+    even = torch.tensor([[0.0, 0.0]])
+    after = (even + torch.tensor([[static.biases[0], static.biases[1]]])).double().log_softmax(-1)
+    assert 0.09 < float((after.exp() * (after - even.double().log_softmax(-1))).sum()) <= 0.1
+    assert StaticSteering(asked, Sampling(max_tokens=4, grammar="x")).biases == {}
+    assert StaticSteering(asked, Sampling(max_tokens=4, grammar="x")).result(4).tokens == 0
+
+
+def test_an_engine_that_steers_by_biases_takes_so_many_tokens_of_basis_and_client_together():
+    tokens_M = np.arange(1020)
+    basis = Basis(("a",), tokens_M, np.ones((1, 1020), np.float32), "w")
+    steering = Steering(basis=basis, dials=(0.5,), cap=0.1, budget=3.0)
+
+    def check(biases, steers="static"):
+        sampling = Sampling(max_tokens=4, logit_bias=tuple((token, 1.0) for token in biases))
+        request = Generate(id="r", slot="live", prompt_ids=(1,), sampling=sampling, steering=steering)
+        check_request(request, context=99, vocab_size=5000, steers=steers)
+
+    check(range(1016, 1024))
+    check(range(1016, 1025), steers="exact")
+    with pytest.raises(BadRequest, match="name 1025 tokens; this engine steers by biases, 1024 at most"):
+        check(range(1016, 1025))

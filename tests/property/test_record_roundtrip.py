@@ -104,6 +104,7 @@ turns = st.builds(
         kl=real,
         features=st.lists(real, max_size=3).map(tuple),
         gaps=st.lists(st.tuples(places, places), max_size=3).map(tuple),
+        clip=real,
     ),
     consent=st.sampled_from(Consent),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),

@@ -144,6 +144,11 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         default={}, description="Settings of single tenants, as tables [adapt.tenants.NAME]."
     )
 
+    @property
+    def without(self) -> frozenset[str]:
+        """The tenants whose people have no dials."""
+        return frozenset(tenant for tenant, each in self.tenants.items() if each.prior == "off")
+
     @model_validator(mode="after")
     def _check_violations(self) -> AdaptConfig:
         named = self.violations.signals

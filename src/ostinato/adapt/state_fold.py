@@ -14,13 +14,14 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash, violation
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
-from ostinato.core.arm_assignment import dealing_key, place_of
+from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
@@ -54,7 +55,6 @@ _LARGEST = 1000.0  # |feature|
 _CHOICES = 1 << 12  # choices of one call that are told apart
 
 _VIOLATED = 0.5  # the value of a signal from which it tells of a violation
-_HOLDOUT = dealing_key("adapt holdout")  # the key of people's places by which some never lean
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
@@ -287,6 +287,11 @@ class StateFold:
         """What violations cost the people of a tenant."""
         return self._constraints.setdefault(tenant, ViolationConstraint(self._rules.violations))
 
+    def newest(self, most: int) -> list[tuple[Person, PersonState]]:
+        """The states in memory that were used last, at most so many."""
+        found = ((who, entry) for who, entry in reversed(self._states.items()) if entry.key == self._cache.key(who))
+        return [(who, entry.state) for who, entry in islice(found, most)]
+
     # ------------------------------------------------------------ rows
 
     def _take_choice(self, choice: ConsentGiven) -> None:
@@ -378,7 +383,7 @@ class StateFold:
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in self._rules.without
         # the features' mean is 0 only for tokens drawn from the very distribution that they are of
         allowed = allowed and turn.sampling.temperature > 0 and turn.sampling.top_p == 1
-        if steered is not None and allowed and not set(self._rules.names).isdisjoint(names):
+        if steered is not None and steered.features and allowed and not set(self._rules.names).isdisjoint(names):
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)
             answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)
@@ -399,7 +404,7 @@ class StateFold:
             return False
         if sampling.temperature == 0 or sampling.top_p < 1 or sampling.grammar:
             return False
-        return turn.consent in (Consent.ADAPT, Consent.YES) and in_holdout(turn.person, rules.holdout)
+        return turn.consent in (Consent.ADAPT, Consent.YES) and holdout_place(turn.person) < rules.holdout
 
     # ------------------------------------------------------------ states
 
@@ -432,11 +437,6 @@ class StateFold:
     @staticmethod
     def _none_early() -> PendingSignals[tuple[int, float | None]]:
         return PendingSignals(most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
-
-
-def in_holdout(person: Person, share: float) -> bool:
-    """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
-    return place_of(_HOLDOUT, *person) < share
 
 
 def _place_of(turn: Turn) -> int:

@@ -58,7 +58,8 @@ _LEAST_ROOM = 2_048  # tokens for instructions and tools
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
-    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process.
+    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process. `adaptation`:
+    people's dials, None if they are off.
     """
 
     engine: Engine
@@ -67,6 +68,7 @@ class Serving:
     router: FoldedRouter | None
     lending: Lending | None = None
     numerics: NumericsMode | None = None
+    adaptation: DialAdaptation | None = None
 
 
 async def open_serving(
@@ -97,6 +99,7 @@ async def open_serving(
     router = _router(run)
     if router is not None:
         await router.catch_up()
+    adaptation = _adaptation(run, engine, renderer)
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -107,7 +110,7 @@ async def open_serving(
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
-        adaptation=_adaptation(run, engine, renderer),
+        adaptation=adaptation,
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
         privacy=config.privacy,
@@ -115,7 +118,15 @@ async def open_serving(
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
     mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
-    return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending, numerics=mode)
+    return Serving(
+        engine=engine,
+        gateway=gateway,
+        follower=follower,
+        router=router,
+        lending=lending,
+        numerics=mode,
+        adaptation=adaptation,
+    )
 
 
 async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
@@ -175,7 +186,7 @@ def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptatio
     config = run.config
     if config.adapt.mode == "off":
         return None
-    if not engine.capabilities().steers:
+    if engine.capabilities().steers == "no":
         raise BadConfig(
             f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
         )

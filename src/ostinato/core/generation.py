@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.steering import Steered, Steering
@@ -87,7 +88,8 @@ class Capabilities:
     """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
 
     `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit. `follows_grammars`:
-    answers can be constrained to a grammar. `steers`: answers can be steered.
+    answers can be constrained to a grammar. `steers`: how answers can be steered: token by
+    token under an exact cap ("exact"), by one bias for the whole answer whose bound is proven ("static"), or not at all.
 
     Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True, follows_grammars=True)``
     """
@@ -96,4 +98,4 @@ class Capabilities:
     vocab_size: int
     scores_exactly: bool
     follows_grammars: bool
-    steers: bool = False
+    steers: Literal["no", "static", "exact"] = "no"

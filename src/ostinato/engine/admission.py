@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.core.steering import Steering
 from ostinato.model.stream import TextStream
+
+Steers = Literal["no", "static", "exact"]
 
 MAX_SAMPLES = 128
 MAX_STOPS = 16
@@ -23,14 +26,14 @@ MAX_BIAS = 100.0
 MAX_BIASES = 1024
 
 
-def check_request(request: Generate, *, context: int, vocab_size: int, steers: bool = False) -> None:
+def check_request(request: Generate, *, context: int, vocab_size: int, steers: Steers = "no") -> None:
     """Refuse a request that the engine could not serve in any state.
 
     Args:
         request: the request.
         context: the most tokens (prompt and answer together) that the model can hold.
         vocab_size: prompt ids lie in [0, vocab_size).
-        steers: the engine can steer answers.
+        steers: how the engine can steer answers (`Capabilities.steers`).
 
     Raises:
         TooLarge: the prompt fills the context, or n is above `MAX_SAMPLES`.
@@ -56,7 +59,7 @@ def check_request(request: Generate, *, context: int, vocab_size: int, steers: b
         raise BadRequest("within_s is no number; send seconds, or nothing.", field="within_s")
     _check_sampling(request.sampling, vocab_size)
     if request.steering is not None:
-        _check_steering(request.steering, vocab_size, steers=steers)
+        _check_steering(request.steering, vocab_size, request.sampling, steers=steers)
     if length + request.sampling.max_tokens > context:
         raise BadRequest(
             f"{length} prompt tokens and max_tokens={request.sampling.max_tokens} exceed the context of {context}; "
@@ -87,8 +90,8 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
             )
 
 
-def _check_steering(asked: Steering, vocab_size: int, *, steers: bool) -> None:
-    if not steers:
+def _check_steering(asked: Steering, vocab_size: int, sampling: Sampling, *, steers: Steers) -> None:
+    if steers == "no":
         raise BadRequest(
             "This engine cannot steer answers; use the embedded one, or send no steering.", field="steering"
         )
@@ -104,6 +107,12 @@ def _check_steering(asked: Steering, vocab_size: int, *, steers: bool) -> None:
     if basis.tokens_M[-1] >= vocab_size:
         raise BadRequest(
             f"steering.basis names a token outside [0, {vocab_size}); fit it to this model.", field="steering"
+        )
+    biased = len({token for token, _ in sampling.logit_bias}.union(basis.tokens_M.tolist()))
+    if steers == "static" and biased > MAX_BIASES:
+        raise BadRequest(
+            f"steering.basis and logit_bias name {biased} tokens; this engine steers by biases, {MAX_BIASES} at most.",
+            field="steering",
         )
     if not (0.0 < asked.cap < math.inf and 0.0 <= asked.budget < math.inf):
         raise BadRequest(

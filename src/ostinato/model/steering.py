@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ostinato.core.records import logit_divisor
-from ostinato.core.steering import CLIP, Basis, Steered, Steering
+from ostinato.core.records import Sampling, logit_divisor
+from ostinato.core.steering import CLIP, Basis, Steered, Steering, static_clip
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.devices.backend import backend_of
 from ostinato.model.kernels.steering import steer
@@ -49,12 +49,14 @@ class LogitSteering:
     on_token: Callable[[SteeredToken], None] | None = None
 
     @classmethod
-    def of(cls, basis: Basis, dials: Sequence[float], cap: float, temperature: float) -> LogitSteering:
-        """clip(sum_k z_k u_k, -CLIP, CLIP), added in fp64 in the order of the dials and rounded once, for any CPU the same."""
+    def of(
+        cls, basis: Basis, dials: Sequence[float], cap: float, temperature: float, clip: float = CLIP
+    ) -> LogitSteering:
+        """clip(sum_k z_k u_k, -clip, clip), added in fp64 in the order of the dials and rounded once, for any CPU the same."""
         sums_M = np.zeros(len(basis.tokens_M), np.float64)
         for dial, directions_M in zip(dials, basis.directions_KM, strict=True):
             sums_M += np.float64(np.float32(dial)) * directions_M
-        pushes_M = np.clip(sums_M, -CLIP, CLIP).astype(np.float32)
+        pushes_M = np.clip(sums_M, -clip, clip).astype(np.float32)
         return cls(basis.tokens_M, pushes_M, basis.directions_KM, cap, np.float32(logit_divisor(temperature)))
 
     def apply(self, logits_V: Tensor) -> SteeredToken:
@@ -99,6 +101,38 @@ class CodeFences:
                 self._fence = b""
         self._line = last[:_LINE]
         self.inside = bool(self._fence) or _OPENS.match(self._line) is not None
+
+
+class StaticSteering:
+    """The steering of answers by one bias on their logits, for a server that takes biases and nothing else: the same at each token to the
+    end, in tool calls and code as well. `biases` is by token; empty where a form is demanded.
+
+    Example: ``StaticSteering(asked, sampling).result(24)``
+    """
+
+    def __init__(self, asked: Steering, sampling: Sampling) -> None:
+        divisor = logit_divisor(sampling.temperature)
+        self._asked, self._off = asked, bool(sampling.grammar)
+        self._clip = static_clip(asked, sampling.max_tokens, divisor)
+        logits = LogitSteering.of(asked.basis, asked.dials, asked.cap, sampling.temperature, self._clip)
+        pushes_M = np.zeros_like(logits.pushes_M) if self._off else logits.pushes_M
+        self.biases = {int(token): float(push) for token, push in zip(logits.tokens_M, pushes_M, strict=True) if push}
+        moves = (0.0, *self.biases.values())  # 0: of all other tokens
+        self._bound = ((max(moves) - min(moves)) / divisor) ** 2 / 8.0  # nats a token
+
+    def result(self, tokens: int) -> Steered:
+        """What came of so many tokens; `kl` is what is proven of it."""
+        asked, steered = self._asked, 0 if self._off else tokens
+        return Steered(
+            basis=asked.basis.hash,
+            dials=asked.dials,
+            cap=asked.cap,
+            budget=asked.budget,
+            tokens=steered,
+            kl=steered * self._bound,
+            features=(),
+            clip=self._clip,
+        )
 
 
 class AnswerSteering:

@@ -29,6 +29,7 @@ from ostinato.core.records import (
     Finish,
     Holdback,
     Person,
+    Purpose,
     Quarantine,
     Reward,
     RewardReach,
@@ -223,10 +224,9 @@ TEACHING = frozenset(
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
 LATE_GROUP = "late_group"
-GOLD = "gold"
-HELD_OUT = "held_out"
+GOLD, HELD_OUT = "gold", "held_out"
 WITHDRAWN, SECRET = "consent:withdrawn", "secret"
-FORGOTTEN = "forgotten"
+FORGOTTEN, SIDE = "forgotten", f"purpose:{Purpose.SIDE}"
 _ALONE = 10_000  # turns held back alone that are remembered, with what their sessions came to unknown from there on
 
 
@@ -389,19 +389,9 @@ class TurnLedger:
     def _turn(self, seq: Cursor, turn: Turn) -> None:
         self.orphans.advance(turn.ended_at)
         self.counts["ingested"] += 1
-        facts = TurnFacts.of(seq, turn, self.config, self._arms)
-        if facts.hold is None and (facts.unit in self.groups or facts.unit in self.closed):
-            facts = replace(facts, hold=LATE_GROUP)
-        if facts.hold is None and not facts.world and facts.person in self.refusing:
-            facts = replace(facts, hold=WITHDRAWN)
-        if facts.hold is None and self._gold(turn.tenant, turn.user):
-            facts = replace(facts, hold=GOLD)
-        elif facts.hold is None and facts.unit[0] == "world":
-            numbers = self.rollout_turns.setdefault(facts.unit, Counter())
-            numbers[facts.episode] += 1
-            if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
-                del self.rollout_turns[next(iter(self.rollout_turns))]
-            facts = replace(facts, number=numbers[facts.episode])
+        if turn.window is not None and turn.window.begins_with is not None:
+            self._summary(turn.window.begins_with, turn)
+        facts = self._admitted(TurnFacts.of(seq, turn, self.config, self._arms))
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
             self._hold_alone(facts, facts.hold)
@@ -417,13 +407,50 @@ class TurnLedger:
             self.counts["moot"] += len(said)
             self.settled.put(turn.id, turn.tenant, Fate.MOOT)
 
+    def _admitted(self, facts: TurnFacts) -> TurnFacts:
+        """The facts of a turn that came; `hold` is set if earlier rows say why it will not be learned from."""
+        if facts.hold is not None:
+            return facts
+        if facts.unit in self.groups or facts.unit in self.closed:
+            return replace(facts, hold=LATE_GROUP)
+        if not facts.world and facts.person in self.refusing:
+            return replace(facts, hold=WITHDRAWN)
+        if self._gold(facts.tenant, facts.user):
+            return replace(facts, hold=GOLD)
+        if facts.unit[0] != "world":
+            return facts
+        numbers = self.rollout_turns.setdefault(facts.unit, Counter())
+        numbers[facts.episode] += 1
+        if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
+            del self.rollout_turns[next(iter(self.rollout_turns))]
+        return replace(facts, number=numbers[facts.episode])
+
+    def _summary(self, turn_id: str, later: Turn) -> None:
+        """A side call with which a window of its episode begins was a compaction, and is learned from as such."""
+        entry = self.open.get(turn_id)
+        if entry is None or self.to_hold.get(turn_id) != SIDE:
+            return
+        if (entry.facts.tenant, entry.facts.episode) != (later.tenant, later.episode):
+            return
+        del self.to_hold[turn_id]
+        taken = Purpose.COMPACTION in self.config.purposes
+        hold = None if taken else f"purpose:{Purpose.COMPACTION}"
+        entry.facts = self._admitted(replace(entry.facts, hold=hold))
+        if entry.facts.hold is not None:
+            self.to_hold[turn_id] = entry.facts.hold
+            self._hold_alone(entry.facts, entry.facts.hold)
+        self.watch(entry.facts)
+        if (places := self._open_in.get(entry.facts.unit)) is not None:
+            self._open_in[entry.facts.unit] = dict(sorted(places.items()))  # it is older than others that are known
+
+    def side_calls(self) -> dict[str, TurnFacts]:
+        """Side calls that are not held back before their reward is due, since a window may yet begin with one."""
+        return {turn: self.open[turn].facts for turn, why in self.to_hold.items() if why == SIDE and turn in self.open}
+
     def _hold_alone(self, facts: TurnFacts | None, reason: str) -> None:
         """Remember a turn that its session goes on without."""
-        if (
-            facts is not None
-            and facts.unit[0] == "episode"
-            and (reason in (SECRET, FORGOTTEN) or reason.startswith("consent:"))
-        ):
+        alone = reason in (SECRET, FORGOTTEN) or reason.startswith("consent:")
+        if alone and facts is not None and facts.unit[0] == "episode":
             self.alone[facts.id] = facts
             if len(self.alone) > _ALONE:
                 self.alone.popitem(last=False)
@@ -455,7 +482,7 @@ class TurnLedger:
         for facts in theirs:
             if facts.world or not row.covers(facts.person):
                 continue
-            if facts.hold is None:
+            if facts.hold is None or self.to_hold.get(facts.id) == SIDE:
                 self.to_hold[facts.id] = FORGOTTEN
             if facts.id in self.open:
                 self.open[facts.id].facts = facts.unnamed()

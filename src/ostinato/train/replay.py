@@ -258,9 +258,9 @@ class AnswerEdits:
         basis = self._bases.get(steered.basis)
         if basis is None:
             raise ValueError(f"the basis {steered.basis} of its steering is not known")
-        if not len(basis.names) == len(steered.dials) == len(steered.features):
+        if len(basis.names) != len(steered.dials) or len(steered.features) not in (0, len(basis.names)):
             raise ValueError(f"its steering by {steered.basis} does not fit the basis")
-        return LogitSteering.of(basis, steered.dials, steered.cap, turn.sampling.temperature)
+        return LogitSteering.of(basis, steered.dials, steered.cap, turn.sampling.temperature, steered.clip)
 
     def _editor(self, turn: Turn) -> LogitEditor | None:
         """The turn's editor, None if its logits were not edited. Raises BadRequest."""

@@ -13,7 +13,8 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.learner import PersonState, Regression, violation
 from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
-from ostinato.adapt.state_fold import StateRules, in_holdout
+from ostinato.adapt.state_fold import StateRules
+from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.records import Arm, SteeringBasis, Turn
 from ostinato.core.steering import Basis, Steered
 
@@ -30,8 +31,8 @@ RULES = StateRules(
     violations=VIOLATIONS,
 )
 TOKENS, CAP = 12, 0.1
-LEANING = [("acme", f"u{k}") for k in range(60) if not in_holdout(("acme", f"u{k}"), HOLDOUT)][:14]
-HELD_OUT = [("acme", f"u{k}") for k in range(60) if in_holdout(("acme", f"u{k}"), HOLDOUT)][:7]
+LEANING = [("acme", f"u{k}") for k in range(60) if holdout_place(("acme", f"u{k}")) >= HOLDOUT][:14]
+HELD_OUT = [("acme", f"u{k}") for k in range(60) if holdout_place(("acme", f"u{k}")) < HOLDOUT][:7]
 
 
 def likelihoods(dials):

@@ -3,6 +3,8 @@
 Ours: softmax of the edited logits over the temperature, renormalised over the nucleus (`engine.embedded.sampler.draw`).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,15 @@ from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import ask, collect, version
 
-from ostinato.core.records import Sampling
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import Sampling, SteeringBasis
+from ostinato.core.steering import Basis, Steering
 from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model.logit_edits import LogitEditor, edit_logits
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.testing.engine import VOCAB_SIZE
+from ostinato.testing.records import a_turn
+from ostinato.train.replay import AnswerEdits
 
 SCRIPT = "abracadabra, abracadabra"
 
@@ -63,6 +69,47 @@ async def test_temperature_biases_and_penalties_mean_the_same(sampling):
     ids, values = await told(**sampling)
     assert len(ids) == 12
     assert values == pytest.approx(ours(Sampling(**({"max_tokens": 12} | sampling)), ids), abs=2e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_steered_answers_are_biased_for_good_and_the_trainer_replays_the_same_edit(temperature):
+    basis = Basis(("a",), np.array([97, 98]), np.array([[1.0, -0.25]], np.float32), "w")
+    steering = Steering(basis=basis, dials=(0.875,), cap=0.1, budget=3.0)
+    sampling = {"max_tokens": 12, "temperature": temperature, "logit_bias": ((98, 0.5),)}
+    fake = TokenVllm(SCRIPT)
+    fake.logits = logits
+    async with vllm_engine(fake) as engine:
+        assert engine.capabilities().steers == "static"
+        await engine.load("live", version(1))
+        chunks = await collect(engine, replace(ask(**sampling), steering=steering))
+        with pytest.raises(BadRequest, match=r"steering\.dials are 2"):
+            await collect(engine, replace(ask(**sampling), steering=replace(steering, dials=(0.1, 0.5))))
+    ids, values = [i for chunk in chunks for i in chunk.ids], [v for chunk in chunks for v in chunk.logprobs]
+    steered = chunks[-1].steered
+    clip = temperature * 0.2**0.5
+    pushes = {97: min(0.875, clip), 98: -0.21875}
+    sent = fake.requests[-1]["sampling_params"]["logit_bias"]
+    assert sent == pytest.approx({"97": pushes[97], "98": 0.5 + pushes[98]}, abs=1e-5)
+    assert (steered.tokens, steered.features, steered.dials) == (12, (), (0.875,))
+    assert 0.0 < steered.kl <= 12 * 0.1
+    turn = replace(
+        a_turn("t:0"),
+        sampled_ids=tuple(ids),
+        logprobs=tuple(values),
+        sampling=Sampling(**sampling),
+        steered=steered,
+    )
+    edits = AnswerEdits(lambda: pytest.fail("no grammar"))
+    edits.set_bases([SteeringBasis.of(basis, at=1.0)])
+    assert edits.knows_basis(turn)
+    found = []
+    for place, edit in edits.replay([turn], 0, 12).items():
+        row_1V, _ = edit_logits(torch.from_numpy(logits(place))[None].clone(), {0: edit})
+        normal = RowSoftmax.of(row_1V, torch.tensor([temperature]))
+        found.append(float(normal.logprobs(np.array([ids[place]]))))
+    assert values == pytest.approx(found, abs=2e-5)
+    assert values != pytest.approx(ours(Sampling(**sampling), ids), abs=1e-3)
+    assert edits.settle()["steered_over_cap"] == 0.0
 
 
 async def test_a_nucleus_means_the_same_but_is_not_told_which_is_why_such_turns_are_held_back(monkeypatch):

@@ -144,6 +144,19 @@ async def test_a_header_that_says_neither_is_refused_by_name():
         assert body["error"]["message"] == "X-Ostinato-Adapt takes on or off."
 
 
+@pytest.mark.parametrize("steers", ["exact", "static"])
+async def test_an_engine_that_can_only_bias_whole_answers_leans_none_that_may_hold_a_call_or_has_biases(steers):
+    engine = SteeringEngine(lambda request: "hello")
+    can = engine.capabilities()
+    engine.capabilities = lambda: replace(can, steers=steers)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    async with world(engine=engine, adaptation=Everybody()) as w:
+        for more in ({}, {"tools": [tool]}, {"logit_bias": {"7": 1.0}}):
+            status, _, _ = await w.chat(user="ann", **more)
+            assert status == 200
+    assert [steering is not None for steering in engine.steerings] == [True, *[steers == "exact"] * 2]
+
+
 # ---------------------------------------------------------------- with dials
 
 

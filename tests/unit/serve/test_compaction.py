@@ -53,6 +53,16 @@ def test_a_conversation_that_begins_with_a_summary_goes_on_with_its_episode():
     assert (follow.parent, follow.branch, follow.window) == (first.id, Branch.NONE, window(1, "s:0"))
 
 
+@pytest.mark.parametrize("system", [(), (SYSTEM,)])
+def test_a_summary_behind_the_task_is_recognised_with_and_without_a_system_message(system):
+    sessions = Sessions(RENDERER, budget=100_000)
+    summarised(sessions)
+    task, kept = (Message(role=Role.USER, text=text) for text in ("Mend it.", NEXT))
+    assert ask(sessions, Conversation(messages=(*system, task, kept))).window == window(1, "s:0")
+    later = (task, Message(role=Role.USER, text="And the lexer."), kept)
+    assert ask(sessions, Conversation(messages=(*system, *later))).window is None
+
+
 def test_windows_are_counted_along_the_chain():
     sessions = Sessions(RENDERER, budget=100_000)
     summarised(sessions)

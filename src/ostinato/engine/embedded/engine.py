@@ -234,7 +234,7 @@ class TorchEngine:
             vocab_size=renderer.vocab_size,
             scores_exactly=exact,
             follows_grammars=self._grammars is not None,
-            steers=True,
+            steers="exact",
         )
 
     def stats(self) -> dict[str, float]:

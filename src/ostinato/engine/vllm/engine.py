@@ -34,6 +34,7 @@ from ostinato.engine.vllm.fleet import Replica, VllmFleet
 from ostinato.engine.vllm.loans import Loans
 from ostinato.engine.vllm.server import ServerClient, WeightDriver, contexts_of
 from ostinato.engine.vllm.wire import OpenAnswer, System, VllmServerInfo, WireChoice
+from ostinato.model.steering import StaticSteering
 from ostinato.model.tensors import check_finite
 
 # ---------------------------------------------------------------- routing
@@ -148,9 +149,13 @@ def _all(values: Iterable[str]) -> str:
 
 
 def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> dict[str, Any]:
-    """The JSON of a token request. Its prefix may be shared only under the same `salt`."""
+    """The JSON of a token request. Its prefix may be shared only under the same `salt`. What it is steered by is a part of its biases."""
     sampling = request.sampling
-    edits: dict[str, Any] = {"logit_bias": {str(token): value for token, value in sampling.logit_bias}}
+    biases = dict(sampling.logit_bias)
+    if request.steering is not None:
+        for token, push in StaticSteering(request.steering, sampling).biases.items():
+            biases[token] = biases.get(token, 0.0) + push
+    edits: dict[str, Any] = {"logit_bias": {str(token): value for token, value in biases.items()}}
     edits |= {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
     if sampling.grammar:
         edits["structured_outputs"] = {"grammar": sampling.grammar}
@@ -169,7 +174,7 @@ def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: 
             "ignore_eos": True,  # the renderer's stop tokens are the ones that count
             "logprobs": request.tops,  # in addition to the sampled token's
             "detokenize": bool(sampling.stop),
-            **(edits if sampling.edits_logits else {}),
+            **(edits if biases or sampling.edits_logits else {}),
         },
     }
 
@@ -298,7 +303,8 @@ class VllmEngine:
         self._admit(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(31)
         answer = OpenAnswer(request, seed, stop_ids=self._renderer.stop_ids(), decode=self._renderer.decode)
-        begun = False
+        begun, steered = False, Counter[int]()
+        steering = None if request.steering is None else StaticSteering(request.steering, request.sampling)
         async with contextlib.aclosing(self._events(request, seed)) as events:
             async for stream, event in events:
                 if isinstance(event, OstinatoError):
@@ -311,6 +317,9 @@ class VllmEngine:
                     if chunk is not None and (chunk.ids or chunk.finish is not None):
                         begun = True
                         chunk = await self._enforced(answer, chunk, request)
+                        if steering is not None:
+                            steered[chunk.index] += len(chunk.ids)
+                            chunk = replace(chunk, steered=steering.result(steered[chunk.index]))
                         stream.samples -= chunk.finish is not None
                         self._counts["tokens"] += len(chunk.ids)
                         self._counts["lent_tokens"] += len(chunk.ids) * stream.lent
@@ -395,6 +404,7 @@ class VllmEngine:
             vocab_size=self._renderer.vocab_size,
             scores_exactly=False,
             follows_grammars=self._grammars,
+            steers="static",
         )
 
     def stats(self) -> dict[str, float]:
@@ -451,7 +461,7 @@ class VllmEngine:
         self._check_running()
         self._check_loaded(request.slot)
         can = self.capabilities()
-        check_request(request, context=can.context, vocab_size=can.vocab_size)
+        check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
         running = self._running().total()
         if running + request.n > self._config.max_waiting:
             raise Overloaded(

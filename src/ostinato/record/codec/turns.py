@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import ParsedCall, PolicyVersion, Span, Turn
 from ostinato.core.seams import Cursor
-from ostinato.core.steering import Steered
+from ostinato.core.steering import CLIP, Steered
 from ostinato.record.codec.kinds import TURNS, dump, load, real, text, to_json, whole
 from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.codec.tokens import (
@@ -138,8 +138,9 @@ def _pack_steered(steered: Steered | None) -> bytes:
         return b""
     numbers = [real(steered.cap), real(steered.budget), whole(steered.tokens), real(steered.kl)]
     vectors = [[real(value) for value in values] for values in (steered.dials, steered.features)]
-    gaps = [[whole(place) for place in gap] for gap in steered.gaps]
-    packed = to_json([text(steered.basis), *numbers, *vectors, *([gaps] if gaps else [])]).encode()
+    more = [[[whole(place) for place in gap] for gap in steered.gaps], real(steered.clip)]
+    usual = not steered.gaps and steered.clip == CLIP
+    packed = to_json([text(steered.basis), *numbers, *vectors, *([] if usual else more)]).encode()
     return _STEERED + write_ints(len(packed)) + packed
 
 
@@ -149,7 +150,7 @@ def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
         return None, packed
     (size,), at = read_ints(packed[1:], 1)
     end = 1 + at + size
-    basis, cap, budget, tokens, kl, dials, features, *gaps = json.loads(packed[1 + at : end])
+    basis, cap, budget, tokens, kl, dials, features, *more = json.loads(packed[1 + at : end])
     steered = Steered(
         basis=basis,
         dials=tuple(dials),
@@ -158,7 +159,8 @@ def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
         tokens=tokens,
         kl=kl,
         features=tuple(features),
-        gaps=tuple((start, stop) for start, stop in (gaps[0] if gaps else [])),
+        gaps=tuple((start, stop) for start, stop in (more[0] if more else [])),
+        clip=more[1] if more else CLIP,
     )
     return steered, packed[end:]
 

@@ -81,14 +81,14 @@ def teacher_favour(
     `outcomes` has each person's number of turns with a positive reward, and of all turns with a reward. Clustered by person; the bound
     is that of a confidence sequence (`release.trial.evidence`), which allows repeated looks.
     """
-    effect, taught, others = _difference(outcomes, lambda person: not gold(*person))
+    effect, taught, others = person_difference(outcomes, lambda person: not gold(*person))
     if effect.people < LEAST_PEOPLE:
         return None
     lower = lower_bound(effect.difference, effect.variance, alpha)
     return TeacherFavour(taught_by=taught, gold=others, mean=effect.difference, lower=lower)
 
 
-def _difference(
+def person_difference(
     outcomes: Mapping[Person, tuple[float, float]], treated: Callable[[Person], bool]
 ) -> tuple[Effect, int, int]:
     """Treated people's mean minus that of the others, clustered by person, and the number of people on each side."""
@@ -117,7 +117,7 @@ class _Counted:
     today: int
 
 
-class _Crowd(Generic[T]):
+class PersonCrowd(Generic[T]):
     """At most `most` people, by tenant. When it is full, the newest person of the largest tenant is dropped for one of a smaller tenant:
     a tenant that invents names takes places from nobody else.
 
@@ -187,7 +187,7 @@ class GoldWatch:
         self._config = config
         self._gold = gold_people(config)
         self._tolerated = config.gold_gap
-        self._people = _Crowd[_Counted](config.most_people)
+        self._people = PersonCrowd[_Counted](config.most_people)
         self._since: float | None = None
         self._looked = 0.0
         self._found = False
@@ -365,7 +365,7 @@ class OutcomeGapWatch:
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
         self._on = config.enabled and bool(config.outcomes)
-        self._people = _Crowd[_Visits](config.most_people)
+        self._people = PersonCrowd[_Visits](config.most_people)
         self._since: float | None = None
         self._looked = 0.0
         self._today: int | None = None
@@ -472,7 +472,7 @@ class OutcomeGapWatch:
     def _effect(self, outcome: str) -> Effect:
         sums = {person: each.sums[outcome] for person, each in self._people if outcome in each.sums}
         treated = {person: each.treated for person, each in self._people}
-        return _difference(sums, lambda person: treated[person])[0]
+        return person_difference(sums, lambda person: treated[person])[0]
 
     def _look(self, at: float) -> Iterator[Alarm]:
         alpha, reward = self._config.gold_alpha, self._effect("")

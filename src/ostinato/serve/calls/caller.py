@@ -18,7 +18,7 @@ from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
-from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose
+from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.steering import Steering
 from ostinato.serve.arms import ANONYMOUS, Assignment
@@ -236,11 +236,19 @@ _LEANING = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answe
 
 
 def steering_of(
-    parts: Parts, caller: Caller, placement: Placement, exchange: Exchange, purpose: Purpose, grammar: str
+    parts: Parts,
+    caller: Caller,
+    placement: Placement,
+    exchange: Exchange,
+    purpose: Purpose,
+    sampling: Sampling,
+    *,
+    tools: bool,
 ) -> Steering | None:
     """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
     without a name or without the consent, or if the caller wants none. While a trial compares two releases no answer leans: a basis
-    belongs to one of them, whose people would be served better for that alone. Raises BadRequest for a header that says neither.
+    belongs to one of them, whose people would be served better for that alone. An engine that can only bias whole answers leans none that
+    may hold a call (`tools`) or has biases of its own. Raises BadRequest for a header that says neither.
     """
     wanted = exchange.text("X-Ostinato-Adapt")
     if wanted not in (None, "on", "off"):
@@ -248,9 +256,11 @@ def steering_of(
     adaptation, policy = parts.adaptation, parts.engine.slots().get(placement.slot)
     if adaptation is None or policy is None or wanted == "off" or caller.slot is not None or caller.user == ANONYMOUS:
         return None
-    if grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
+    if sampling.grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
         return None
     if caller.consent not in (Consent.ADAPT, Consent.YES) or parts.arms.on_trial(parts.engine.slots()):
+        return None
+    if parts.engine.capabilities().steers == "static" and (tools or sampling.logit_bias):
         return None
     return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
 

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Message, Role
@@ -28,7 +28,7 @@ _LEAST = 200  # characters of such lines that must be found again
 _ANSWERS = 64  # of each user
 _OVERHEAD = 50  # the cost of an answer besides its lines, in lines
 _MOST_LINES = 2_048  # of one answer; of longer ones the first count
-_FIRST = 2  # messages that may hold the summary: the system's and the user's
+_FIRST = 2  # messages that may hold the summary: the system's and the user's, or the task and what follows it
 _BREAKS = re.compile(r"[\n<>]")  # tags around a summary end its lines
 
 
@@ -112,7 +112,9 @@ class SummaryIndex:
         answers = list(self._answers.get(place, ()))
         if not answers:
             return None
-        first = islice((message for message in messages if message.role is not Role.ASSISTANT), _FIRST)
+        first = [*islice((message for message in messages if message.role is not Role.ASSISTANT), _FIRST)]
+        if first and messages[0].role is Role.SYSTEM:  # a program that keeps the task has the summary behind it
+            first += islice(takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _FIRST, _FIRST + 1)
         there = {hash(line) for message in first for line in _long_lines(message.text)}
         best: tuple[float, SummaryTurn | None] = (0.0, None)
         for known in reversed(answers):

@@ -257,7 +257,8 @@ class CallHandlers:
             if overflow is None or not asked.request.stream:
                 raise
             heading = self._heading(attempt.id, self._parts.clock(), asked.request, error.prompt)
-            await asked.exchange.start(200, STREAM)
+            if not asked.exchange.status:  # else a summary was waited for before
+                await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
@@ -624,7 +625,15 @@ class CallHandlers:
             branch=prompt.branch,
             window=prompt.window,
             until=caller.until,
-            steering=steering_of(self._parts, caller, placement, asked.exchange, question.purpose, sampling.grammar),
+            steering=steering_of(
+                self._parts,
+                caller,
+                placement,
+                asked.exchange,
+                question.purpose,
+                sampling,
+                tools=question.conversation is not None and bool(question.conversation.tools),
+            ),
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
             secret=question.secret and caller.slot is None,  # of a rollout or an evaluation no person is part
