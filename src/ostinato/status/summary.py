@@ -37,7 +37,7 @@ RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
