@@ -286,3 +286,20 @@ async def test_results_are_cleared_before_a_summary_is_thought_of():
         w.engine.script = said_in_turn("Summary.", "On.").script
         _, _, body = await w.post("/v1/messages", ask | {"context_management": {"edits": [compact]}})
         assert [block["type"] for block in body["content"]] == ["compaction", "text"]
+
+
+async def test_a_conversation_that_was_cleared_from_its_first_call_on_is_one_episode():
+    async with world(CALL) as w:
+        talk = [{"role": "user", "content": "Look."}]
+        for number in range(3):
+            use = {"type": "tool_use", "id": f"c{number}", "name": "read", "input": {}}
+            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"result {number} " * 9}
+            talk += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        more = ASK | TOOLS | {"context_management": {"edits": [KEEP]}}
+        _, _, body = await w.post("/v1/messages", more | {"messages": talk})
+        use = next(block["id"] for block in body["content"] if block["type"] == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use, "content": "result 3 " * 9}
+        talk += [{"role": "assistant", "content": body["content"]}, {"role": "user", "content": [result]}]
+        await w.post("/v1/messages", more | {"messages": talk})
+        first, second = w.log.turns()
+        assert (second.episode, second.parent, second.branch) == (first.episode, None, Branch.EDITED)
