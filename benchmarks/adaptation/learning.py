@@ -10,7 +10,8 @@ is capped.
 
 `population` is the prior's mean for everybody, `flat` a prior of the same width without its mean, `gradient` REINFORCE on the dials with a
 running mean of the rewards as baseline. Adversaries: `random` accepts by coin flips, `one-sided` accepts what raises the sum of the
-features, `inverted` wishes the opposite from the 50th rating on.
+features, `wrong` always says the opposite, `inverted` wishes the opposite from the 50th rating on. `late` is honest: half of the signals
+come up to ten answers later, and half are sent wrong at first and retracted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.contender import RESULTS
+from numpy.typing import NDArray
 
 from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression
 from ostinato.adapt.prior import fit_prior, flat_prior, organisation_prior
@@ -175,6 +177,34 @@ class Course:
     reset_early: float
 
 
+Arrival = tuple[int, int, int, Floats, int, float | None]
+"""When a signal comes, the person's number, the answer's place and features, the signal's number, and its reward; None retracts it."""
+
+
+def _liked(world: World, wishes_NK: Floats, answers: Answers, drawn_N: Floats, feedback: str) -> NDArray[np.bool_]:
+    """What people say of their answers."""
+    if feedback == "one-sided":
+        return answers.features_NK.sum(1) > 0
+    if feedback == "random":
+        return drawn_N < 0.5
+    liked_N = drawn_N < world.accepts(wishes_NK, answers)
+    return ~liked_N if feedback == "wrong" else liked_N
+
+
+def _signals(
+    turn: int, features_NK: Floats, liked_N: NDArray[np.bool_], rng: np.random.Generator, *, late: bool
+) -> list[Arrival]:
+    """What comes of a round of answers, now or later."""
+    found: list[Arrival] = []
+    for number, (row, like) in enumerate(zip(features_NK, liked_N, strict=True)):
+        due = turn + (int(rng.integers(1, 11)) if late and rng.random() < 0.5 else 0)
+        if late and rng.random() < 0.5:
+            found.append((turn, number, turn + 1, row, 1000 + turn, float(not like)))
+            found.append((due, number, turn + 1, row, 1000 + turn, None))
+        found.append((due, number, turn + 1, row, turn, float(like)))
+    return found
+
+
 def course(
     world: World,
     wishes_NK: Floats,
@@ -188,6 +218,7 @@ def course(
     rng, count = np.random.default_rng(7), len(wishes_NK)
     states = [PersonState.new(_NAMES, DIALS) for _ in range(count)]
     found, worst, early = dict[int, Floats](), 0.0, 0.0
+    delays, waiting = np.random.default_rng(8), list[Arrival]()
     for turn in range(max(at) + 1):
         wishes = -wishes_NK if feedback == "inverted" and turn >= 50 else wishes_NK
         dials = world.dials(states, prior, regression)
@@ -195,19 +226,14 @@ def course(
             found[turn] = world.acceptance(wishes, dials)
         answers = world.answer(dials, rng)
         worst = max(worst, float(answers.worst_N.max()))
-        drawn = rng.random(count)
-        liked = drawn < world.accepts(wishes, answers)
-        if feedback == "random":
-            liked = drawn < 0.5
-        if feedback == "one-sided":
-            liked = answers.features_NK.sum(1) > 0
+        liked = _liked(world, wishes, answers, rng.random(count), feedback)
         if turn == 50:
             early = float(np.mean([state.evidence(prior, regression).resets > 0 for state in states]))
         if turn < max(at):
-            states = [
-                state.rate(turn + 1, row, turn, float(like), prior, regression)
-                for state, row, like in zip(states, answers.features_NK, liked, strict=True)
-            ]
+            waiting += _signals(turn, answers.features_NK, liked, delays, late=feedback == "late")
+            for _, number, place, row, signal, reward in (each for each in waiting if each[0] <= turn):
+                states[number] = states[number].rate(place, row, signal, reward, prior, regression)
+            waiting = [each for each in waiting if each[0] > turn]
     reset = float(np.mean([state.evidence(prior, regression).resets > 0 for state in states]))
     return Course(found, dials, worst, reset, early)
 
@@ -265,7 +291,7 @@ def _table(world: World, count: int, others: int) -> dict[str, dict[str, float]]
         row(name, came.acceptance, frozen, oracle, token=came.worst, reset=came.reset)
     for step in (0.02, 0.1):
         row(f"gradient, step {step:g}", gradient_course(world, wishes, step), frozen, oracle)
-    for feedback in ("random", "one-sided"):
+    for feedback in ("random", "one-sided", "wrong", "late"):
         came = course(world, wishes, prior, regression, feedback=feedback)
         row(f"feedback {feedback}", came.acceptance, frozen, oracle, token=came.worst, reset=came.reset)
     frozen, oracle = world.acceptance(-wishes, np.zeros((count, DIALS))), world.oracle(-wishes)

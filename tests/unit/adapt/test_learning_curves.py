@@ -47,3 +47,13 @@ def test_an_inverted_person_comes_back_above_base_within_forty_ratings_because_o
     assert gap(ours, 50, -wishes) < -0.3
     assert gap(ours, 90, -wishes) > 0.0
     assert gap(ours, 90, -wishes) > gap(never, 90, -wishes) + 0.03
+
+
+def test_signals_that_come_late_or_are_retracted_cost_little_and_return_nobody_honest_to_the_prior() -> None:
+    wishes = world().people(PEOPLE, 901)
+    late = course(world(), wishes, population(), Regression(), feedback="late", at=(0, 40))
+    wrong = course(world(), wishes, population(), Regression(), feedback="wrong", at=(0, 40))
+    assert late.reset <= 1 / PEOPLE
+    assert gap(late, 40, wishes) > 0.35
+    assert gap(wrong, 40, wishes) < 0.0
+    assert max(late.worst, wrong.worst) <= CAP * 1.001

@@ -242,13 +242,12 @@ def steering_of(
     exchange: Exchange,
     purpose: Purpose,
     sampling: Sampling,
-    *,
-    tools: bool,
+    conversation: Conversation | None,
 ) -> Steering | None:
     """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
     without a name or without the consent, or if the caller wants none. While a trial compares two releases no answer leans: a basis
     belongs to one of them, whose people would be served better for that alone. An engine that can only bias whole answers leans none that
-    may hold a call (`tools`) or has biases of its own. Raises BadRequest for a header that says neither.
+    may hold a call or has biases of its own. Raises BadRequest for a header that says neither.
     """
     wanted = exchange.text("X-Ostinato-Adapt")
     if wanted not in (None, "on", "off"):
@@ -260,7 +259,9 @@ def steering_of(
         return None
     if caller.consent not in (Consent.ADAPT, Consent.YES) or parts.arms.on_trial(parts.engine.slots()):
         return None
-    if parts.engine.capabilities().steers == "static" and (tools or sampling.logit_bias):
+    if parts.engine.capabilities().steers == "static" and (
+        sampling.logit_bias or (conversation is not None and conversation.tools)
+    ):
         return None
     return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
 

@@ -626,13 +626,7 @@ class CallHandlers:
             window=prompt.window,
             until=caller.until,
             steering=steering_of(
-                self._parts,
-                caller,
-                placement,
-                asked.exchange,
-                question.purpose,
-                sampling,
-                tools=question.conversation is not None and bool(question.conversation.tools),
+                self._parts, caller, placement, asked.exchange, question.purpose, sampling, question.conversation
             ),
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
