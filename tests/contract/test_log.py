@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -61,7 +61,9 @@ TURN = Turn(
     ended_at=10.4,
     numerics="0123456789abcdef",
     routes=b"ORT1\x00\xff\n",
-    steered=Steered(basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1)),
+    steered=Steered(
+        basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1), gaps=((1, 4),)
+    ),
     branch=Branch.COMPACTED,
     window=Window(number=2, begins_with="q:0", by=WindowMaker.GATEWAY, budget=6144),
 )
@@ -94,7 +96,8 @@ ALARM = Alarm(id="a1", name="coverage:t", state=AlarmState.RAISED, reason="silen
 DIALS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25, 3.0]], np.float32), "9f")
 BASIS = SteeringBasis.of(DIALS, at=90.0)
 CHOICE = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.AGGREGATE, at=91.0)
-ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE]
+GONE = Forgotten(id="forgotten-tenant-7", tenant="acme", user=None, key=7, at=92.0)
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE, GONE]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 

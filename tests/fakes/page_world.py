@@ -12,10 +12,12 @@ from ostinato.core.errors import Conflict
 from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.evaluate.acceptance import Acceptance
+from ostinato.release.monitors.dial_effect import DialEffect
 from ostinato.reward.accounting import Accounting
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.status.arms import ArmAcceptance
+from ostinato.status.dials import DialsNow
 from ostinato.status.index_queries import AlarmLine, AlarmList, IndexedTurn, TurnPage
 from ostinato.status.releases import (
     Dealt,
@@ -250,6 +252,33 @@ RUN = RunNow(
     marks=(Mark(t=4.2, label="v16"), Mark(t=8.8, label="v17")),
     rated_since=NOW - 900,
     alarms=(),
+    dials=DialsNow(
+        fitted=True,
+        effect=DialEffect(
+            since=NOW - 9 * 86_400,
+            people=412,
+            holdout=46,
+            leaning=287,
+            accepted=0.583,
+            held=0.512,
+            difference=0.071,
+            lower=0.014,
+            upper=0.128,
+            token_kl=0.031,
+            spent=0.21,
+            mixed=0,
+            full=False,
+        ),
+        curves=(a_curve("dials", 0.46), a_curve("holdout", 0.44)),
+        since=NOW - 900,
+        spread={
+            "brief": (-0.61, -0.2, 0.02, 0.31, 0.9),
+            "exclaims": (-1.4, -0.7, -0.12, 0.1, 0.42),
+            "speaks_to_reader": (-0.3, -0.1, 0.18, 0.52, 1.1),
+        },
+        people=300,
+        resets=4,
+    ),
 )
 
 A_TURN = Turn(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Regression, names_hash
 from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
-from ostinato.core.arm_assignment import dealing_key, place_of
+from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Person, SteeringBasis
 from ostinato.core.seams import Cursor, PersonCache
@@ -19,7 +24,22 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks for what other gateways heard
 _SAVE_S = 0.25  # between two writes of states
-_HOLDOUT = "adapt holdout"
+_SPREAD = 500  # people whose dials are summed up at once
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+FEWEST = 20
+"""Of fewer people no spread is told: a quantile would be somebody's own value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialSpread:
+    """How the dials of so many people differ, by name: the quantiles `QUANTILES`. `resets`: their returns to the prior.
+
+    Example: ``DialSpread(people=120, resets=3, dials={"brief": (-0.4, -0.1, 0.0, 0.2, 0.6)})``
+    """
+
+    people: int
+    resets: int
+    dials: Mapping[str, tuple[float, ...]]
 
 
 class DialAdaptation:
@@ -29,6 +49,7 @@ class DialAdaptation:
         log: tells ratings and bases; the newest basis' names are the dials that people have.
         cache: keeps states.
         config: the settings.
+        protected: tokens that no dial may move; a basis that holds one is not used.
 
     Example::
 
@@ -37,14 +58,15 @@ class DialAdaptation:
         adaptation.steering(("acme", "ann"), weights=policy.hash, verified=True)
     """
 
-    def __init__(self, log: PlacedLog, cache: PersonCache, config: AdaptConfig) -> None:
-        self._log, self._cache, self._config = log, cache, config
+    def __init__(
+        self, log: PlacedLog, cache: PersonCache, config: AdaptConfig, *, protected: Collection[int] = ()
+    ) -> None:
+        self._log, self._cache, self._config, self._protected = log, cache, config, frozenset(protected)
         self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
-        self._holdout = dealing_key(_HOLDOUT)
         self._heard = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._troubled = False
@@ -77,15 +99,41 @@ class DialAdaptation:
             self._trouble(error)
             return None
         state = state or PersonState.new(names_hash(rules.names), len(rules.names))
-        posterior = state.posterior(rules.prior_of(person[0]), rules.regression)
-        dials = posterior.dials(
-            fold.moments.fisher_KK, tokens=fold.moments.tokens, nats=config.cap, strength=rules.regression.strength
-        )
-        return Steering(basis=basis, dials=dials, cap=config.cap, budget=config.answer_budget)
+        dials = self._dials(state, rules, fold, person[0])
+        return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
 
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
-        return place_of(self._holdout, *person) < self._config.holdout
+        return holdout_place(person) < self._config.holdout
+
+    def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, tenant: str) -> tuple[float, ...]:
+        return state.posterior(rules.prior_of(tenant), rules.regression).dials(
+            fold.moments.fisher_KK,
+            tokens=fold.moments.tokens,
+            nats=self._cap(state),
+            strength=rules.regression.strength,
+        )
+
+    def _cap(self, state: PersonState) -> float:
+        return self._config.cap / 2 if state.strikes else self._config.cap
+
+    async def spread(self) -> DialSpread | None:
+        """How people's dials differ now, of the 500 who came last; None of fewer than 20. Computed on a thread, names nobody."""
+        fold, rules = self.fold, self._rules
+        if fold is None or rules is None:
+            return None
+        newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
+        if len(newest) < FEWEST:
+            return None
+
+        def look() -> DialSpread:
+            dials_NK = np.array([self._dials(state, rules, fold, person[0]) for person, state in newest])
+            told = [state.evidence(rules.prior_of(person[0]), rules.regression).resets for person, state in newest]
+            quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
+            dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}
+            return DialSpread(people=len(newest), resets=sum(told), dials=dials)
+
+        return await asyncio.to_thread(look)
 
     def heard(self) -> None:
         self._heard.set()
@@ -141,6 +189,14 @@ class DialAdaptation:
                 MOST_DIALS,
             )
             return
+        if held := self._protected.intersection(basis.tokens_M.tolist()):
+            _LOG.warning(
+                "The basis %s is not used: it moves %d protected tokens, such as %d. Run `ostinato adapt fit` again.",
+                basis.hash,
+                len(held),
+                min(held),
+            )
+            return
         self._bases[basis.weights], self._names = basis, basis.names
 
     def _rules_of(self, names: tuple[str, ...]) -> StateRules:
@@ -151,7 +207,14 @@ class DialAdaptation:
             regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
             prior=flat_prior(len(names)),
             priors={},
-            without=frozenset(tenant for tenant, each in config.tenants.items() if each.prior == "off"),
+            violations=ViolationRules(
+                signals=frozenset(config.violations.signals),
+                step=config.violations.step,
+                most=config.violations.most,
+                strikes=config.violations.strikes,
+                holdout=config.holdout,
+            ),
+            without=config.without,
         )
 
     def _trouble(self, error: OstinatoError) -> None:

@@ -38,6 +38,8 @@ from ostinato.core.seams import Engine, Renderer
 from ostinato.record.person_cache import SqlPersonCache
 from ostinato.release.alarms import note
 from ostinato.release.auto.router import FoldedRouter
+from ostinato.serve.calls.context import LEAST_SHARE
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
@@ -50,12 +52,14 @@ _LOG = logging.getLogger(__name__)
 
 NO_CHAT = "model:chat"
 """The name of the alarm that stands while the model has no chat template."""
+_LEAST_ROOM = 2_048  # tokens for instructions and tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
-    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process.
+    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process. `adaptation`:
+    people's dials, None if they are off.
     """
 
     engine: Engine
@@ -64,6 +68,7 @@ class Serving:
     router: FoldedRouter | None
     lending: Lending | None = None
     numerics: NumericsMode | None = None
+    adaptation: DialAdaptation | None = None
 
 
 async def open_serving(
@@ -87,12 +92,14 @@ async def open_serving(
     run.log.derive_text(spelling(renderer))
     vllm = config.engine.kind == "vllm"
     engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
+    check_window(config.serve, min(renderer.context, engine.capabilities().context))
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
     router = _router(run)
     if router is not None:
         await router.catch_up()
+    adaptation = _adaptation(run, engine, renderer)
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -103,7 +110,7 @@ async def open_serving(
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
-        adaptation=_adaptation(run, engine),
+        adaptation=adaptation,
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
         privacy=config.privacy,
@@ -111,7 +118,15 @@ async def open_serving(
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
     mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
-    return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending, numerics=mode)
+    return Serving(
+        engine=engine,
+        gateway=gateway,
+        follower=follower,
+        router=router,
+        lending=lending,
+        numerics=mode,
+        adaptation=adaptation,
+    )
 
 
 async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
@@ -124,6 +139,18 @@ async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
     with contextlib.suppress(StorageFull, Unavailable):  # the next start notes it
         said = "the model has a chat template" if renderer.chats else why
         await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
+
+
+def check_window(config: ServeConfig, context: int) -> None:
+    """Warn of a context that leaves no room for an agent's tools in conversations that are summarised within a call."""
+    room = int(config.compaction_share * context) - context // LEAST_SHARE
+    if room < _LEAST_ROOM:
+        _LOG.warning(
+            "Of a context of %d tokens, summaries within calls (context_management) leave %d for instructions and tools: calls that need "
+            "more are refused. Serve a model with a longer context, or raise serve.compaction_share.",
+            context,
+            room,
+        )
 
 
 def journal_of(config: Config) -> Journal:
@@ -154,7 +181,7 @@ def _router(run: Run) -> FoldedRouter | None:
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
-def _adaptation(run: Run, engine: Engine) -> DialAdaptation | None:
+def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptation | None:
     """What leans people's answers, or None if nobody's do. Raises BadConfig for an engine that cannot steer."""
     config = run.config
     if config.adapt.mode == "off":
@@ -164,7 +191,13 @@ def _adaptation(run: Run, engine: Engine) -> DialAdaptation | None:
             f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
         )
     cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
-    return DialAdaptation(run.log, cache, config.adapt)
+    return DialAdaptation(run.log, cache, config.adapt, protected=protected_ids(config, renderer))
+
+
+def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:
+    """Tokens that no dial may make likelier or unlikelier: those that the model's formats reserve, and those of `adapt.protected`."""
+    words = [told for word in config.adapt.protected for told in (word, f" {word}")]
+    return renderer.reserved_ids().union(*map(renderer.encode, words))
 
 
 async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:

@@ -38,3 +38,14 @@ def place_of(key: bytes, tenant: str, user: str) -> float:
     digest = blake2b(len(name).to_bytes(4, "big") + name + user.encode(), key=key, digest_size=7).digest()
     # 53 bits: exact in a float, so never 1.0
     return (int.from_bytes(digest, "big") >> 3) / 2.0**53
+
+
+_DIALS = dealing_key("adapt holdout")
+
+
+def holdout_place(person: tuple[str, str]) -> float:
+    """A person's place in [0, 1) for the standing holdout of dials: below `adapt.holdout` their answers never lean.
+
+    Example: ``holdout_place(("acme", "ann")) < config.holdout``
+    """
+    return place_of(_DIALS, *person)

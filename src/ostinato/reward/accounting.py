@@ -84,7 +84,7 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
     counts, alarms = ledger.counts, ledger.alarms
     open_turns = [entry.facts for entry in ledger.open.values() if entry.facts.hold is None]
     matured = [entry.facts for turn, entry in ledger.matured.items() if turn not in ledger.to_hold]
-    ends = [facts.ended_at for facts in [*open_turns, *matured]]
+    ends = [facts.ended_at for facts in [*open_turns, *matured, *ledger.side_calls().values()]]
     return Accounting(
         ingested=counts["ingested"],
         trained=counts["trained"],

@@ -377,7 +377,9 @@ class RewardDesk:
     async def _settle(self, now: float) -> None:
         """Write the outcomes and alarms that follow from what was read."""
         ledger = self._reading.ledger
-        held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in ledger.to_hold.items()]
+        later = ledger.side_calls()
+        due = ((turn, reason) for turn, reason in ledger.to_hold.items() if turn not in later)
+        held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in due]
         await self._write([*held, *ledger.alarms.due(now, ledger.learnable)])
 
     async def _alarm_unloadable(self, why: str, now: float) -> None:

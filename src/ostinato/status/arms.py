@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -55,13 +55,22 @@ FEWEST = 5
 """A window of an arm with fewer rated turns is left out on the page: its interval would say nothing."""
 
 
-def curves(rated: Iterable[RatedTurn], start: float, end: float, fewest: int = 1) -> tuple[Curve, ...]:
-    """Acceptance per arm in equal windows from `start` to `end`, between which all turns started; each window's point is at its end."""
+def _arm(each: RatedTurn) -> str:
+    return each.served.arm
+
+
+def curves(
+    rated: Iterable[RatedTurn], start: float, end: float, fewest: int = 1, name: Callable[[RatedTurn], str] = _arm
+) -> tuple[Curve, ...]:
+    """Acceptance per arm in equal windows from `start` to `end`, between which all turns started; each window's point is at its end.
+
+    `name`: what a turn belongs to, if it is not the arm.
+    """
     width = (end - start) / WINDOWS
     found: defaultdict[tuple[int, str], list[tuple[Person, bool]]] = defaultdict(list)
     for each in rated:
         window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
-        found[window, each.served.arm].append((each.served.person, each.value > 0))
+        found[window, name(each)].append((each.served.person, each.value > 0))
     points: defaultdict[str, list[CurvePoint]] = defaultdict(list)
     for (window, arm), accepted in sorted(found.items(), key=lambda pair: pair[0][0]):
         if len(accepted) >= fewest:

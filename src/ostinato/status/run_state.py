@@ -18,6 +18,7 @@ from ostinato.reward.log_fold import LedgerFollower
 from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
 from ostinato.status.arms import ArmAcceptance, acceptance_by_arm, windows
 from ostinato.status.config_warnings import config_warnings
+from ostinato.status.dials import DialsNow, dials_now
 from ostinato.status.gateway_address import read_address
 from ostinato.status.index_queries import AlarmLine, IndexQueries
 from ostinato.status.progress_lines import last_lines
@@ -45,6 +46,7 @@ class RunNow:
     at least if it takes `every` turn that is ready.
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
     what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
+    `dials`: None if nobody has any.
     """
 
     at: float
@@ -69,6 +71,7 @@ class RunNow:
     releasing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     every: bool = False
+    dials: DialsNow | None = None
 
 
 class RunFolds:
@@ -159,7 +162,13 @@ class RunStateReader:
         board = await self._threads.ask(lambda: read_board(home.workers))
         paces = await self._threads.ask(lambda: last_lines(home.progress("release")))
         marks: Sequence[LedgerEvent] = await self._threads.ask_index(lambda: self._questions.shipped(100), [])
-        drawn = windows(seen.rated, marks)
+        drawn, live = windows(seen.rated, marks), self._ledger.state.live
+        # on a thread: it takes up to a tenth of a second with many people
+        dials = await self._threads.ask(
+            lambda: dials_now(
+                config.adapt, seen, None if live is None else live.hash, last_lines(home.progress("serve"))
+            )
+        )
         return RunNow(
             at=now,
             directory=str(config.run.directory),
@@ -183,6 +192,7 @@ class RunStateReader:
             alarms=alarms(seen),
             warnings=tuple(config_warnings(config).values()),
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
+            dials=dials,
         )
 
     def _pace(self, now: float, served: Cursor) -> float | None:

@@ -10,30 +10,47 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
-from ostinato.core.records import Batch, Holdback, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
+from ostinato.core.records import (
+    Batch,
+    Holdback,
+    Person,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    SteeringBasis,
+    Turn,
+)
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
+from ostinato.release.monitors.dial_effect import DialTally
 from ostinato.reward.ledger import kind_of
 
 FOLD = "status"
-KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm})
+KINDS: frozenset[type] = frozenset(
+    {Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, Forgotten}
+)
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token."""
+    """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token. `dealt` is the person's place for
+    the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered.
+    """
 
     arm: str
     person: Person
     started_at: float
     number: int | None
+    dealt: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +67,8 @@ def rated_turn(turn: Turn, reward: Reward) -> RatedTurn:
     return RatedTurn(served=_of_turn(turn), value=reward.value, heard=bool(reward.signals))
 
 
-def _of_turn(turn: Turn) -> Served:
-    return Served(arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest)
+def _of_turn(turn: Turn, dealt: float | None = None) -> Served:
+    return Served(arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest, dealt=dealt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +102,7 @@ class Summary:
     contracts: OrderedDict[str, str] = field(default_factory=OrderedDict[str, str])
     rated: deque[RatedTurn] = field(default_factory=lambda: deque(maxlen=RATED))
     unrated: OrderedDict[str, Served] = field(default_factory=OrderedDict[str, Served])
+    dials: DialTally = field(default_factory=DialTally)
 
     def apply(self, cursor: Cursor, row: Row) -> None:
         """Take in one row."""
@@ -99,6 +117,8 @@ class Summary:
                 served = self.unrated.pop(row.turn, None)
                 if served is not None:
                     self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
+                    if served.dealt is not None:
+                        self.dials.reward(served.person[0], served.dealt, row.value, row.at)
             case Quarantine():
                 self.unrated.pop(row.turn, None)
             case Holdback():
@@ -118,7 +138,7 @@ class Summary:
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
         if turn.arm.people and turn.finish.trainable and turn.counts:
-            self.unrated[turn.id] = _of_turn(turn)
+            self.unrated[turn.id] = _of_turn(turn, self.dials.turn(turn))
             if len(self.unrated) > OPEN:
                 self.unrated.popitem(last=False)
 
@@ -136,6 +156,8 @@ class Summary:
                         actor=None if actor is None else str(actor),
                     )
                 )
+            case SteeringBasis():
+                self.dials.basis(row)
             case Stamp():
                 self.contracts[row.id] = row.contract
                 self.contracts.move_to_end(row.id)
@@ -146,8 +168,18 @@ class Summary:
                     self.alarms[row.name] = (row.reason, row.at)
                 else:
                     self.alarms.pop(row.name, None)
+            case Forgotten():
+                self._forget(row)
             case _:
                 pass
+
+    def _forget(self, gone: Forgotten) -> None:
+        """Drop a person's answers from the newest."""
+        kept = [each for each in self.rated if not gone.covers(each.served.person)]
+        self.rated.clear()
+        self.rated.extend(kept)
+        waiting = self.unrated.items()
+        self.unrated = OrderedDict((turn, served) for turn, served in waiting if not gone.covers(served.person))
 
     def state(self) -> dict[str, Any]:
         """The state to store, as JSON types."""
@@ -162,6 +194,7 @@ class Summary:
             "contracts": dict(self.contracts),
             "rated": [[*_listed(each.served), each.value, each.heard] for each in self.rated],
             "unrated": {turn: _listed(served) for turn, served in self.unrated.items()},
+            "dials": self.dials.state(),
         }
 
     @classmethod
@@ -182,6 +215,7 @@ class Summary:
             for *served, value, heard in state["rated"]
         )
         made.unrated.update({turn: _served(served) for turn, served in state["unrated"].items()})
+        made.dials = DialTally.of(state["dials"])
         return made
 
 
@@ -193,16 +227,17 @@ def _count(counted: Counter[str], name: str) -> None:
 
 
 def _listed(served: Served) -> list[Any]:
-    return [served.arm, *served.person, served.started_at, served.number]
+    return [served.arm, *served.person, served.started_at, served.number, served.dealt]
 
 
 def _served(listed: list[Any]) -> Served:
-    arm, tenant, user, started_at, number = listed
+    arm, tenant, user, started_at, number, dealt = listed
     return Served(
         arm=str(arm),
         person=(str(tenant), str(user)),
         started_at=float(started_at),
         number=None if number is None else int(number),
+        dealt=None if dealt is None else float(dealt),
     )
 
 

@@ -163,4 +163,8 @@ def _names(curves: Sequence[Curve], x: Scale, y: Scale) -> list[str]:
 
 
 def _class(curve: Curve) -> str:
-    return f"arm-{curve.arm}" if curve.arm in ("live", "control", "canary") else "arm-other"
+    kind = _COMPARED.get(curve.arm, curve.arm)
+    return f"arm-{kind}" if kind in ("live", "control", "canary") else "arm-other"
+
+
+_COMPARED = {"dials": "live", "holdout": "control"}  # drawn as the arm of that role is

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.fakes.page_world import RUN
 
 from ostinato.core.records import Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.core.weights import Swap
@@ -78,7 +79,7 @@ def learned() -> LearningNumbers:
     seen = Summary()
     for cursor, row in enumerate((a_turn("a:0"), reward, Holdback(turn="b:0", reason="gone", at=1.0), event), start=1):
         seen.apply(cursor, row)
-    return LearningNumbers(summary=seen, behind=0, ledger=fold(State(), event))
+    return LearningNumbers(summary=seen, behind=0, ledger=fold(State(), event), dials=RUN.dials)
 
 
 @pytest.fixture(scope="module")

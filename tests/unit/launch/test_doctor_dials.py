@@ -1,10 +1,19 @@
 """`ostinato doctor` says whose answers lean, and refuses settings under which nobody's can."""
 
+import asyncio
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
+from ostinato.core.records import SteeringBasis
+from ostinato.core.steering import Basis
+from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.doctor import CHECKS
+from ostinato.weights.publish.publisher import VersionPublisher
 
 look = dict(CHECKS)["dials"]
 ON = "adapt.mode=dials"
@@ -14,12 +23,36 @@ ON = "adapt.mode=dials"
     ("given", "said"),
     [
         ([], "off: answers lean to nobody"),
-        ([ON, "serve.user_keys=['a-secret-of-tests-1']"], "users that their tenant signs; run `ostinato adapt fit`"),
-        ([ON, "adapt.users=declared"], "any user that a caller names; run `ostinato adapt fit`"),
+        (
+            [ON, "serve.user_keys=['a-secret-of-tests-1']"],
+            "users that their tenant signs; a token moves by 0.1 nats at most; 10% of people are held out",
+        ),
+        ([ON, "adapt.users=declared"], "any user that a caller names; a token moves by"),
     ],
 )
-def test_whose_answers_lean_is_told(given, said):
-    assert look(load(None, given)).startswith(said)
+def test_whose_answers_lean_is_told(given, said, tmp_path):
+    told = look(load(None, [*given, f"run.directory='{tmp_path}'"]))
+    assert told.startswith(said)
+    assert ("run `ostinato adapt fit` after the start" in told) == bool(given)
+
+
+async def test_a_live_version_without_a_basis_is_told_with_the_remedy(tmp_path):
+    config = load(None, [ON, "adapt.users=declared", f"run.directory='{tmp_path}'"])
+
+    async def told():
+        return await asyncio.to_thread(look, config)
+
+    with open_run(config) as run:
+        assert "after the start" in await told(), "nothing is live yet"
+        publisher = VersionPublisher(run.store, run.config.publish)
+        weights = {"w": WeightArray("BF16", (4,), np.ones(8, np.uint8))}
+        done = await publisher.publish(0, weights, run="r", base=None, meta={"step": 0}, ref="live")
+        assert "v0 is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`" in await told()
+        basis = Basis(("brief", "lists"), np.arange(3), np.ones((2, 3), np.float32), "f" * 64)
+        await run.log.append(SteeringBasis.of(basis, at=1.0))
+        assert "has no basis" in await told(), "that one is another version's"
+        await run.log.append(SteeringBasis.of(replace(basis, weights=done.policy.hash), at=2.0))
+        assert "v0 is live and has a basis of 2 dials: brief, lists" in await told()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """What `GET /metrics` tells an operator about learning, from the summary that housekeeping keeps and the release ledger."""
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.deadlines import PATIENT_S
 
+from ostinato.adapt.config import AdaptConfig
+from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward, SteeringBasis
+from ostinato.core.steering import Basis, Steered
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import LearningNumbers, watch_learning
 from ostinato.record.log import SqlLog
@@ -105,6 +110,35 @@ async def test_what_the_log_adds_up_to_stands_on_the_page(tmp_path):
         "ostinato_live_seconds": 60.0,
         "ostinato_ahead_steps": 2.0,
     }
+
+
+async def test_what_dials_do_stands_on_the_page_once_they_are_on(tmp_path):
+    basis = SteeringBasis.of(Basis(("brief",), np.arange(3), np.ones((1, 3), np.float32), V3.hash), at=1.0)
+    lean = Steered(basis=basis.hash, dials=(0.5,), cap=0.1, budget=3.0, tokens=10, kl=0.6, features=(0.1,))
+    names = {holdout_place(("default", f"u{number}")) < 0.5: f"u{number}" for number in range(40)}
+    turns = [
+        replace(a_turn(f"{user}:0", user=user, version=3), verified=True, steered=None if held else lean)
+        for held, user in names.items()
+    ]
+    folds, seen = MemoryFolds(), Summary()
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(basis, *turns, shipped(1, V3, NOW))
+        await log.append(*(Reward(turn=turn.id, value=1.0, function="f@1", signals=(), at=2.0) for turn in turns))
+        await catch_up(seen, log)
+        await keep(seen, folds)
+        for mode, told in (("off", None), ("dials", 1.0)):
+            of = LearningNumbers(adapt=AdaptConfig(mode=mode, holdout=0.5))
+            watching = asyncio.create_task(watch_learning(log, folds, ReleaseLedger(log, lambda: NOW), of))
+            await until(lambda of=of, told=told: of.summary is not None and (of.dials is not None or told is None))
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            found = page(of)
+            assert found.get("ostinato_dials_fitted") == told
+            assert found.get('ostinato_dials_people{side="dials"}') == told
+            assert found.get('ostinato_dials_people{side="holdout"}') == told
+            assert found.get("ostinato_dials_leaning_people") == told
+            assert found.get("ostinato_dials_token_kl") == (told and pytest.approx(0.06))
+            assert "ostinato_dials_effect" not in found, "two people say nothing"
 
 
 async def test_a_trainer_that_went_back_is_as_far_ahead_as_it_has_stepped_since(tmp_path):

@@ -4,9 +4,22 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.conversation import call_id
-from ostinato.core.records import Batch, PolicyVersion, Reward
+from ostinato.core.notices import Forgotten
+from ostinato.core.records import (
+    Batch,
+    Consent,
+    ConsentGiven,
+    Holdback,
+    PolicyVersion,
+    Purpose,
+    Reward,
+    Window,
+    WindowMaker,
+)
+from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import agent
 from ostinato.serve.feedback.intake import parse_feedback
@@ -135,3 +148,91 @@ async def test_one_edit_in_pieces_earns_more_than_in_one(learn):
     edits = [says(turn, "lines_kept_1h", 1.0, call=0) for turn in pieces.values()]
     credit, _ = await learn([whole, pieces], says(whole["look"], "lines_kept_1h", 1.0, call=0), *edits, silence=0.0)
     assert credit[pieces["look"].id] > 2 * credit[whole["look"].id] > 0
+
+
+# ---------------------------------------------------------------- side calls that were summaries
+
+
+def windows(person, *, summary="s", episode=None, tenant="default"):
+    """A turn, a side call, and a turn in the window that begins with what the side call said."""
+    work = session(person)
+    side = replace(work["edit"], purpose=Purpose.SIDE)
+    begun = Window(number=1, begins_with=side.id if summary == "s" else summary, by=WindowMaker.AGENT)
+    after = replace(work["report"], window=begun, episode=episode or side.episode, tenant=tenant)
+    return work["look"], side, after
+
+
+async def folded(log, now, open_desk, *rows, size=2, purposes=(Purpose.TASK, Purpose.COMPACTION)):
+    """What is trained on and held back once all rewards are known, read in two halves by two desks."""
+    config = RewardConfig(user_cap=1.0, group_wait_s=0.0, purposes=purposes)
+
+    def desk():
+        return open_desk(log, partial(agent, window=WINDOW_S, silence=0.5), config)
+
+    for row in rows:
+        await log.append(row)
+        now.at = 14.0
+        await desk().poll()
+        mine, theirs = await account(log, config=config), await recount(log)
+        assert (mine.waiting, mine.oldest_wait, mine.held) == (theirs.waiting, theirs.oldest_wait, theirs.held)
+    await log.append(*says(rows[0], "tests_failed", at=14.5))  # so that there is something to tell apart
+    now.at = 10.0 + len(STEPS) + WINDOW_S + 1
+    made = await desk().batch(1, size, V0)
+    await desk().poll()
+    found = await recount(log)
+    assert found.balanced
+    assert found.waiting == 0
+    return () if made is None else made.row.turns, log.reasons(Holdback)
+
+
+async def test_a_side_call_with_which_a_window_begins_is_learned_from_as_its_compaction(log, now, open_desk):
+    look, side, after = windows(1)
+    rows = (look, side, a_delivery(look, side), after, a_delivery(after))
+    trained, held = await folded(log, now, open_desk, *rows, size=3)
+    assert (trained, held) == ((look.id, side.id, after.id), {})
+
+
+async def test_a_side_call_that_no_window_begins_with_is_held_back_once_its_reward_is_due(log, now, open_desk):
+    look, side, after = windows(1, summary="another:0")
+    trained, held = await folded(log, now, open_desk, look, side, a_delivery(look, side), after, a_delivery(after))
+    assert (trained, held) == ((look.id, after.id), {side.id: "purpose:side"})
+
+
+@pytest.mark.parametrize("other", [{"episode": "another"}, {"tenant": "another"}])
+async def test_a_window_of_another_episode_or_tenant_says_nothing_about_a_side_call(other, log, now, open_desk):
+    look, side, after = windows(1, **other)
+    trained, held = await folded(log, now, open_desk, look, side, a_delivery(look, side), after, a_delivery(after))
+    assert side.id not in trained
+    assert held == {side.id: "purpose:side"}
+
+
+async def test_a_side_call_that_was_a_compaction_is_held_back_where_compactions_are(log, now, open_desk):
+    look, side, after = windows(1)
+    rows = (look, side, a_delivery(look, side), after, a_delivery(after))
+    trained, held = await folded(log, now, open_desk, *rows, purposes=(Purpose.TASK,))
+    assert (trained, held) == ((look.id, after.id), {side.id: "purpose:compaction"})
+
+
+async def test_a_person_who_takes_the_consent_back_is_not_learned_from_by_way_of_a_summary(log, now, open_desk):
+    look, side, after = windows(1)
+    no = ConsentGiven(id="c", tenant=side.tenant, user=side.user, level=Consent.AGGREGATE, at=13.0)
+    trained, held = await folded(log, now, open_desk, look, side, a_delivery(look, side), no, after)
+    assert side.id not in trained
+    assert held[side.id] == "consent:withdrawn"
+
+
+async def test_a_side_call_of_somebody_who_is_forgotten_is_held_back_whatever_begins_with_it(log, now, open_desk):
+    look, side, after = windows(1)
+    desk = open_desk(log, partial(agent, window=WINDOW_S))
+    for row in (look, side, Forgotten(id="f", tenant=side.tenant, user=side.user, key=0, at=13.0), after):
+        await log.append(row)
+        await desk.poll()
+    assert log.reasons(Holdback) == {look.id: "forgotten", side.id: "forgotten"}
+
+
+async def test_a_log_in_which_the_side_call_was_held_back_at_once_is_read_as_it_was(log, now, open_desk):
+    look, side, after = windows(1)
+    early = Holdback(turn=side.id, reason="purpose:side", at=13.5)
+    trained, held = await folded(log, now, open_desk, look, side, early, a_delivery(look), after, a_delivery(after))
+    assert (trained, held) == ((look.id, after.id), {side.id: "purpose:side"})
+    assert len(log.of(Holdback)) == 1

@@ -53,6 +53,16 @@ def test_a_conversation_that_begins_with_a_summary_goes_on_with_its_episode():
     assert (follow.parent, follow.branch, follow.window) == (first.id, Branch.NONE, window(1, "s:0"))
 
 
+@pytest.mark.parametrize("system", [(), (SYSTEM,)])
+def test_a_summary_behind_the_task_is_recognised_with_and_without_a_system_message(system):
+    sessions = Sessions(RENDERER, budget=100_000)
+    summarised(sessions)
+    task, kept = (Message(role=Role.USER, text=text) for text in ("Mend it.", NEXT))
+    assert ask(sessions, Conversation(messages=(*system, task, kept))).window == window(1, "s:0")
+    later = (task, Message(role=Role.USER, text="And the lexer."), kept)
+    assert ask(sessions, Conversation(messages=(*system, *later))).window is None
+
+
 def test_windows_are_counted_along_the_chain():
     sessions = Sessions(RENDERER, budget=100_000)
     summarised(sessions)
@@ -187,14 +197,3 @@ async def test_the_turn_has_its_window_and_a_repeat_gives_the_same():
         assert log.turns()[-1].parent == turn.id
         assert log.turns()[-1].window == turn.window == window(1, summary.id)
         assert later["ostinato"]["window"]["number"] == 1
-
-
-async def test_an_edit_of_the_context_that_is_not_applied_is_told():
-    async with world() as w:
-        ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-        edits = [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "compact_20260112"}]
-        _, headers, _ = await w.post("/v1/messages", ask | {"context_management": {"edits": edits}})
-        assert headers["x-ostinato-omitted"] == "clear-thinking-20251015, compact-20260112"
-        entries = [{"type": "compaction", "compact_threshold": 9_000}]
-        _, headers, _ = await w.post("/v1/responses", {"model": "m", "input": "hi", "context_management": entries})
-        assert headers["x-ostinato-omitted"] == "compaction"

@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,13 +21,16 @@ from ostinato.core.records import (
     Reward,
     Signal,
     Source,
+    SteeringBasis,
 )
 from ostinato.core.staleness import Lineage
+from ostinato.core.steering import Basis, Steered
 from ostinato.status import summary
 from ostinato.status.summary import FOLD, KINDS, Summary, catch_up, keep, summarise
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_turn
 
+BASIS = Basis(("brief",), np.arange(3), np.ones((1, 3), np.float32), "0" * 64)
 V = [PolicyVersion(number=number, hash=f"{number:064x}") for number in range(4)]
 
 
@@ -34,6 +38,12 @@ def rows(number: int):
     """Turn `number` and what became of it: five kinds of fate, one after the other."""
     arm = (Arm.LIVE, Arm.CONTROL, Arm.EVAL)[number % 3]
     turn = a_turn(f"t{number}:0", arm=arm, version=number % 4, sampled=(1, 2, 3))
+    turn = replace(turn, user=f"user {number % 7}", verified=number % 3 == 0)
+    if number == 0:
+        yield SteeringBasis.of(BASIS, at=1.0)
+    if number % 4 == 0:
+        lean = Steered(basis=BASIS.hash, dials=(0.5,), cap=0.1, budget=3.0, tokens=3, kl=0.2, features=(0.1,))
+        turn = replace(turn, steered=lean)
     yield turn
     reward = Reward(turn=turn.id, value=number % 2 - 0.25, function="f@1", signals=("s",) * (number % 2), at=1.0)
     signal = Signal(

@@ -298,7 +298,33 @@ def _dials(config: Config) -> str:
             "X-Ostinato-User-Signature with each call, or set adapt.users to 'declared'"
         )
     whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
-    return f"{whose}; run `ostinato adapt fit` after the start and after each release"
+    cap = f"a token moves by {adapt.cap:g} nats at most; {adapt.holdout:.0%} of people are held out"
+    return _BELOW.join([f"{whose}; {cap}", _basis(config)])
+
+
+def _basis(config: Config) -> str:
+    """Whether the live version has a basis of dials, with the remedy if it has none."""
+    after = "run `ostinato adapt fit` after the start and after each release"
+    if not config.record.url and not any(Home(config.run.directory).log.glob("*.db")):
+        return after
+    from ostinato.app.storage import open_follower, open_log
+    from ostinato.core.records import SteeringBasis
+
+    async def look() -> str:
+        live, names = await open_follower(config).resolve("live"), tuple[str, ...]()
+        if live is None:
+            return after
+        with open_log(config) as log:
+            async for _, row in log.read(0, {SteeringBasis}):
+                if isinstance(row, SteeringBasis) and row.weights == live.hash:
+                    names = row.names
+        if not names:
+            return (
+                f"warning: v{live.number} is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`"
+            )
+        return f"v{live.number} is live and has a basis of {len(names)} dials: {', '.join(names)}; {after}"
+
+    return asyncio.run(look())
 
 
 def _dropped(config: Config) -> tuple[int, int]:

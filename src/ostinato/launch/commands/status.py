@@ -29,6 +29,7 @@ from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import summary
 from ostinato.status.arms import acceptance_by_arm
 from ostinato.status.config_warnings import config_warnings
+from ostinato.status.dials import DialsNow, dials_line, dials_now
 from ostinato.status.disk import disk_use
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
@@ -87,6 +88,7 @@ class Overview:
     bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
 
     `who` is the heading of the arms: people, or the demo's programs. `warnings`, by worker, say what the configuration leaves unguarded.
+    `dials`: None if nobody has any.
     """
 
     directory: str
@@ -103,6 +105,7 @@ class Overview:
     disk: Mapping[str, int]
     free: int
     warnings: Mapping[str, str] = field(default_factory=dict[str, str])
+    dials: DialsNow | None = None
 
 
 def overview(run: Overview) -> list[RenderableType]:
@@ -114,7 +117,7 @@ def overview(run: Overview) -> list[RenderableType]:
         for name, (reason, at) in sorted(run.summary.alarms.items())
     ]
     parts += [Text(words, "yellow") for words in run.warnings.values()]
-    parts += [*_arms(run), *_learning(run)]
+    parts += [*_arms(run), *([] if run.dials is None else [Text(dials_line(run.dials))]), *_learning(run)]
     parts += [
         release_line(each.action, each.number, each.reason, each.actor)
         for each in list(run.summary.releases)[-SHOWN_RELEASES:]
@@ -231,6 +234,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in board.workers] if board else [],
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
         "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
+        "dials": run.dials and asdict(run.dials),
         "unproven_users": run.warnings.get("train"),
         "warnings": list(run.warnings.values()),
         "steps": seen.step,
@@ -289,6 +293,8 @@ async def _read(config: Config) -> RunFolds:
 
 async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
     every = await open_store(config).refs()
+    lines = {name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")}
+    live = found.ledger.state.live
     refs = {name: root for name, root in every.items() if not name.startswith(VERSIONS)}
     held = {
         "log": place.log,
@@ -306,11 +312,12 @@ async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
         ledger=found.ledger.state,
         rules=config.release,
         accounting=found.accounts,
-        lines={name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")},
+        lines=lines,
         refs=refs,
         disk={name: disk_use(path) for name, path in held.items()},
         free=shutil.disk_usage(place.root).free,
         warnings=config_warnings(config),
+        dials=dials_now(config.adapt, found.summary, None if live is None else live.hash, lines["serve"]),
     )
 
 

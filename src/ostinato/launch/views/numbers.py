@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ostinato.adapt.config import AdaptConfig
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
@@ -23,6 +24,7 @@ from ostinato.core.seams import Folds
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_now
 from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.status.worker_status import read_board
 
@@ -94,11 +96,15 @@ _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
 
 @dataclass(slots=True, eq=False)
 class LearningNumbers(Collector):
-    """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state."""
+    """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state. `adapt`: the settings of
+    dials.
+    """
 
     summary: Summary | None = None
     behind: int = 0
     ledger: State | None = None
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
+    dials: DialsNow | None = None
 
     def collect(self) -> Iterable[Metric]:
         """The metric families of one scrape; none until there is a summary."""
@@ -114,6 +120,8 @@ class LearningNumbers(Collector):
             "ostinato_summary_behind_rows", "Rows of the log that are not in these numbers yet.", value=self.behind
         )
         live = None if self.ledger is None else self.ledger.live
+        if self.dials is not None:
+            yield from _dials(self.dials)
         if self.ledger is not None and live is not None:
             ahead = seen.lineage.lag(seen.step, live.number)
             age = wall_clock() - self.ledger.shipped_at
@@ -140,6 +148,41 @@ def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
     return (share, lower, upper, mean, turns, heard)
 
 
+def _dials_of(numbers: LearningNumbers) -> DialsNow | None:
+    live = None if numbers.ledger is None else numbers.ledger.live
+    assert numbers.summary is not None
+    return dials_now(numbers.adapt, numbers.summary, None if live is None else live.hash, ())
+
+
+def _dials(found: DialsNow) -> Iterable[Metric]:
+    effect = found.effect
+    yield GaugeMetricFamily("ostinato_dials_fitted", "1 if the live version has a basis.", value=float(found.fitted))
+    if effect is None:
+        return
+    people = GaugeMetricFamily("ostinato_dials_people", "People compared, by side.", labels=["side"])
+    share = GaugeMetricFamily(
+        "ostinato_dials_acceptance", "Share of their turns with a reward above 0.", labels=["side"]
+    )
+    for side, count, accepted in ((DIALS, effect.people, effect.accepted), (HOLDOUT, effect.holdout, effect.held)):
+        people.add_metric([side], count)
+        if accepted is not None:
+            share.add_metric([side], accepted)
+    yield from (people, share)
+    for name, description, value in (
+        ("effect", "Acceptance of people with dials less that of the holdout.", effect.difference),
+        ("effect_lower", "Its lower bound, which holds at every look, 95%.", effect.lower),
+        ("effect_upper", "Its upper bound.", effect.upper),
+        ("leaning_people", "People with dials whose answers differ from the base model's.", effect.leaning),
+        ("token_kl", "Nats of KL divergence a steered token.", effect.token_kl),
+        ("budget_spent", "Mean share of an answer's budget (adapt.answer_budget) that was spent.", effect.spent),
+    ):
+        if (value is not None and effect.lower is not None) or name not in _INTERVAL:
+            yield GaugeMetricFamily(f"ostinato_dials_{name}", description, value=value)
+
+
+_INTERVAL = ("effect", "effect_lower", "effect_upper")  # told together, once there are people enough
+
+
 def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:
     family = CounterMetricFamily(name, description, labels=[label])
     for value, count in sorted(counted.items()):
@@ -159,5 +202,6 @@ async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbe
                     if numbers.summary is None or numbers.summary.cursor != kept[0]:
                         # takes up to 70 ms with 20,000 open turns, so it must not run between two tokens of a stream
                         numbers.summary = await asyncio.to_thread(Summary.of, *kept)
+                        numbers.dials = await asyncio.to_thread(_dials_of, numbers)
                     numbers.behind = newest - kept[0]
         await asyncio.sleep(_LEARNING_S)

@@ -15,6 +15,7 @@ from ostinato.core.weights import Learned, Swap
 from ostinato.launch.placing.output import KEPT_BYTES
 
 if TYPE_CHECKING:
+    from ostinato.adapt.dials import DialSpread
     from ostinato.app.numerics import NumericsMode
     from ostinato.app.server_loans import Lent
     from ostinato.release.pace import Pace
@@ -84,6 +85,10 @@ class Progress:
         if lent.why:
             logger.info("to rollouts: %s", lent.why)
         self.write("lent", **asdict(lent))
+
+    def dials(self, spread: DialSpread) -> None:
+        """Record how people's dials differ."""
+        self.write("dials", **asdict(spread))
 
     def swapped(self, swap: Swap) -> None:
         """Record a hot swap and its cost."""

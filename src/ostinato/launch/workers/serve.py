@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ostinato.adapt.dials import DialAdaptation
 from ostinato.app.evaluation import open_ledger
 from ostinato.app.gateway import Serving, journal_of, open_serving
 from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
@@ -45,6 +46,7 @@ from ostinato.serve.wire.connections import Connections
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_SPREAD_S = 20.0  # between two looks at how people's dials differ
 ALARM = "weights:{ref}"
 """The name of the alarm that stands while the version of a ref cannot be loaded."""
 
@@ -228,7 +230,7 @@ async def _run(
 
     config = run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
-    numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(), open_ledger(run)
+    numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(adapt=run.config.adapt), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
     following = WeightLoader(serving, run.log, progress, saying.live)
@@ -247,6 +249,8 @@ async def _run(
             ]
             if serving.router is not None:
                 beside.append(group.create_task(serving.router.run()))
+            if serving.adaptation is not None:
+                beside.append(group.create_task(tell_dials(serving.adaptation, progress)))
             await listen(
                 serving.gateway,
                 listener,
@@ -274,6 +278,17 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
         with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
             gateway.deal((await ledger.refresh()).dealt(verified))
         await asyncio.sleep(_LOOK_S)
+
+
+async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
+    """Record how people's dials differ, whenever that has changed, until cancelled."""
+    told = None
+    while True:
+        await asyncio.sleep(_SPREAD_S)
+        found = await adaptation.spread()
+        if found is not None and found != told:
+            progress.dials(found)
+            told = found
 
 
 def _longest_s(config: Config) -> float:

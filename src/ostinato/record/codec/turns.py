@@ -62,7 +62,7 @@ class Held:
     secret: int | None
 
 
-class Forgotten(Exception):
+class KeyDestroyed(Exception):
     """The requested value is encrypted under a key that was destroyed."""
 
 
@@ -77,11 +77,11 @@ class TurnSegment(Protocol):
         ...
 
     def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
-        """The decrypted value of a column. Raises Forgotten."""
+        """The decrypted value of a column. Raises KeyDestroyed."""
         ...
 
     def tokens(self, seq: Cursor) -> Held:
-        """A turn's ids, including those from its bases. Raises Forgotten."""
+        """A turn's ids, including those from its bases. Raises KeyDestroyed."""
         ...
 
     def hold(self, seq: Cursor, held: Held) -> None:
@@ -138,7 +138,8 @@ def _pack_steered(steered: Steered | None) -> bytes:
         return b""
     numbers = [real(steered.cap), real(steered.budget), whole(steered.tokens), real(steered.kl)]
     vectors = [[real(value) for value in values] for values in (steered.dials, steered.features)]
-    packed = to_json([text(steered.basis), *numbers, *vectors]).encode()
+    gaps = [[whole(place) for place in gap] for gap in steered.gaps]
+    packed = to_json([text(steered.basis), *numbers, *vectors, *([gaps] if gaps else [])]).encode()
     return _STEERED + write_ints(len(packed)) + packed
 
 
@@ -148,9 +149,16 @@ def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
         return None, packed
     (size,), at = read_ints(packed[1:], 1)
     end = 1 + at + size
-    basis, cap, budget, tokens, kl, dials, features = json.loads(packed[1 + at : end])
+    basis, cap, budget, tokens, kl, dials, features, *gaps = json.loads(packed[1 + at : end])
     steered = Steered(
-        basis=basis, dials=tuple(dials), cap=cap, budget=budget, tokens=tokens, kl=kl, features=tuple(features)
+        basis=basis,
+        dials=tuple(dials),
+        cap=cap,
+        budget=budget,
+        tokens=tokens,
+        kl=kl,
+        features=tuple(features),
+        gaps=tuple((start, stop) for start, stop in (gaps[0] if gaps else [])),
     )
     return steered, packed[end:]
 
@@ -269,7 +277,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         numbers, beside = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
         words = _text(home, seq, secret, said, sampled)
         ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
-    except Forgotten:
+    except KeyDestroyed:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
     steered, beside = _unpack_steered(beside)

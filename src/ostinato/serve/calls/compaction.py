@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Message, Role
@@ -28,7 +28,7 @@ _LEAST = 200  # characters of such lines that must be found again
 _ANSWERS = 64  # of each user
 _OVERHEAD = 50  # the cost of an answer besides its lines, in lines
 _MOST_LINES = 2_048  # of one answer; of longer ones the first count
-_FIRST = 2  # messages that may hold the summary: the system's and the user's
+_FIRST = 2  # messages that may hold the summary: the system's and the user's, or the task and what follows it
 _BREAKS = re.compile(r"[\n<>]")  # tags around a summary end its lines
 
 
@@ -51,8 +51,9 @@ class SummaryTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An answer's long lines, as hashes, with the length of each."""
+    """An answer's long lines, as hashes, with the length of each; and whose it was."""
 
+    user: str
     summary: SummaryTurn
     hashes: array[int]
     lengths: array[int]
@@ -81,14 +82,14 @@ class SummaryIndex:
         self._held = 0
         self._answers: OrderedDict[bytes, list[_Known]] = OrderedDict()
 
-    def add(self, place: bytes, summary: SummaryTurn, text: str) -> None:
+    def add(self, place: bytes, summary: SummaryTurn, text: str, user: str = "") -> None:
         """Remember an answer of this user, unless it has too few long lines to be recognised."""
         lines = [*islice(_long_lines(text), _MOST_LINES)]
         if sum(map(len, lines)) < _LEAST:
             return
         answers = self._answers.setdefault(place, [])
         self._answers.move_to_end(place)
-        answers.append(_Known(summary, array("q", map(hash, lines)), array("I", map(len, lines))))
+        answers.append(_Known(user, summary, array("q", map(hash, lines)), array("I", map(len, lines))))
         self._held += answers[-1].cost
         if len(answers) > _ANSWERS:
             self._held -= answers.pop(0).cost
@@ -98,6 +99,12 @@ class SummaryIndex:
             if not self._answers[oldest]:
                 del self._answers[oldest]
 
+    def forget(self, user: str | None) -> None:
+        """Drop the answers of a user; None: everybody's."""
+        for place, answers in [*self._answers.items()]:
+            if user in (None, answers[0].user):
+                self._held -= sum(known.cost for known in self._answers.pop(place))
+
     def find(self, place: bytes, episode: str | None, messages: Sequence[Message]) -> SummaryTurn | None:
         """The answer of this user, or of this episode of his, most of whose long lines stand in the first messages that are not the
         assistant's; None if none has at least half of its lines there, and `_LEAST` characters. The newest of several alike.
@@ -105,7 +112,9 @@ class SummaryIndex:
         answers = list(self._answers.get(place, ()))
         if not answers:
             return None
-        first = islice((message for message in messages if message.role is not Role.ASSISTANT), _FIRST)
+        first = [*islice((message for message in messages if message.role is not Role.ASSISTANT), _FIRST)]
+        if first and messages[0].role is Role.SYSTEM:  # a program that keeps the task has the summary behind it
+            first += islice(takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _FIRST, _FIRST + 1)
         there = {hash(line) for message in first for line in _long_lines(message.text)}
         best: tuple[float, SummaryTurn | None] = (0.0, None)
         for known in reversed(answers):

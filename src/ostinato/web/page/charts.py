@@ -5,7 +5,7 @@ Colours are CSS classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -189,6 +189,42 @@ def looks(found: Sequence[GateLook]) -> Markup:
     ]
     title = "Difference over the gate's looks, in percentage points, with the bounds that the verdict used"
     return differences(drawn, found[-1].margin if found else None, title)
+
+
+def spread(dials: Mapping[str, Sequence[float]]) -> Markup:
+    """A box plot, one row per dial: the middle half of people as a bar, 10 to 90% as a line, the median as a dot, against zero."""
+    if not dials:
+        return Markup("")
+    ends = [end for quantiles in dials.values() for end in quantiles]
+    found = axis(min(0.0, *ends), max(0.0, *ends), 6)
+    left, right, top, pitch = 150.0, 620.0, 10.0, 24.0
+    x, bottom = found.scale(left, right), top + pitch * len(dials)
+    parts = [
+        Markup('<line class="grid{0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:g}" y2="{3:g}"/>').format(
+            " zero" if tick == 0 else "", x(tick), top, bottom
+        )
+        + Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
+            x(tick), bottom + 16, f"{tick:+g}" if tick else "0"
+        )
+        for tick in found.ticks
+    ]
+    for number, (name, (least, low, middle, high, most)) in enumerate(dials.items()):
+        at = top + (number + 0.5) * pitch
+        parts.append(
+            Markup(
+                '<g class="difference"><title>{0}: half of people between {1:+.2f} and {2:+.2f}</title>'
+                '<text class="axis" x="{3:g}" y="{4:.1f}" text-anchor="end">{0}</text>'
+                '<line x1="{5:.1f}" x2="{6:.1f}" y1="{7:.1f}" y2="{7:.1f}"/>'
+                '<rect class="bar" x="{8:.1f}" y="{9:.1f}" width="{10:.1f}" height="8" rx="2"/>'
+                '<circle cx="{11:.1f}" cy="{7:.1f}" r="4.5"/></g>'
+            ).format(
+                name, low, high, left - 10, at + 4, x(least), x(most), at, x(low), at - 4, x(high) - x(low), x(middle)
+            )
+        )
+    label = "How people's dials differ: median, middle half, and 10 to 90%"
+    return Markup('<svg class="chart" viewBox="0 0 640 {:g}" role="img" aria-label="{}">{}</svg>').format(
+        bottom + 24, label, Markup("").join(parts)
+    )
 
 
 # ---------------------------------------------------------------- lines over steps

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
+from ostinato.status.dials import DialsNow, cautions, effect_sentence
 from ostinato.status.index_queries import MOST_COUNTED, TurnQuery
 from ostinato.status.releases import ReleaseDetail, ReleaseList
 from ostinato.status.run_facts import RunFacts, TurnDetail
@@ -163,6 +164,20 @@ def now_shown(run: RunNow) -> Shown:
         "wide": charts.loop(stations, narrow=False),
         "narrow": charts.loop(stations, narrow=True),
         "acceptance": lines(title, ends or "nothing rated", run.curves, run.marks) if run.curves else "",
+        "dials": None if run.dials is None else dials_shown(run.dials),
+    }
+
+
+def dials_shown(found: DialsNow) -> Shown:
+    """What dials do, in words, with both sides over time and the spread of people's dials."""
+    said = effect_sentence(found)
+    title = "Share of rated turns that were accepted, people with dials beside the holdout"
+    return {
+        "found": found,
+        "sentence": said[0].upper() + said[1:],
+        "cautions": cautions(found),
+        "course": lines(title, said, found.curves, ()) if found.curves else "",
+        "spread": charts.spread(found.spread),
     }
 
 

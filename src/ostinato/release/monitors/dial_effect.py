@@ -1,0 +1,223 @@
+"""The effect of people's dials: those who may have them against the standing holdout, by intention to treat. Pure.
+
+A hash of the name decides who is held out (`core.arm_assignment.holdout_place`), so without dials both sides are the same on average.
+Counted is each turn whose weights have a basis and that could have been steered by what its caller asked, whether or not it was: turns
+before the first basis do not count, and nobody is chosen by what they have rated. People are the units, however many turns they make.
+
+Counts begin anew every two weeks, and the last two periods are compared together, so that the difference is of the last 14 to 28 days. Its
+interval is that of a confidence sequence: it holds at every look between two such beginnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ostinato.core.arm_assignment import holdout_place
+from ostinato.core.records import Arm, Consent, Person, Purpose, SteeringBasis, Turn
+from ostinato.release.monitors.behaviour import ANONYMOUS
+from ostinato.release.monitors.config import DAY
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
+from ostinato.release.trial.contrast import lower_bound, upper_bound
+
+PERIOD_S = 14 * DAY
+MOST_PEOPLE = 10_000
+TURNS_A_DAY = 20
+"""The most turns of one person and day that count."""
+_ALPHA = 0.05
+_BASES = 64  # newest versions with a basis that are remembered
+_STEERABLE = (Purpose.TASK, Purpose.SUBAGENT)
+_UNSTEERED = (Arm.CONTROL, Arm.OUTSIDE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialEffect:
+    """Acceptance of `people` who may have dials less that of the `holdout`, since `since`, with bounds that hold at every look (95%).
+
+    `accepted`, `held`: the shares of their turns with a reward above 0; None without a turn. `lower`, `upper`: None with fewer than 20
+    effective people on a side. `leaning`: how many people had an answer that differs from the base model's. `token_kl`: nats a steered
+    token, `spent`: the mean share of an answer's budget. `mixed`: people of the holdout who had dials, because `adapt.holdout` was smaller;
+    they make the difference too small. `full`: people were left out for want of room.
+
+    Example: ``DialEffect(since=1e9, people=412, holdout=41, leaning=300, accepted=0.62, held=0.55, difference=0.07, lower=0.01, upper=0.13,
+    token_kl=0.03, spent=0.2, mixed=0, full=False)``
+    """
+
+    since: float
+    people: int
+    holdout: int
+    leaning: int
+    accepted: float | None
+    held: float | None
+    difference: float
+    lower: float | None
+    upper: float | None
+    token_kl: float
+    spent: float
+    mixed: int
+    full: bool
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A person's turns with a reward, those with one above 0, and what dials did: `steered`, and `leaning` if that changed anything."""
+
+    good: int = 0
+    turns: int = 0
+    day: int = -1
+    today: int = 0
+    steered: bool = False
+    leaning: bool = False
+
+
+@dataclass(slots=True)
+class _Period:
+    """Counts since `began`, None before the first turn. People are known by their place alone, so that no name is kept."""
+
+    began: float | None = None
+    people: PersonCrowd[_Counted] = field(default_factory=lambda: PersonCrowd[_Counted](MOST_PEOPLE))
+    answers: int = 0
+    tokens: int = 0
+    kl: float = 0.0
+    spent: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        people = [[*who, *asdict(each).values()] for who, each in self.people]
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {**numbers, "people": people, "full": self.people.full}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> _Period:
+        made = cls(**{name: state[name] for name in _NUMBERS})
+        for tenant, place, *counts in state["people"]:
+            made.people.put((str(tenant), str(place)), _Counted(*counts))
+        made.people.full = bool(state["full"])
+        return made
+
+
+_NUMBERS = ("began", "answers", "tokens", "kl", "spent")
+
+
+class DialTally:
+    """Bases, turns and rewards in, counts by person out; no setting changes it, so that it is folded once for all.
+
+    `bases`: the versions of which a basis is known, by hash, with the dials' names.
+    """
+
+    def __init__(self) -> None:
+        self.bases: dict[str, tuple[str, ...]] = {}
+        self._declared = False  # unproven users have dials, too
+        self._before, self._now = _Period(), _Period()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DialTally) and self.state() == other.state()
+
+    def basis(self, row: SteeringBasis) -> None:
+        """Take in a basis: from now on its version's turns count."""
+        self.bases.pop(row.weights, None)
+        self.bases[row.weights] = row.names
+        if len(self.bases) > _BASES:
+            del self.bases[next(iter(self.bases))]
+
+    def turn(self, turn: Turn) -> float | None:
+        """Take in a turn; its person's place if its reward counts, else None."""
+        counts = self._could_lean(turn)
+        self._declared |= (
+            turn.steered is not None and not turn.verified
+        )  # after this turn, or it would count by its side
+        if not counts:
+            return None
+        place = holdout_place(turn.person)
+        counted = self._person(turn.tenant, place, turn.ended_at)
+        if turn.steered is not None:
+            self._now.answers += 1
+            self._now.tokens += turn.steered.tokens
+            self._now.kl += turn.steered.kl
+            self._now.spent += turn.steered.kl / turn.steered.budget
+            if counted is not None:
+                counted.steered = True
+                counted.leaning |= turn.steered.kl > 0.0
+        return place
+
+    def reward(self, tenant: str, place: float, value: float, at: float) -> None:
+        """Take in the reward of such a turn."""
+        counted = self._person(tenant, place, at)
+        if counted is None:
+            return
+        day = int(at // DAY)
+        if counted.day != day:
+            counted.day, counted.today = day, 0
+        counted.today += 1
+        if counted.today <= TURNS_A_DAY:
+            counted.turns += 1
+            counted.good += value > 0.0
+
+    def _could_lean(self, turn: Turn) -> bool:
+        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and (turn.verified or self._declared)
+        asked = turn.purpose in _STEERABLE and not turn.sampling.grammar and turn.user != ANONYMOUS
+        served = turn.arm.people and turn.arm not in _UNSTEERED
+        return allowed and asked and served and any(version.hash in self.bases for version in turn.versions)
+
+    def _person(self, tenant: str, place: float, at: float) -> _Counted | None:
+        if self._now.began is None:
+            self._now.began = at
+        elif at - self._now.began >= PERIOD_S:
+            self._before, self._now = self._now, _Period(began=at)
+            self._declared = False
+        return self._now.people.get((tenant, repr(place)), _Counted)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        periods = [each.to_json() for each in (self._before, self._now)]
+        return {"bases": self.bases, "declared": self._declared, "periods": periods}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> DialTally:
+        """The inverse of `state`. Raises LookupError, TypeError or ValueError for an invalid one."""
+        made = cls()
+        made.bases = {str(weights): tuple(names) for weights, names in state["bases"].items()}
+        made._declared = bool(state["declared"])
+        made._before, made._now = (_Period.from_json(each) for each in state["periods"])
+        return made
+
+    def effect(self, share: float, without: Collection[str] = ()) -> DialEffect | None:
+        """The effect with so large a holdout, leaving out tenants `without` dials; None before the first turn that counts."""
+        began = self._now.began if self._before.began is None else self._before.began
+        if began is None:
+            return None
+        found: dict[Person, _Counted] = {}
+        for period in (self._before, self._now):
+            for who, each in period.people:
+                if who[0] not in without:
+                    known = found.setdefault(who, _Counted())
+                    known.good, known.turns = known.good + each.good, known.turns + each.turns
+                    known.steered, known.leaning = known.steered or each.steered, known.leaning or each.leaning
+        sides = {who: float(who[1]) >= share for who in found}
+        outcomes = {who: (float(each.good), float(each.turns)) for who, each in found.items()}
+        effect, _, _ = person_difference(outcomes, sides.__getitem__)
+        enough = effect.people >= LEAST_PEOPLE
+        tokens, answers = (getattr(self._before, n) + getattr(self._now, n) for n in ("tokens", "answers"))
+        kl, spent = (getattr(self._before, n) + getattr(self._now, n) for n in ("kl", "spent"))
+        return DialEffect(
+            since=began,
+            people=sum(sides.values()),
+            holdout=len(sides) - sum(sides.values()),
+            leaning=sum(each.leaning for who, each in found.items() if sides[who]),
+            accepted=_share(each for who, each in found.items() if sides[who]),
+            held=_share(each for who, each in found.items() if not sides[who]),
+            difference=effect.difference,
+            lower=lower_bound(effect.difference, effect.variance, _ALPHA / 2) if enough else None,
+            upper=upper_bound(effect.difference, effect.variance, _ALPHA / 2) if enough else None,
+            token_kl=kl / tokens if tokens else 0.0,
+            spent=spent / answers if answers else 0.0,
+            mixed=sum(each.steered for who, each in found.items() if not sides[who]),
+            full=self._before.people.full or self._now.people.full,
+        )
+
+
+def _share(people: Iterable[_Counted]) -> float | None:
+    good, turns = 0, 0
+    for each in people:
+        good, turns = good + each.good, turns + each.turns
+    return good / turns if turns else None

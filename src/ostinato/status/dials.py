@@ -1,0 +1,125 @@
+"""What people's dials do, as an operator sees it: those who may have them beside the holdout, and how their dials differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ostinato.release.monitors.dial_effect import DialEffect
+from ostinato.status.arms import FEWEST, curves
+from ostinato.status.run_report import Curve
+from ostinato.status.summary import RatedTurn, Summary
+
+DIALS, HOLDOUT = "dials", "holdout"
+"""The names of the two sides' curves."""
+UNFITTED = (
+    "the live version has no basis, so nobody's answers lean: run `ostinato adapt fit` with the run's settings beside it, and after each "
+    "release"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialsNow:
+    """The dials of a run whose `adapt.mode` is not off. `fitted`: the live version has a basis. `effect`: None before the first turn that
+    counts. `curves`: both sides' acceptance over the newest rated turns, minutes from `since` on. `spread`: by dial the quantiles 10, 25,
+    50, 75 and 90% over `people` people, who began anew `resets` times; empty if there are too few.
+    """
+
+    fitted: bool
+    effect: DialEffect | None
+    curves: tuple[Curve, ...] = ()
+    since: float | None = None
+    spread: Mapping[str, Sequence[float]]
+    people: int = 0
+    resets: int = 0
+
+
+class DialRules(Protocol):
+    """The settings that count here (`adapt`)."""
+
+    @property
+    def mode(self) -> str:
+        """'off': nobody has dials."""
+        ...
+
+    @property
+    def holdout(self) -> float:
+        """The share of people who are held out."""
+        ...
+
+    @property
+    def without(self) -> Collection[str]:
+        """The tenants whose people have no dials."""
+        ...
+
+
+def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence[Mapping[str, Any]]) -> DialsNow | None:
+    """The state of the dials; None if they are off. `live`: the live version's hash, `serve`: the serving worker's newest lines."""
+    if rules.mode == "off":
+        return None
+    told = next((line for line in reversed(serve) if line["kind"] == "dials"), {})
+    drawn, since = _curves(seen.rated, rules.holdout)
+    return DialsNow(
+        fitted=live in seen.dials.bases,
+        effect=seen.dials.effect(rules.holdout, rules.without),
+        curves=drawn,
+        since=since,
+        spread=told.get("dials", {}),
+        people=told.get("people", 0),
+        resets=told.get("resets", 0),
+    )
+
+
+def _curves(rated: Sequence[RatedTurn], share: float) -> tuple[tuple[Curve, ...], float | None]:
+    """The curves of both sides, and when they begin; none within two seconds."""
+    dealt = [each for each in rated if each.served.dealt is not None]
+    starts = [each.served.started_at for each in dealt]
+    start, end = min(starts, default=0.0), max(starts, default=0.0)
+    if end - start < 2.0:
+        return (), None
+
+    def side(each: RatedTurn) -> str:
+        return HOLDOUT if (each.served.dealt or 0.0) < share else DIALS
+
+    return tuple(sorted(curves(dealt, start, end, FEWEST, side), key=lambda curve: curve.arm)), start
+
+
+def effect_sentence(found: DialsNow) -> str:
+    """The effect in one sentence, with its interval or what it still lacks.
+
+    Example: "people with dials accept 62.0%, the holdout 55.0%: +7.0 pp, 95% [+1.2, +12.8]"
+    """
+    effect = found.effect
+    if effect is None or effect.accepted is None or effect.held is None:
+        return "nothing to compare yet" if found.fitted else UNFITTED
+    words = f"people with dials accept {100 * effect.accepted:.1f}%, the holdout {100 * effect.held:.1f}%"
+    if effect.lower is None or effect.upper is None:
+        sides = f"{effect.people} with dials, {effect.holdout} held out"
+        return f"{words}; too few people for an interval ({sides}; about 40 on each side are needed)"
+    return f"{words}: {100 * effect.difference:+.1f} pp, 95% [{100 * effect.lower:+.1f}, {100 * effect.upper:+.1f}]"
+
+
+def dials_line(found: DialsNow) -> str:
+    """The dials in one line, for a terminal."""
+    effect, words = found.effect, effect_sentence(found)
+    if effect is None:
+        return f"dials: {words}"
+    words += f"; {effect.leaning} of {effect.people} people lean, {effect.holdout} held out"
+    words += f"; {effect.token_kl:.3f} nats a token, {100 * effect.spent:.0f}% of an answer's budget"
+    words += f"; {found.resets} resets" if found.people else ""
+    return f"dials: {words}{''.join(f'; {each}' for each in cautions(found))}"
+
+
+def cautions(found: DialsNow) -> list[str]:
+    """What an operator must know before believing the difference."""
+    effect = found.effect
+    said = [] if found.fitted or effect is None or effect.accepted is None else [UNFITTED]
+    if effect is not None and effect.mixed:
+        said.append(
+            f"{effect.mixed} people of the holdout had dials before adapt.holdout was raised: the difference is too small until both "
+            "sides are counted anew, within four weeks"
+        )
+    if effect is not None and effect.full:
+        said.append("not all people are counted: the 10,000 who came first in each two weeks")
+    return said
