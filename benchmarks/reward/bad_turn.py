@@ -9,6 +9,10 @@ different people go through the product's own credit and baseline. The bad turn 
 the mean KL of the others exceeds `--drift` nats, or after `--most` episodes. "episodes" is the median over seeds at the best of the step
 sizes at which all seeds are fixed; "-" if there is none.
 
+In `hints` a fifth of the failures get a comment, which in 90% names the bad turn and its right action, else any turn and action; whoever
+reads it obeys with 0.8. The product chooses which comments are hints; the term's gradient is written out here (`benchmarks.reward.hints`
+has the trainer's).
+
 The rows of `value` credit a turn with V(next prompt) - V(its prompt), and what comes later times lambda per turn (generalised advantage
 estimation), V being the product's baseline. In "prompts repeat" a prompt tells the turn and whether the last action was right, so that V
 is learned of each; otherwise each prompt is new, as prompts of real sessions are.
@@ -17,6 +21,7 @@ is learned of each; otherwise each prompt is new, as prompts of real sessions ar
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,15 +31,23 @@ from benchmarks.contender import RESULTS
 from numpy.typing import NDArray
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Turn
-from ostinato.core.samples import Episode
+from ostinato.core.records import Reward, Row, Signal, Source, Turn
+from ostinato.core.samples import Episode, Sample
 from ostinato.reward.baseline import Baseline, context_of
-from ostinato.reward.config import RewardConfig
+from ostinato.reward.config import HintsConfig, RewardConfig
 from ostinato.reward.credit import GroupRelative, SingleRollout, episode_returns
+from ostinato.reward.hints import FRAME, HintSource
 from ostinato.reward.line_credit import TurnLines
+from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 
 EPISODES, ACTIONS, GOAL = 16, 4, 0.75
+SHARE, RIGHT, OBEYED = (
+    0.2,
+    0.9,
+    0.8,
+)  # of failures with a comment, of comments about the bad turn, of answers that follow one
+FIRST_ACTION = 48  # the token of the first action
 SIZES = [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -68,10 +81,69 @@ class Policy:
         kl_N = (self._first_NA * np.log(self._first_NA / self.odds())).sum(1)
         return float(np.delete(kl_N, self.bad).mean())
 
-    def step(self, actions_EN: Ints, advantages_EN: Floats, size: float) -> None:
-        """One step along the policy gradient."""
-        slopes_ENA = advantages_EN[:, :, None] * (np.eye(ACTIONS)[actions_EN] - self.odds())
+    def step(self, actions_EN: Ints, advantages_EN: Floats, size: float, comments: Comments, weight: float) -> None:
+        """One step along the policy gradient, and the gradient of the divergence from what is said behind each comment that is a hint."""
+        odds_NA = self.odds()
+        slopes_ENA = advantages_EN[:, :, None] * (np.eye(ACTIONS)[actions_EN] - odds_NA)
+        turns = {(e, n): a_turn(f"{e}-{n}:0", prompt=(n, 0), sampled=(7,)) for e, n in comments}
+        for hint in asyncio.run(hints_of(turns, advantages_EN, comments, weight)) if comments else ():
+            e, n = map(int, hint.turn.id.removesuffix(":0").split("-"))
+            named = np.eye(ACTIONS)[hint.hinted[1] - FIRST_ACTION]
+            obeyed_A = OBEYED * named + (1 - OBEYED) / (ACTIONS - 1) * (1 - named)
+            if obeyed_A[actions_EN[e, n]] < odds_NA[n, actions_EN[e, n]]:  # the trainer's gate
+                slopes_ENA[e, n] += hint.advantages[0] * (obeyed_A - odds_NA[n])
         self._weights_FA += size * self._features_NF.T @ slopes_ENA.mean(0)
+
+
+class ActionTokens:
+    """A comment is the name of an action, one token at the end of the prompt."""
+
+    def hinted_ids(self, turn: Turn, note: str) -> Sequence[int]:
+        """The token before the prompt's last one."""
+        action = int(note.removeprefix(FRAME.partition("{}")[0])[0])
+        return *turn.prompt_ids[:-1], FIRST_ACTION + action, turn.prompt_ids[-1]
+
+    def said_between(self, turn: Turn, following: Turn) -> str:
+        """Nothing: there are only comments."""
+        del turn, following
+        return ""
+
+
+Comments = Mapping[tuple[int, int], int]
+"""The action that somebody names, by episode and turn."""
+
+
+def comments_on(
+    done_E: NDArray[np.bool_], bad: int, right_N: Ints, share: float, right: float, rng: np.random.Generator
+) -> Comments:
+    """A share of the failures gets a comment: with the chance `right` it names the bad turn and its right action, else any."""
+    found: dict[tuple[int, int], int] = {}
+    for episode in np.flatnonzero(~done_E).tolist():
+        if rng.random() >= share:
+            continue
+        if rng.random() < right:
+            found[episode, bad] = int(right_N[bad])
+        else:
+            found[episode, int(rng.integers(len(right_N)))] = int(rng.integers(ACTIONS))
+    return found
+
+
+async def hints_of(
+    turns: Mapping[tuple[int, int], Turn], advantages_EN: Floats, comments: Comments, weight: float
+) -> list[Sample]:
+    """The hints of a batch, found by the product in a log of these comments on these turns."""
+    log, rows, samples = MemoryLog(), list[Row](), list[Sample]()
+    for at, action in comments.items():
+        turn = turns[at]
+        fields = {"id": f"s{turn.id}", "turn": turn.id, "name": "rejected", "value": 1.0, "source": Source.HUMAN}
+        said = Signal(**fields, occurred_at=1.0, received_at=1.0, comment=str(action))
+        rows += [said, Reward(turn=turn.id, value=-1.0, function="f@1", signals=(said.id,), at=2.0)]
+        samples.append(Sample(turn=turn, reward=0.0, advantages=(float(advantages_EN[at]),)))
+    await log.append(*rows)
+    source = HintSource(log, RewardConfig(hints=HintsConfig(weight=weight)), ActionTokens())
+    credits = {sample.turn.id: sample.advantages for sample in samples}
+    named = await source.hints([sample.turn for sample in samples], credits, dict.fromkeys(credits, 1.0))
+    return await source.samples(samples, named)
 
 
 class Batches:
@@ -177,6 +249,8 @@ def arms(turns: int) -> Mapping[str, Callable[[int], Credits]]:
         "outcome, equal states": lambda _: single(turns, discount=0.9, outcome=True, repeat=True),
         "outcome, in a group": lambda _: group(turns),
         "rating, 0.9 a call": lambda _: single(turns, discount=0.9, outcome=False, repeat=False),
+        "outcome, hints of weight 3": lambda _: single(turns, discount=0.9, outcome=True, repeat=False),
+        "outcome, hints of weight 100": lambda _: single(turns, discount=0.9, outcome=True, repeat=False),
         "lines": lambda bad: single(turns, discount=0.9, outcome=False, repeat=False, bad=bad),
         "value, lambda 0, prompts repeat": lambda _: value(turns, trace=0.0, repeat=True),
         "value, lambda 0.9, prompts repeat": lambda _: value(turns, trace=0.9, repeat=True),
@@ -185,9 +259,9 @@ def arms(turns: int) -> Mapping[str, Callable[[int], Credits]]:
 
 
 def episodes_until_fixed(
-    turns: int, make: Callable[[int], Credits], size: float, seed: int, drift: float, most: int
+    turns: int, make: Callable[[int], Credits], size: float, seed: int, drift: float, most: int, weight: float
 ) -> int | None:
-    """None if the other turns drifted, or it took too long."""
+    """None if the other turns drifted, or it took too long. `weight`: of hints."""
     policy, rng = Policy(turns, seed), np.random.default_rng(seed + 1000)
     credits = make(policy.bad)
     for number in range(most // EPISODES):
@@ -204,18 +278,22 @@ def episodes_until_fixed(
             advantages_EN = credits(number, right_EN, done_E)
         except NoSignal:
             continue
-        policy.step(actions_EN, advantages_EN, size)
+        right_N = np.zeros(turns, np.int64)
+        comments = comments_on(done_E, policy.bad, right_N, SHARE, RIGHT, rng) if weight else {}
+        policy.step(actions_EN, advantages_EN, size, comments, weight)
     return None
 
 
-def best(turns: int, make: Callable[[int], Credits], seeds: int, drift: float, most: int) -> tuple[list[int], float]:
+def best(
+    turns: int, make: Callable[[int], Credits], seeds: int, drift: float, most: int, weight: float
+) -> tuple[list[int], float]:
     """The episodes of each seed at the best step size, and that size; from the largest on, until two sizes are no better."""
     found, at, worse = list[int](), 0.0, 0
     for size in SIZES:
         limit = most if not found else min(most, 4 * int(np.median(found)))
         taken = list[int]()
         for seed in range(seeds):
-            one = episodes_until_fixed(turns, make, size, seed, drift, limit)
+            one = episodes_until_fixed(turns, make, size, seed, drift, limit, weight)
             if one is None:
                 break
             taken.append(one)
@@ -239,7 +317,8 @@ def main() -> None:
     for name, make in arms(args.turns).items():
         if not name.startswith(args.only):
             continue
-        found, size = best(args.turns, make, args.seeds, args.drift, args.most)
+        weight = float(name.rpartition(" ")[2]) if "hints" in name else 0.0
+        found, size = best(args.turns, make, args.seeds, args.drift, args.most, weight)
         rows[name] = {"episodes": found, "step size": size}
         print(f"{name:<36}{int(np.median(found)) if found else '-':>6}  {found}  step size {size:g}", flush=True)
     settings = {"seeds": args.seeds, "turns": args.turns, "drift": args.drift, "most": args.most}

@@ -77,7 +77,7 @@ class HintsConfig(BaseModel, frozen=True, extra="forbid"):
     weight: float = Field(
         default=0.0,
         ge=0,
-        le=10,
+        le=100,
         description="Weight of the divergence from the teacher per token of an answer that did worse than expected, whose credit has "
         "an advantage of about 1. 0: nothing is learned from hints, because what one user wrote then moves what others are answered. "
         "Needs `train.ranks` = 1.",
