@@ -104,6 +104,10 @@ class DialAdaptation:
         dials = self._dials(state, rules, fold, person[0])
         return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
 
+    def fits(self, weights: Collection[str]) -> bool:
+        names = None if self._rules is None else self._rules.names
+        return all(each in self._bases and self._bases[each].names == names for each in weights)
+
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
         return holdout_place(person) < self._config.holdout

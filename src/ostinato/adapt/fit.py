@@ -116,6 +116,7 @@ def fit_basis(
     prompts_N: Sequence[int],
     tokens_M: NDArray[np.int64],
     weights: str,
+    names: Sequence[str] | None = None,
 ) -> FittedBasis:
     """Fit the directions of the attributes that can be steered.
 
@@ -125,6 +126,7 @@ def fit_basis(
         prompts_N: the number of each answer's prompt, from 0; even ones judge what was fitted to odd ones, and odd ones the even.
         tokens_M: the steerable tokens.
         weights: the hash of the weights that answered.
+        names: the dials to make, of whatever is explained of them; one of which nothing is does nothing. None: those of which enough is.
 
     Returns:
         Directions of which one unit changes the attribute by one standard deviation (within a prompt), for small dials.
@@ -145,14 +147,16 @@ def fit_basis(
         found_N = np.clip(found_N / deviation, -_OUTLIER, _OUTLIER)
         units_M, shares = zip(*(_judged(half, features_NM, found_N) for half in halves), strict=True)
         explained[name] = float(np.mean(shares))
-        if min(shares) > 0 and explained[name] >= _LEAST_R2:
+        if min(shares) > 0 and (explained[name] >= _LEAST_R2 or (names is not None and name in names)):
             directions[name] = np.mean(units_M, 0).astype(np.float32)
     if not directions:
         raise BadConfig(
             f"no attribute can be steered: each of {', '.join(explained)} is explained by less than {_LEAST_R2:.0%} on other "
             "prompts; give more answers to each prompt"
         )
-    basis = Basis(tuple(directions), tokens_M, np.stack(list(directions.values())), weights)
+    none_M = np.zeros(len(tokens_M), np.float32)
+    dials = {name: directions.get(name, none_M) for name in (directions if names is None else names)}
+    basis = Basis(tuple(dials), tokens_M, np.stack(list(dials.values())), weights)
     return FittedBasis(basis=basis, explained=explained)
 
 

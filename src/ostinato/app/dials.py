@@ -59,11 +59,11 @@ class _Live:
 
 
 @contextlib.asynccontextmanager
-async def _live_engine(run: Run) -> AsyncGenerator[_Live]:
-    """Raises NotFound without a live version, BadConfig for a model without a chat template."""
+async def _live_engine(run: Run, version: PolicyVersion | None = None) -> AsyncGenerator[_Live]:
+    """Serves `version`; None: the live one. Raises NotFound without it, BadConfig for a model without a chat template."""
     from ostinato.model.renderer import HFRenderer
 
-    live = await run.follower.resolve("live")
+    live = version or await run.follower.resolve("live")
     if live is None:
         raise NotFound("no version is live: start the run with `ostinato up` first")
     path = await asyncio.to_thread(model_path, run.config)
@@ -84,18 +84,27 @@ async def _live_engine(run: Run) -> AsyncGenerator[_Live]:
 
 
 async def fit_live(
-    run: Run, prompts: Sequence[str], *, each: int, tokens: int, seed: int, on_progress: Told
+    run: Run,
+    prompts: Sequence[str],
+    *,
+    each: int,
+    tokens: int,
+    seed: int,
+    on_progress: Told,
+    version: PolicyVersion | None = None,
+    names: Sequence[str] | None = None,
 ) -> FittedBasis:
-    """Fit a basis to the version that is live, from `each` answers of at most `tokens` tokens to each prompt. Imports torch.
+    """Fit a basis to a version, the live one if None, from `each` answers of at most `tokens` tokens to each prompt. Imports torch.
 
-    Writes nothing. Raises NotFound without a live version, BadConfig for a model without a chat template, and if nothing can be steered.
+    `names`: the dials that it is to have (`fit_basis`). Writes nothing. Raises NotFound without a live version, BadConfig for a model
+    without a chat template, and if nothing can be steered.
     """
     from ostinato.model.config import backend
     from ostinato.model.load import build
     from ostinato.model.steering import mean_probabilities, score_features
 
     config = run.config
-    async with _live_engine(run) as live:
+    async with _live_engine(run, version) as live:
         renderer = live.renderer
         asked = [tuple(renderer.chat(Conversation(messages=(Message(role=Role.USER, text=each),)))) for each in prompts]
         answers = await _answers(live.engine, asked, Sampling(max_tokens=tokens, seed=seed), each, on_progress)
@@ -109,7 +118,7 @@ async def fit_live(
         )
         texts = [(renderer.decode(ids), finish is Finish.STOP) for _, ids, finish in answers]
         measured = {name: [measure(*answer) for answer in texts] for name, measure in ATTRIBUTES.items()}
-        return fit_basis(features_NM, measured, [prompt for prompt, _, _ in answers], tokens_M, live.policy.hash)
+        return fit_basis(features_NM, measured, [prompt for prompt, _, _ in answers], tokens_M, live.policy.hash, names)
 
     return await asyncio.to_thread(fit)
 
@@ -184,8 +193,10 @@ class BasisCheck:
         return not self.dropped and all(each.found is Safety.SAFE for each in self.corners)
 
 
-async def check_live(run: Run, basis: Basis | None, *, seed: int, on_progress: Told) -> BasisCheck:
-    """Try a basis for the live version (None: its newest in the log) against `adapt.safety.suite`: each dial as far as it goes, drawn
+async def check_live(
+    run: Run, basis: Basis | None, *, seed: int, on_progress: Told, version: PolicyVersion | None = None
+) -> BasisCheck:
+    """Try a basis for a version, the live one if None, against `adapt.safety.suite`: each dial as far as it goes, drawn
     people, and those real ones whose answers it moved most. A dial with more violations than the base model is dropped, and people are
     tried anew without it.
 
@@ -194,7 +205,7 @@ async def check_live(run: Run, basis: Basis | None, *, seed: int, on_progress: T
     """
     found = _safety_suite(run)
     async with (
-        _live_engine(run) as live,
+        _live_engine(run, version) as live,
         HeldOutWorld(config=run.config, url="", tasks=found.tasks).grading() as (_, grader),
     ):
         basis = basis or await _newest_basis(run, live.policy)

@@ -21,6 +21,7 @@ adapt = App(name="adapt", help="Dials by which answers lean towards a person.")
 def fit(
     *,
     prompts: Path | None = None,
+    version: str = "live",
     answers: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=128))] = 24,
     tokens: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 48,
     seed: int = 0,
@@ -38,6 +39,9 @@ def fit(
     ----------
     prompts
         A file with one prompt a line. Default: 44 built-in questions.
+    version
+        The version to fit to: a ref, a number such as v12, or a root's first digits. Another than the live one gets the dials of the live
+        one's basis. Once a canary has one, too, answers lean on both sides of the trial; else on neither.
     answers
         How many answers to each prompt.
     tokens
@@ -48,7 +52,7 @@ def fit(
     from ostinato.launch.commands.adapt import fit as run
 
     config = (common or Common()).of_run()
-    asyncio.run(run(config, prompts, each=answers, tokens=tokens, seed=seed, console=Console()))
+    asyncio.run(run(config, prompts, each=answers, tokens=tokens, seed=seed, console=Console(), version=version))
 
 
 @adapt.command

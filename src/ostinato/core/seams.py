@@ -190,6 +190,10 @@ class Adaptation(Protocol):
         """
         ...
 
+    def fits(self, weights: Collection[str]) -> bool:
+        """True if answers by all the weights of these hashes can lean, by the same dials."""
+        ...
+
     def heard(self) -> None:
         """Signals were written to the log. Returns at once."""
         ...

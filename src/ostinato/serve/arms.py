@@ -62,9 +62,10 @@ class Arms:
             if slot not in tried or (tried[Arm(slot)] and (live is None or policy.hash != live.hash))
         )
 
-    def on_trial(self, loaded: Mapping[str, PolicyVersion]) -> bool:
-        """True while people are dealt to a canary, or stay on the version before, to compare it with live."""
-        return not {Arm.CANARY, Arm.PREVIOUS}.isdisjoint(self.releases(loaded))
+    def compared(self, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
+        """The hashes of the weights that a trial compares: live's, and those that people are dealt to beside it; none without a trial."""
+        beside = self.releases(loaded) & {Arm.CANARY, Arm.PREVIOUS}
+        return frozenset(loaded[slot].hash for slot in (*beside, Arm.LIVE) if slot in loaded) if beside else frozenset()
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""

@@ -108,8 +108,8 @@ class PersonDialHandlers:
         allowed = Consent.strictest(self._choices.of(person), self._parts.privacy.at_most(person[0]))
         if allowed not in (Consent.ADAPT, Consent.YES) and view.off is not NotSteered.TENANT:
             return replace(view, off=NotSteered.CONSENT)
-        on_trial = view.off is None and self._parts.arms.on_trial(slots)
-        return replace(view, off=NotSteered.TRIAL) if on_trial else view
+        unlike = view.off is None and not adaptation.fits(self._parts.arms.compared(slots))
+        return replace(view, off=NotSteered.TRIAL) if unlike else view
 
     async def _record(self, adaptation: Adaptation, person: Person, dials: Mapping[str, float | None]) -> PersonView:
         parts, (tenant, user) = self._parts, person

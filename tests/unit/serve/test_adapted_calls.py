@@ -48,8 +48,8 @@ class SteeringEngine(FakeEngine):
 class Everybody:
     """Leans everybody; notes whom it was asked for."""
 
-    def __init__(self):
-        self.asked, self.feedback, self.open = [], 0, False
+    def __init__(self, *, fitted=True):
+        self.asked, self.feedback, self.open, self.compared, self._fitted = [], 0, False, set(), fitted
 
     async def start(self):
         self.open = True
@@ -60,6 +60,10 @@ class Everybody:
     def steering(self, person, *, weights, verified):
         self.asked.append((person, weights, verified))
         return Steering(basis=BASIS, dials=(0.5, 0.0), cap=0.1, budget=3.0)
+
+    def fits(self, weights):
+        self.compared.add(weights)
+        return self._fitted or not weights
 
     def heard(self):
         self.feedback += 1
@@ -115,21 +119,23 @@ async def test_the_control_arm_never_leans():
         assert adaptation.asked == []
 
 
-async def test_while_two_releases_are_compared_nobody_leans_on_either():
-    """A basis belongs to one version's weights, so that leaning would be counted for that version."""
+@pytest.mark.parametrize("fitted", [True, False])
+async def test_while_two_releases_are_compared_people_lean_on_both_or_on_neither(fitted):
+    """A basis belongs to one version's weights, so that leaning on one alone would be counted for that version."""
     slots = {"live": V0, "canary": V1, "previous": V1, "control": V1}
     trials = [Dealing(salt="a", canary=0.5), Dealing(salt="a", previous=0.5)]
     for dealing in (*trials, None, Dealing(salt="a", verified=0.5)):
-        adaptation, engine = Everybody(), SteeringEngine(slots=slots)
+        adaptation, engine = Everybody(fitted=fitted), SteeringEngine(slots=slots)
         async with world(engine=engine, adaptation=adaptation, control_share=0.2) as w:
             w.app.deal(dealing)
             for number in range(30):
                 await w.chat(user=f"u{number}")
-            live = [turn for turn in w.log.turns() if turn.arm == "live"]
-            assert len(live) < 30
-            assert len(adaptation.asked) == (0 if dealing in trials else len(live))
+            people = [turn for turn in w.log.turns() if turn.arm != "control"]
+            assert sum(turn.arm == "live" for turn in people) < 30
+            assert len(adaptation.asked) == (len(people) if fitted or dealing not in trials else 0)
+            assert adaptation.compared == {frozenset({V0.hash, V1.hash} if dealing in trials else ())}
     for dealing in trials:  # until the candidate is loaded, its slot holds the live weights, and nobody is dealt to it
-        adaptation, engine = Everybody(), SteeringEngine(slots={"live": V0, "canary": V0, "previous": V0})
+        adaptation, engine = Everybody(fitted=fitted), SteeringEngine(slots={"live": V0, "canary": V0, "previous": V0})
         async with world(engine=engine, adaptation=adaptation) as w:
             w.app.deal(dealing)
             await w.chat(user="ann")

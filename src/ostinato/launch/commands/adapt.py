@@ -25,6 +25,7 @@ from ostinato.core.lines import lines_of
 from ostinato.core.records import Consent, SteeringBasis
 from ostinato.core.steering import DialSet, NotSteered, SetBy
 from ostinato.launch.commands.log import check_tenant, existing
+from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import ago, counting_bar, plain
 from ostinato.record.person_cache import PersonCacheView
@@ -33,13 +34,19 @@ from ostinato.run_directory import Run
 _MOST_BYTES = 1 << 20
 
 
-async def fit(config: Config, prompts: Path | None, *, each: int, tokens: int, seed: int, console: Console) -> None:
+async def fit(
+    config: Config, prompts: Path | None, *, each: int, tokens: int, seed: int, console: Console, version: str = "live"
+) -> None:
     """Fit and write a basis; with `adapt.safety.suite` it is tried first. Raises NotFound, BadConfig, StorageFull."""
     existing(config)
     asked = PROMPTS if prompts is None else read_prompts(prompts)
+    policy = None if version == "live" else (await find_version(config, version)).policy
     with open_run(config) as run:
+        names = None if policy is None else await _live_names(run)
         with _progress() as told:
-            found = await fit_live(run, asked, each=each, tokens=tokens, seed=seed, on_progress=told)
+            found = await fit_live(
+                run, asked, each=each, tokens=tokens, seed=seed, on_progress=told, version=policy, names=names
+            )
         table = Table("attribute", "explained on other prompts", "dial")
         for name, share in found.explained.items():
             table.add_row(name, f"{share:.0%}", "yes" if name in found.basis.names else "no")
@@ -47,7 +54,7 @@ async def fit(config: Config, prompts: Path | None, *, each: int, tokens: int, s
         basis = found.basis
         if config.adapt.safety.suite:
             with _progress() as told:
-                checked = await check_live(run, basis, seed=seed, on_progress=told)
+                checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
             _show(checked, config.adapt.safety.margin, console)
             basis = checked.kept
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
@@ -55,6 +62,15 @@ async def fit(config: Config, prompts: Path | None, *, each: int, tokens: int, s
         f"basis {basis.hash} of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}, is in the log",
         highlight=False,
     )
+
+
+async def _live_names(run: Run) -> tuple[str, ...] | None:
+    """The dials of the live version's basis; None without one."""
+    live, names = await run.follower.resolve("live"), None
+    async for _, row in run.log.read(0, {SteeringBasis}):
+        if isinstance(row, SteeringBasis) and live is not None and row.weights == live.hash:
+            names = row.names
+    return names
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:

@@ -245,8 +245,8 @@ def steering_of(
     conversation: Conversation | None,
 ) -> Steering | None:
     """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
-    without a name or without the consent, or if the caller wants none. While a trial compares two releases no answer leans: a basis
-    belongs to one of them, whose people would be served better for that alone. An engine that can only bias whole answers leans none that
+    without a name or without the consent, or if the caller wants none. While a trial compares releases of which one has no basis, no
+    answer leans: the other's people would be served better for that alone. An engine that can only bias whole answers leans none that
     may hold a call or has biases of its own. Raises BadRequest for a header that says neither.
     """
     wanted = exchange.text("X-Ostinato-Adapt")
@@ -257,7 +257,9 @@ def steering_of(
         return None
     if sampling.grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
         return None
-    if caller.consent not in (Consent.ADAPT, Consent.YES) or parts.arms.on_trial(parts.engine.slots()):
+    if caller.consent not in (Consent.ADAPT, Consent.YES):
+        return None
+    if not adaptation.fits(parts.arms.compared(parts.engine.slots())):
         return None
     if parts.engine.capabilities().steers == "static" and (
         sampling.logit_bias or (conversation is not None and conversation.tools)

@@ -185,13 +185,13 @@ async def test_who_silences_the_dissatisfied_does_not_ship():
 
 @pytest.mark.parametrize("paused", [True, False])
 async def test_dials_that_help_live_alone_do_not_count_against_an_equal_candidate(paused):
-    """A person's dials raise acceptance by 15 points. They lean live's answers alone: while a trial runs nobody's, by the gateway's rule;
-    `paused` False: without it the same candidate is blocked as worse.
+    """A person's dials raise acceptance by 15 points. They would lean live's answers alone, as the candidate has no basis: so nobody's, by
+    the gateway's rule. `paused` False: without it the same candidate is blocked as worse.
     """
     arms, slots = Arms(), {"live": OLD, "canary": NEW}
 
     def does(town, turn, treated):
-        leans = not treated and not (paused and arms.on_trial(slots))
+        leans = not treated and not (paused and arms.compared(slots))
         return town.judged(turn, 0.6 + 0.15 * leans)
 
     town = Town(does, users=400)
