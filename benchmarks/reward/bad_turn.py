@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from benchmarks.contender import RESULTS
 from numpy.typing import NDArray
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Reward, Row, Signal, Source, Turn
+from ostinato.core.records import Reward, Row, Turn
 from ostinato.core.samples import Episode, Sample
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import HintsConfig, RewardConfig
@@ -39,7 +40,7 @@ from ostinato.reward.credit import GroupRelative, SingleRollout, episode_returns
 from ostinato.reward.hints import FRAME, HintSource
 from ostinato.reward.line_credit import TurnLines
 from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_signal, a_turn
 
 EPISODES, ACTIONS, GOAL = 16, 4, 0.75
 SHARE, RIGHT, OBEYED = (
@@ -135,8 +136,7 @@ async def hints_of(
     log, rows, samples = MemoryLog(), list[Row](), list[Sample]()
     for at, action in comments.items():
         turn = turns[at]
-        fields = {"id": f"s{turn.id}", "turn": turn.id, "name": "rejected", "value": 1.0, "source": Source.HUMAN}
-        said = Signal(**fields, occurred_at=1.0, received_at=1.0, comment=str(action))
+        said = replace(a_signal(turn, "rejected"), comment=str(action))
         rows += [said, Reward(turn=turn.id, value=-1.0, function="f@1", signals=(said.id,), at=2.0)]
         samples.append(Sample(turn=turn, reward=0.0, advantages=(float(advantages_EN[at]),)))
     await log.append(*rows)

@@ -98,10 +98,12 @@ class Setting:
         draw = torch.Generator().manual_seed(seed)
         for _ in range(steps):
             some = torch.randperm(len(told), generator=draw)[:128]
-            loss = sum(
-                -(wanted * _of_actions(model, prompts)).sum(-1).mean()
-                for prompts, wanted in ((asked, plain_NA), (told[some], chances[some]))
-            )
+            loss = torch.stack(
+                [
+                    -(wanted * _of_actions(model, prompts)).sum(-1).mean()
+                    for prompts, wanted in ((asked, plain_NA), (told[some], chances[some]))
+                ]
+            ).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
