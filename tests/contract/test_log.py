@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -32,6 +32,7 @@ from ostinato.core.records import (
     Span,
     SteeringBasis,
     Turn,
+    TurnHint,
     Window,
     WindowMaker,
 )
@@ -81,6 +82,7 @@ BATCH = Batch(
     at=50.0,
     shown=(0.25,),
     after=((0.5, 0.1 + 0.2),),
+    hints=(TurnHint(turn="r:0", weight=0.1 + 0.2, signal="s"), TurnHint(turn="q:0", weight=0.5, following="r:0")),
 )
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
@@ -92,7 +94,8 @@ ALARM = Alarm(id="a1", name="coverage:t", state=AlarmState.RAISED, reason="silen
 DIALS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25, 3.0]], np.float32), "9f")
 BASIS = SteeringBasis.of(DIALS, at=90.0)
 CHOICE = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.AGGREGATE, at=91.0)
-ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE]
+GONE = Forgotten(id="forgotten-tenant-7", tenant="acme", user=None, key=7, at=92.0)
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE, GONE]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 

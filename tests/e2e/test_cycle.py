@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ostinato.app.storage import Run, model_path, open_run
 from ostinato.app.trainer import open_learning
 from ostinato.config import Config, load
 from ostinato.core.clock import wall_clock
+from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -29,6 +31,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.report import ItemScore
+from ostinato.core.weights import Learned
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.launch.commands.weights import replay
 from ostinato.launch.views.progress import Progress
@@ -36,8 +39,10 @@ from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle
+from ostinato.model.renderer import HFRenderer
 from ostinato.run_directory import EVALUATION_REF
 from ostinato.testing.tiny import tiny_model
+from ostinato.weights.version.content import weights_root
 
 BATCH = 8
 
@@ -194,6 +199,43 @@ async def test_a_trainer_goes_back_when_all_that_is_newer_was_refused(seeded):
 def rarely(config: Config, **learn) -> Config:
     """A trainer that would publish only every eighth step, but may be two steps ahead at most."""
     return config.model_copy(update={"learn": config.learn.model_copy(update={"publish_every": 8, **learn})})
+
+
+async def test_steps_with_hints_are_taken_again_to_the_bit_and_a_forgotten_persons_hints_go(tmp_path):
+    """A comment is encoded by the model's tokenizer behind the turn's own prompt, and read by the weights of the step."""
+    renderer = HFRenderer(tiny_model(tmp_path / "model"))
+    config = config_at(tmp_path / "a")
+    hints = config.reward.hints.model_copy(update={"weight": 1.0})
+    rewards, log = config.reward.model_copy(update={"hints": hints}), load(None, ["record.encrypt='user'"]).record
+    config = config.model_copy(update={"reward": rewards, "record": log})
+    with open_run(config) as run:
+        await prepare(run, lambda _: None)
+        base = await run.follower.resolve("base")
+        for number in range(2 * BATCH):
+            turn, signal = served(number, base)
+            asked = Conversation(messages=(Message(role=Role.USER, text=f"Question {number}?"),))
+            comment = "Say seven." if signal.name == "rejected" else None
+            turn = replace(turn, prompt_ids=tuple(renderer.chat(asked)))
+            await run.log.append(turn, replace(signal, comment=comment))
+        worker = worker_of(run, base)
+        await worker.resume()
+        desk, learned = worker.parts.desk, list[Learned]()
+        for step in (1, 2):
+            made = await desk.batch(step, BATCH, base)
+            assert made is not None
+            learned.append(await worker.parts.learner.trainer.step(made))
+        assert all(each.metrics["hints"] >= 1.0 for each in learned)
+        roots = {each.step: weights_root(each.weights) for each in learned}
+        assert await replay(run, model_path(config)) == roots
+        batches = [row async for _, row in run.log.read(0, {Batch})]
+        assert [len(batch.hints) for batch in batches] == [each.metrics["hints"] for each in learned]
+        await run.log.forget("default", "sim-1")
+        samples = [sample async for made in desk.history() for sample in made.samples]
+        theirs = {sample.turn.id for sample in samples if sample.turn.redacted}
+        left = [sample.turn.id for sample in samples if sample.hinted]
+        named = [hint.turn for batch in batches for hint in batch.hints]
+        assert theirs & set(named)
+        assert left == [turn for turn in named if turn not in theirs]
 
 
 async def test_a_trainer_that_must_wait_offers_what_it_learned(seeded):

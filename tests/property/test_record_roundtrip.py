@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -179,9 +179,10 @@ alarms = st.builds(
     at=real,
     detail=st.dictionaries(text, json_values, max_size=3),
 )
+gone = st.builds(Forgotten, id=name, tenant=text, user=st.none() | text, key=st.integers(0, 2**40), at=real)
 choices = st.builds(ConsentGiven, id=name, tenant=text, user=text, level=st.sampled_from(Consent), at=real)
 rows = st.one_of(
-    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices
+    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices, gone
 )
 KINDS: set[type] = {kind.record for kind in ALL_KINDS}
 

@@ -12,8 +12,8 @@ import numpy as np
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Regression, names_hash
 from ostinato.adapt.prior import flat_prior
-from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
-from ostinato.core.arm_assignment import holdout_place
+from ostinato.adapt.safety import ViolationRules
+from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules, in_holdout
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Person, SteeringBasis
 from ostinato.core.seams import Cursor, PersonCache
@@ -95,20 +95,21 @@ class DialAdaptation:
             self._trouble(error)
             return None
         state = state or PersonState.new(names_hash(rules.names), len(rules.names))
-        dials = self._dials(state, rules, fold, person[0])
-        return Steering(basis=basis, dials=dials, cap=config.cap, budget=config.answer_budget)
+        dials, cap = self._dials(state, rules, fold, person[0])
+        return Steering(basis=basis, dials=dials, cap=cap, budget=config.answer_budget)
 
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
-        return holdout_place(person) < self._config.holdout
+        return in_holdout(person, self._config.holdout)
 
-    def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, tenant: str) -> tuple[float, ...]:
-        return state.posterior(rules.prior_of(tenant), rules.regression).dials(
-            fold.moments.fisher_KK,
-            tokens=fold.moments.tokens,
-            nats=self._config.cap,
-            strength=rules.regression.strength,
-        )
+    def _dials(
+        self, state: PersonState, rules: StateRules, fold: StateFold, tenant: str
+    ) -> tuple[tuple[float, ...], float]:
+        """A person's dial settings and their cap."""
+        posterior = state.posterior(rules.prior_of(tenant), rules.regression)
+        cap = self._config.cap / 2 if state.strikes else self._config.cap
+        moments, strength = fold.moments, rules.regression.strength
+        return posterior.dials(moments.fisher_KK, tokens=moments.tokens, nats=cap, strength=strength), cap
 
     async def spread(self) -> DialSpread | None:
         """How people's dials differ now, of the 500 who came last; None of fewer than 20. Computed on a thread, names nobody."""
@@ -120,7 +121,7 @@ class DialAdaptation:
             return None
 
         def look() -> DialSpread:
-            dials_NK = np.array([self._dials(state, rules, fold, person[0]) for person, state in newest])
+            dials_NK = np.array([self._dials(state, rules, fold, person[0])[0] for person, state in newest])
             told = [state.evidence(rules.prior_of(person[0]), rules.regression).resets for person, state in newest]
             quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
             dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}
@@ -192,6 +193,13 @@ class DialAdaptation:
             regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
             prior=flat_prior(len(names)),
             priors={},
+            violations=ViolationRules(
+                signals=frozenset(config.violations.signals),
+                step=config.violations.step,
+                most=config.violations.most,
+                strikes=config.violations.strikes,
+                holdout=config.holdout,
+            ),
             without=config.without,
         )
 

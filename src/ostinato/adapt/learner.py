@@ -35,13 +35,14 @@ MOST_BYTES = 1024
 """The most that a packed state takes."""
 
 _VERSION = 1
-_HEAD = struct.Struct("<BBBxHHIffQQQ16s")  # see `PersonState.pack`
+_HEAD = struct.Struct("<BBBBHHIffQQQ16s")  # see `PersonState.pack`
 _RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before its features and signals
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
 _CRC = 4
 _LARGEST = 1000.0  # |feature|: what an answer's features are clipped to
 _STEP = 2.0**-16  # what predictions are rounded to, so that the last bits of a solution decide nothing
+_MIDDLING = 0.5  # the rating of an answer that was not rated and has a violation
 _HELD = 0.05  # the deviation of a dial that its person set, in dials
 
 
@@ -124,11 +125,17 @@ class Prior:
         return self.precision_DD @ self.mean_D
 
 
+def violation(cost: float) -> float:
+    """The reward of a signal that tells of a violation, told apart from ratings by being below 0. `cost`: what it takes from the rating."""
+    return -1.0 - cost
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rated:
     """A rated answer: its place among the person's answers, its features, and each signal's hash (32 bits) and reward in [0, 1].
 
-    The reward of a retracted signal is NaN: it stays, so that the signal does not count if it comes after its retraction.
+    The reward of a retracted signal is NaN: it stays, so that the signal does not count if it comes after its retraction. That of a
+    violation is `violation(cost)`.
     """
 
     place: int
@@ -137,9 +144,17 @@ class Rated:
 
     @property
     def reward(self) -> float | None:
-        """The mean over its signals; None if all were retracted."""
-        rewards = [reward for _, reward in self.signals if reward == reward]
-        return sum(rewards) / len(rewards) if rewards else None
+        """The mean over its ratings, 0.5 without one, less the cost of its costliest violation; None if all signals were retracted."""
+        told = [reward for _, reward in self.signals if reward == reward]
+        ratings = [reward for reward in told if reward >= 0.0]
+        costs = [-1.0 - reward for reward in told if reward < 0.0]
+        rating = sum(ratings) / len(ratings) if ratings else _MIDDLING
+        return rating - max(costs, default=0.0) if told else None
+
+    @property
+    def violates(self) -> bool:
+        """True if a violation was reported and not retracted."""
+        return any(reward < 0.0 for _, reward in self.signals)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,8 +229,9 @@ class PersonState:
     """What is kept of a person: sums over the rated answers up to the place `settled_at`, and the later ones one by one, by place.
 
     `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
-    names. `held`: dials that the person set, by number. `nats`: the KL divergence that the person's answers have spent. `cursor`: the last
-    row of the log that was taken in. `latest`: the evidence with all ratings, if it has been computed.
+    names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `nats`: the KL
+    divergence that the person's answers have spent. `cursor`: the last row of the log that was taken in. `latest`: the evidence with all
+    ratings, if it has been computed.
 
     Example::
 
@@ -228,6 +244,7 @@ class PersonState:
     settled_at: int = 0
     recent: tuple[Rated, ...] = ()
     held: tuple[tuple[int, float], ...] = ()
+    strikes: int = 0
     nats: float = 0.0
     cursor: int = 0
     latest: Evidence | None = field(default=None, repr=False)
@@ -253,7 +270,7 @@ class PersonState:
         prior: Prior,
         regression: Regression,
     ) -> PersonState:
-        """With a signal, by its hash, about the answer at `place`, and its reward in [0, 1]. None retracts the signal,
+        """With a signal, by its hash, about the answer at `place`, and its reward in [0, 1] or `violation`. None retracts the signal,
         which may come later.
 
         Returns the same object if it changes nothing: the signal was taken before, the answer has four others, or it is older than
@@ -292,8 +309,15 @@ class PersonState:
         return replace(self, nats=float(np.float32(self.nats + nats)))
 
     def reset(self, place: int) -> PersonState:
-        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held."""
-        return replace(PersonState.new(self.names, self.dials), settled_at=place, nats=self.nats, cursor=self.cursor)
+        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held. Strikes stay."""
+        new = PersonState.new(self.names, self.dials)
+        return replace(new, settled_at=place, strikes=self.strikes, nats=self.nats, cursor=self.cursor)
+
+    def struck(self, most: int) -> PersonState:
+        """Back to the prior, with a strike, if `most` of the answers that are kept one by one have violations; 0: never."""
+        if not most or sum(rated.violates for rated in self.recent) < most:
+            return self
+        return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, 255))
 
     # ------------------------------------------------------------ what is believed
 
@@ -327,7 +351,7 @@ class PersonState:
         """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
         dials, evidence = self.dials, self.settled
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
+            _VERSION, dials, len(self.recent), self.strikes, sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
         )  # fmt: skip
@@ -346,8 +370,8 @@ class PersonState:
         packed, crc = data[:-_CRC], data[-_CRC:]
         if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
             raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
-        _, dials, count, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = _HEAD.unpack_from(
-            packed
+        _, dials, count, strikes, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
+            _HEAD.unpack_from(packed)
         )
         place, size = _HEAD.size, dials + 1
 
@@ -376,6 +400,7 @@ class PersonState:
             settled_at=settled_at,
             recent=tuple(recent),
             held=held,
+            strikes=strikes,
             nats=nats,
             cursor=cursor,
         )

@@ -14,7 +14,8 @@ from ostinato.app.numerics import trainer_backend, training
 from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.conversation import Conversation
+from ostinato.core.conversation import Conversation, Role
+from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, PolicyVersion, SteeringBasis, Turn
 from ostinato.core.seams import Folds, Log
@@ -70,7 +71,7 @@ def open_desk(
     """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
 
     `asker` calls the configured reward function; None: a new one is opened. `tokens`: without them all tokens of a turn get the
-    same credit, and no correction is imitated.
+    same credit, and nothing is learned from corrections and hints.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
@@ -87,6 +88,7 @@ def open_desk(
         held_out=held_out_prompts(config),
         token_bytes=None if tokens is None else tokens.token_bytes,
         answer_ids=None if tokens is None else tokens.answer_ids,
+        hint_tokens=tokens,
     )
 
 
@@ -118,6 +120,24 @@ class ModelTokens:
         last = turn.sampled_ids[-1:]
         ids = (*self._renderer.encode(text), *(last if last[0] in self._renderer.stop_ids() else ()))
         return ids if len(turn.prompt_ids) + len(ids) <= self._renderer.context else ()
+
+    def hinted_ids(self, turn: Turn, note: str) -> tuple[int, ...]:
+        """The turn's prompt with a note at the end of its last message; () where the prompt ends in another way, or it would not fit."""
+        try:
+            ids = self._renderer.with_note(turn.prompt_ids, note)
+        except BadRequest:  # no tokens for it but control tokens
+            return ()
+        return tuple(ids) if ids and len(ids) + len(turn.sampled_ids) <= self._renderer.context else ()
+
+    def said_between(self, turn: Turn, following: Turn) -> str:
+        """The messages between two turns; "" if another's answer is among them, or the template names no roles in words."""
+        known = (*turn.prompt_ids, *turn.sampled_ids)
+        if following.prompt_ids[: len(known)] != known:
+            return ""
+        said = self._renderer.messages_of(following.prompt_ids[len(known) :])
+        if not said or said[-1].role is not Role.ASSISTANT or any(each.role is not Role.USER for each in said[:-1]):
+            return ""
+        return "\n".join(each.text for each in said[:-1])
 
 
 def taught_by(config: Config) -> Taught:
@@ -203,6 +223,11 @@ def _trainer(
         from ostinato.train.trainer import PolicyTrainer
 
         return PolicyTrainer(model, training(config), contract, backend=backend), ()
+    if config.reward.hints.weight:
+        raise BadConfig(
+            f"reward.hints.weight is {config.reward.hints.weight}, and train.ranks {config.train.ranks}: only a trainer of one rank learns "
+            "from hints; set reward.hints.weight = 0 or train.ranks = 1"
+        )
     from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
 
     store = config.weights.model_copy(update={"url": config.weights.url or str(home(config).weights.resolve())})

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.steering import Basis, Steered
 
 
@@ -529,6 +529,20 @@ Advantages = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnHint:
+    """Feedback from which a turn of a batch learns as a hint (`reward.hints`): the comment of a signal, or the message that followed the
+    answer, in the prompt of another turn of the batch. Exactly one of the two ids is set. `weight`: of the term per token.
+
+    Example: ``TurnHint(turn="a:0", weight=0.5, signal="s1")``
+    """
+
+    turn: str
+    weight: float
+    signal: str = ""
+    following: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The turns of one optimizer step, written before the step is taken, so that a killed step can be repeated identically.
 
@@ -539,7 +553,8 @@ class Batch:
     the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
     imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was cut behind, what the credit took
     to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut. `upto`: the last row of the log that had been read
-    when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier versions.
+    when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier versions. `hints`: the feedback
+    that turns learn from as hints; only those that have one.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -555,6 +570,7 @@ class Batch:
     shown: tuple[float, ...] = ()
     after: tuple[Advantages, ...] = ()
     upto: int = 0
+    hints: tuple[TurnHint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -644,6 +660,7 @@ Row = (
     | Alarm
     | SteeringBasis
     | ConsentGiven
+    | Forgotten
 )
 
 Identity = tuple[str | int, ...]
@@ -661,7 +678,7 @@ def identity(row: Row) -> Identity:
             return (row.turn,)
         case Batch():
             return (row.step,)
-        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven():
+        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven() | Forgotten():
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)

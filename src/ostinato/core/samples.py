@@ -76,7 +76,9 @@ class Sample:
 
     `advantages` has one entry per sampled token. `weight` is the turn's part of the loss's normaliser: a batch's weights sum to its number
     of episodes. `summed`: the turn's tokens enter the loss's sum in full all the same. `shown`: a demonstration, which the policy did not
-    sample: its log-likelihood is raised, token by token as its advantages say, and it is no part of the normaliser.
+    sample: its log-likelihood is raised, token by token as its advantages say, and it is no part of the normaliser. `hinted`: the turn's
+    prompt with a hint in it. The turn then stands in the batch a second time, and its tokens' distributions are drawn towards those behind
+    this prompt, as much as its advantages say; it is no part of the normaliser either.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """
@@ -87,6 +89,12 @@ class Sample:
     weight: float = 1.0
     summed: bool = False
     shown: bool = False
+    hinted: tuple[int, ...] = ()
+
+    @property
+    def beside(self) -> bool:
+        """True for a demonstration and for a turn with a hint, which are learned from beside the batch's turns."""
+        return self.shown or bool(self.hinted)
 
     @property
     def factor(self) -> float:
@@ -96,7 +104,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order, before demonstrations, if any."""
+    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order, before demonstrations and
+    turns with hints, if any.
+    """
 
     row: Batch
     samples: tuple[Sample, ...]
@@ -104,6 +114,8 @@ class TrainingBatch:
     @property
     def tokens(self) -> int:
         """An upper bound on the tokens that a trainer computes: those that a turn shares with its parent here are counted once."""
+        hinted = sum(len(each.hinted) + len(each.turn.sampled_ids) for each in self.samples if each.hinted)
         lengths = {each.turn.id: len(each.turn.prompt_ids) + len(each.turn.sampled_ids) for each in self.samples}
-        parents = (each.turn.parent for each in self.samples)
-        return sum(lengths.values()) - sum(lengths.get(parent, 0) for parent in parents if parent is not None)
+        parents = (each.turn.parent for each in self.samples if not each.hinted)
+        shared = sum(lengths.get(parent, 0) for parent in parents if parent is not None)
+        return sum(lengths.values()) - shared + 2 * hinted  # with and without the hint

@@ -188,6 +188,25 @@ class HFRenderer:
         """The messages in a rendered conversation, the opening of the answer included; [] if its template names no roles in words."""
         return _messages(list(_segments(ids, self.token_bytes)))
 
+    def with_note(self, ids: Sequence[int], note: str) -> list[int]:
+        """A rendered conversation with a text at the end of its last message; [] if it does not end as the template ends a prompt.
+
+        Raises BadRequest for a text that has no tokens but control tokens.
+        """
+        tail = self._tail
+        if not tail or list(ids[-len(tail) :]) != tail:
+            return []
+        return [*ids[: -len(tail)], *self.encode(note), *tail]
+
+    @cached_property
+    def _tail(self) -> list[int]:
+        """What the template puts after the text of a user's message at the end, up to the answer; [] if that cannot be told."""
+        try:
+            written = self._template.asking(Conversation(messages=(Message(role=Role.USER, text=_MARK),)))
+        except BadRequest:  # a template that wants other roles
+            return []
+        return self._encode_piece(self._core, written.rpartition(_MARK)[2], first=False)
+
     def grammar(self, conversation: Conversation) -> str:
         thinks = bool(self._format.reasoning)
         opening = self._template.opening
@@ -233,8 +252,11 @@ class HFRenderer:
         return self._format.opens_call(text)
 
     def reserved_ids(self) -> frozenset[int]:
-        """Tokens that no dial may make likelier or unlikelier: control tokens, and those that the opening of a tool call is made of."""
-        return self._control_ids.union(*(self.encode(text) for text in self._format.openings))
+        """Tokens that no dial may make likelier or unlikelier: control tokens but for the end of an answer, whose length is a matter of
+        form, and those that the opening of a tool call is made of.
+        """
+        openings = (self.encode(text) for text in self._format.openings)
+        return (self._control_ids - self._stop_ids).union(*openings)
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
@@ -286,6 +308,7 @@ class HFRenderer:
         return frozenset(ids.union(self._control[token] for token in self._template.ends[:1]))
 
 
+_MARK = "qzvnotevzq"  # that no template looks for
 _ROLES = {role.value: role for role in (Role.SYSTEM, Role.USER, Role.ASSISTANT)} | {"model": Role.ASSISTANT}
 
 

@@ -17,7 +17,7 @@ from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Person
 from ostinato.core.seams import Cursor, PersonValue
-from ostinato.record.codec.turns import Forgotten
+from ostinato.record.codec.turns import KeyDestroyed
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing, Scope
 from ostinato.record.sqlite import connect, create, driver, remove, translate
@@ -104,7 +104,7 @@ class SqlPersonCache:
             return found[1] if self._ring is None else None
         try:
             return self._ring.reveal(found[0], row, found[1])
-        except Forgotten:
+        except KeyDestroyed:
             return None
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
@@ -154,7 +154,7 @@ class SqlPersonCache:
             return None
         try:
             return at, key, self._ring.conceal(key, self._places(person)[1], plain)
-        except Forgotten:
+        except KeyDestroyed:
             return None
 
     def _places(self, person: Person) -> tuple[bytes, bytes]:

@@ -71,6 +71,34 @@ class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class HintsConfig(BaseModel, frozen=True, extra="forbid"):
+    """Feedback as hints for a teacher of the same weights, at the turn that it is about (self-distillation)."""
+
+    weight: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="Weight of the divergence from the teacher per token of an answer that did worse than expected, whose credit has "
+        "an advantage of about 1. 0: nothing is learned from hints, because what one user wrote then moves what others are answered. "
+        "Needs `train.ranks` = 1.",
+    )
+    comments: tuple[str, ...] = Field(
+        default=("rejected", "undone"),
+        description="Signals whose `comment` is a hint. Name none whose comments hold what the model must not know, such as the expected "
+        "values of hidden tests.",
+    )
+    follow_ups: tuple[str, ...] = Field(
+        default=("tool_error", "tool_rejected", "dissatisfied"),
+        description="Signals that make a hint of what the conversation went on with: the tool's error, or what the person said next.",
+    )
+    chars: int = Field(
+        default=1_000,
+        ge=16,
+        le=100_000,
+        description="Longest hint, in characters; of a longer text the beginning and the end are taken.",
+    )
+
+
 class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     """Rewards and credit."""
 
@@ -202,6 +230,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         "turns to learn from fill a batch in turn.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
+    hints: HintsConfig = Field(default_factory=HintsConfig, description="Learning from feedback as hints.")
     coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not trusted.")
 
     @model_validator(mode="before")

@@ -15,16 +15,25 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import Corrupt, NoSignal, NotFound
-from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn
+from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn, TurnHint
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import by_episode
 from ostinato.reward.demonstrations import AnswerIds
+from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
 from ostinato.reward.line_credit import TokenBytes
-from ostinato.reward.pipeline import batch_weights, behind_last, credit_of, lines_of, shown_weights, with_samples
+from ostinato.reward.pipeline import (
+    batch_weights,
+    behind_last,
+    credit_of,
+    cuts_of,
+    lines_of,
+    shown_weights,
+    with_samples,
+)
 from ostinato.reward.recent_shares import masses_of
 
 Erased = Callable[[Cursor, Turn], bool]
@@ -86,8 +95,10 @@ class CreditRefold:
         gold: Gold = nobody,
         token_bytes: TokenBytes | None = None,
         answer_ids: AnswerIds | None = None,
+        hint_tokens: HintTokens | None = None,
     ) -> None:
         self._log, self._taught, self._erased = log, taught, erased
+        self._hints = None if hint_tokens is None else HintSource(log, config, hint_tokens)
         self._token_bytes, self._answer_ids = token_bytes, answer_ids
         self._ledger = TurnLedger(config, gold=gold, arms=taught.arms)
         self._passed: list[
@@ -159,6 +170,7 @@ class CreditRefold:
                     weights=tuple(row.weights[index] for index in kept if row.weights),
                     shown=tuple(row.shown[index] for index in kept if row.shown),
                     after=tuple(row.after[index] for index in kept if row.after),
+                    hints=tuple(each for each in row.hints if not {each.turn, each.following} & gone),
                 )
             case _:
                 return row
@@ -188,7 +200,10 @@ class CreditRefold:
             return RefoldedBatch(recorded=recorded, row=row, refused=str(error))
         corrections = self._taught.corrections if recorded.shown else 0.0
         shown = await shown_weights(self._log, turns, masses, ledger, corrections, self._answer_ids)
-        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown)
+        hints: tuple[TurnHint, ...] = ()
+        if recorded.hints and self._hints is not None:
+            hints = await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger))
+        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints)
         return RefoldedBatch(recorded=recorded, row=row, refused="")
 
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:
@@ -203,4 +218,4 @@ class CreditRefold:
         """What a trainer learns from a batch; no samples if it is refused."""
         if batch.refused:
             return TrainingBatch(row=batch.row, samples=())
-        return await with_samples(self._log, batch.row, self._answer_ids)
+        return await with_samples(self._log, batch.row, self._answer_ids, self._hints)

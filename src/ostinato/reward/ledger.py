@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.notices import Alarm
+from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
     Arm,
@@ -116,6 +116,10 @@ class Teaching:
         decided = [entry for entry in entries if entry.facts.seq <= first.get(entry.facts.unit, entry.facts.seq)]
         self._observe(decided, self._after(decided, self._held_upto))
 
+    def forget(self, gone: Callable[[Person], bool]) -> None:
+        """Drop what waits to be learned from of these people."""
+        self._held = [entry for entry in self._held if not gone(entry.facts.person)]
+
     def snapshot(self) -> dict[str, Any]:
         """The turns that the baseline has not learned from yet, as JSON's types."""
         return {
@@ -208,7 +212,7 @@ class Settled:
 # ---------------------------------------------------------------- the ledger
 
 
-KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm, ConsentGiven}
+KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm, ConsentGiven, Forgotten}
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
@@ -221,7 +225,9 @@ GROUPS = 10_000  # groups with an outcome that are remembered, so that none is s
 LATE_GROUP = "late_group"
 GOLD = "gold"
 HELD_OUT = "held_out"
-WITHDRAWN = "consent:withdrawn"
+WITHDRAWN, SECRET = "consent:withdrawn", "secret"
+FORGOTTEN = "forgotten"
+_ALONE = 10_000  # turns held back alone that are remembered, with what their sessions came to unknown from there on
 
 
 def kind_of(reason: str) -> str:
@@ -260,6 +266,9 @@ class TurnLedger:
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
         self.groups: OrderedDict[Unit, None] = OrderedDict()
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
+        self.alone: OrderedDict[str, TurnFacts] = (
+            OrderedDict()
+        )  # turns of people's sessions that were held back without the others
         self.refusing: dict[Person, None] = {}  # people who do not want their turns to be learned from any more
         self.settled = Settled(config.remember)
         self.orphans = PendingSignals[Said](
@@ -291,6 +300,8 @@ class TurnLedger:
                 self.alarms.apply(row)
             case ConsentGiven():
                 self._chosen(row)
+            case Forgotten():
+                self._forget(row)
             case _:
                 pass
 
@@ -300,7 +311,9 @@ class TurnLedger:
 
     def later_returns(self, entries: Sequence[Matured], upto: Cursor | None = None) -> dict[EpisodeKey, LaterReturns]:
         """What came of the episodes that go on behind these turns, given oldest first: the return of the turns behind that are decided, and
-        of the first whose reward is not known what the baseline expects. Turns beyond `upto` are left out; None: none is.
+        of the first whose reward is not known what the baseline expects. A turn that was held back alone, by its consent or as secret,
+        counts as one whose reward is not known: nothing may be learned from it, but its session did not end there. Turns beyond `upto`
+        are left out; None: none is.
 
         Other choices of an episode's last call here do not follow it. Groups are never cut.
         """
@@ -309,9 +322,13 @@ class TurnLedger:
         for entry in self.matured.values() if last else ():
             if (end := last.get(entry.facts.unit)) is not None and _follows(entry.facts, end.facts, upto):
                 rest[entry.facts.unit].append(entry)
+        alone: dict[Unit, list[TurnFacts]] = {unit: [] for unit in last}
+        for facts in self.alone.values() if last else ():
+            if facts.unit in alone:
+                alone[facts.unit].append(facts)
         found: dict[EpisodeKey, LaterReturns] = {}
         for unit, end in last.items():
-            behind = (self.open[turn].facts for turn in self._open_in.get(unit, {}).values())
+            behind = [*(self.open[turn].facts for turn in self._open_in.get(unit, {}).values()), *alone[unit]]
             waiting = [facts for facts in behind if _follows(facts, end.facts, upto)]
             first = min(waiting, key=lambda facts: facts.seq, default=None)
             decided = sorted(rest[unit], key=lambda entry: entry.facts.seq)
@@ -387,6 +404,7 @@ class TurnLedger:
             facts = replace(facts, number=numbers[facts.episode])
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
+            self._hold_alone(facts, facts.hold)
         said = self.orphans.claim(turn.tenant, turn.id)
         if needs_reward(turn):
             most = self.config.max_signals
@@ -399,6 +417,17 @@ class TurnLedger:
             self.counts["moot"] += len(said)
             self.settled.put(turn.id, turn.tenant, Fate.MOOT)
 
+    def _hold_alone(self, facts: TurnFacts | None, reason: str) -> None:
+        """Remember a turn that its session goes on without."""
+        if (
+            facts is not None
+            and facts.unit[0] == "episode"
+            and (reason in (SECRET, FORGOTTEN) or reason.startswith("consent:"))
+        ):
+            self.alone[facts.id] = facts
+            if len(self.alone) > _ALONE:
+                self.alone.popitem(last=False)
+
     def _chosen(self, row: ConsentGiven) -> None:
         """Hold back all that was not learned from yet of a person who takes the consent back."""
         if row.level is Consent.YES:
@@ -408,6 +437,30 @@ class TurnLedger:
         for facts in [each.facts for each in (*self.open.values(), *self.matured.values())]:
             if facts.hold is None and not facts.world and facts.person == row.person:
                 self.to_hold[facts.id] = WITHDRAWN
+
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is kept under somebody's name, and hold back all that was not learned from yet. Credit that was given stays; from now
+        on the others are compared, and share batches, without them. Their choice of consent outlives it.
+        """
+        self.baseline.forget(row.covers)
+        self.teaching.forget(row.covers)
+        self.recent.forget(row.covers)
+        self.alone = OrderedDict(
+            (turn, facts.unnamed() if row.covers(facts.person) else facts) for turn, facts in self.alone.items()
+        )
+        self.passed_over = [
+            (((person[0], "") if row.covers(person) else person), episode) for person, episode in self.passed_over
+        ]
+        theirs = [each.facts for each in (*self.open.values(), *self.matured.values())]
+        for facts in theirs:
+            if facts.world or not row.covers(facts.person):
+                continue
+            if facts.hold is None:
+                self.to_hold[facts.id] = FORGOTTEN
+            if facts.id in self.open:
+                self.open[facts.id].facts = facts.unnamed()
+            else:
+                self.matured[facts.id] = replace(self.matured[facts.id], facts=facts.unnamed())
 
     def _delivered(self, row: Delivered) -> None:
         self.orphans.advance(row.at)
@@ -532,6 +585,7 @@ class TurnLedger:
             return  # about a turn from before this fold
         self.held[kind_of(row.reason)] += 1
         decided = matured or entry
+        self._hold_alone(decided and decided.facts, row.reason)
         if decided is not None and not decided.facts.world and (cause := row.reason.partition(":")[0]) in REMEDIES:
             self.alarms.use.see(cause)
         if matured is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from pydantic import TypeAdapter
@@ -147,6 +147,10 @@ class TurnFacts:
             world=of_world(turn),
         )
 
+    def unnamed(self) -> Self:
+        """The same about nobody, once the person was forgotten."""
+        return replace(self, user="", context=replace(self.context, person=(self.tenant, "")))
+
     @property
     def person(self) -> Person:
         """Who was served."""
@@ -213,6 +217,9 @@ class Matured:
         """The group and the episode that it is a turn of."""
         return self.facts.unit, self.facts.episode
 
+
+turn_facts: TypeAdapter[list[TurnFacts]] = TypeAdapter(list[TurnFacts])
+"""Turns' facts as JSON's types, and back."""
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])
 """Open turns as JSON's types, and back."""

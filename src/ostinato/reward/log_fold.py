@@ -13,12 +13,12 @@ from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import KINDS, TurnLedger
-from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns, turn_facts
 
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@9"
+FORMAT = "ledger@11"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "time": ledger.orphans.time,
         "open": open_turns.dump_python(list(ledger.open.values()), mode="json"),
         "matured": matured_turns.dump_python(list(ledger.matured.values()), mode="json"),
+        "alone": turn_facts.dump_python(list(ledger.alone.values()), mode="json"),
         "touched": list(ledger.touched),
         "to_hold": ledger.to_hold,
         "groups": [list(unit) for unit in ledger.groups],
@@ -72,6 +73,7 @@ def restored(
         ledger.watch(entry.facts)
     ledger.touched = dict.fromkeys(state["touched"])
     ledger.matured = {entry.facts.id: entry for entry in matured_turns.validate_python(state["matured"])}
+    ledger.alone = OrderedDict((facts.id, facts) for facts in turn_facts.validate_python(state["alone"]))
     ledger.to_hold = dict(state["to_hold"])
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.refusing = dict.fromkeys((str(tenant), str(user)) for tenant, user in state["refusing"])

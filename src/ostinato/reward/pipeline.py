@@ -39,6 +39,7 @@ from ostinato.reward.batching import (
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
+from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import (
     FLAT,
     GONE,
@@ -64,9 +65,9 @@ from ostinato.reward.scheduler import Deciding
 
 
 async def recorded(
-    log: Log, first: int, last: int, answer_ids: AnswerIds | None = None
+    log: Log, first: int, last: int, answer_ids: AnswerIds | None = None, hints: HintSource | None = None
 ) -> AsyncIterator[TrainingBatch]:
-    """The batches of steps `first` to `last`, in order; without their corrections if `answer_ids` is None.
+    """The batches of steps `first` to `last`, in order; without their corrections if `answer_ids` is None, their hints if `hints` is.
 
     Raises Corrupt if a batch, or a turn or reward of it, is not in the log.
     """
@@ -76,18 +77,23 @@ async def recorded(
             raise Corrupt(
                 f"batch {step} is not in the log any more: resume from a checkpoint of step {step} or later, or restore the log"
             )
-        yield await with_samples(log, found[0], answer_ids)
+        yield await with_samples(log, found[0], answer_ids, hints)
 
 
-async def with_samples(log: Log, row: Batch, answer_ids: AnswerIds | None = None) -> TrainingBatch:
-    """A batch's row with its samples and, if `answer_ids` is given, its corrections. Raises Corrupt if a turn or reward is missing."""
+async def with_samples(
+    log: Log, row: Batch, answer_ids: AnswerIds | None = None, hints: HintSource | None = None
+) -> TrainingBatch:
+    """A batch's row with its samples and, if they are given, its corrections and hints. Raises Corrupt if a turn or reward is missing."""
     identities = [(turn,) for turn in row.turns]
     turns, rewards = await log.find(Turn, identities), await log.find(Reward, identities)
     made = training_batch(row, turns, rewards)
-    if not row.shown or answer_ids is None:
-        return made
-    texts = await corrections_of(log, turns, rewards)
-    return replace(made, samples=(*made.samples, *demonstrations(made.samples, row.shown, texts, answer_ids)))
+    beside: list[Sample] = []
+    if row.shown and answer_ids is not None:
+        texts = await corrections_of(log, turns, rewards)
+        beside += demonstrations(made.samples, row.shown, texts, answer_ids)
+    if row.hints and hints is not None:
+        beside += await hints.samples(made.samples, row.hints)
+    return replace(made, samples=(*made.samples, *beside))
 
 
 def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward]) -> TrainingBatch:
@@ -165,9 +171,14 @@ async def shown_weights(
         return ()
     rewards = await log.find(Reward, [(turn.id,) for turn in turns])
     texts = await corrections_of(log, turns, rewards)
+    cut = cuts_of(turns, masses, ledger)
+    return demonstration_weights(turns, texts, list(cut.values()), answer_ids, corrections)
+
+
+def cuts_of(turns: Sequence[Turn], masses: Mapping[Person, float], ledger: TurnLedger) -> dict[str, float]:
+    """By turn of a batch, the factor by which its person is cut."""
     scales = scales_of(masses, ledger.recent, ledger.config)
-    cut = [scales.get(counted_as(turn, ledger.config.users), 1.0) for turn in turns]
-    return demonstration_weights(turns, texts, cut, answer_ids, corrections)
+    return {turn.id: scales.get(counted_as(turn, ledger.config.users), 1.0) for turn in turns}
 
 
 # ---------------------------------------------------------------- the desk
@@ -191,6 +202,7 @@ class RewardDesk:
         held_out: the prompts that candidates are measured on: turns that begin with one are never trained on.
         token_bytes: the bytes of a token's text; None: all tokens of a turn get the same credit.
         answer_ids: the tokens of a correction; None: none is imitated.
+        hint_tokens: the tokens of a prompt with a hint; None: nothing is learned from hints.
 
     Example::
 
@@ -212,6 +224,7 @@ class RewardDesk:
         held_out: HeldOutPrompts | None = None,
         token_bytes: TokenBytes | None = None,
         answer_ids: AnswerIds | None = None,
+        hint_tokens: HintTokens | None = None,
     ) -> None:
         self._log = log
         self._asker = asker
@@ -221,6 +234,7 @@ class RewardDesk:
         self._taught = taught or Taught()
         self._held_out = held_out or HeldOutPrompts()
         self._token_bytes, self._answer_ids = token_bytes, answer_ids
+        self._hints = None if hint_tokens is None else HintSource(log, self._config, hint_tokens)
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
@@ -230,11 +244,6 @@ class RewardDesk:
     def lineage(self) -> Lineage:
         """Where the trainer last went back to, as of the batches read so far."""
         return self._reading.ledger.lineage
-
-    @property
-    def answer_ids(self) -> AnswerIds | None:
-        """Gives the tokens of a correction."""
-        return self._answer_ids
 
     @property
     def last_step(self) -> int:
@@ -291,7 +300,7 @@ class RewardDesk:
         async with self._busy:
             await self._poll()
             if step <= self.last_step:
-                return await anext(recorded(self._log, step, step, self._answer_ids))
+                return await anext(self.recorded(step, step))
             if step != self.last_step + 1:
                 raise Conflict(
                     f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next"
@@ -306,8 +315,12 @@ class RewardDesk:
         """
         async with self._busy:
             await self._reading.catch_up()
-        async for batch in recorded(self._log, after_step + 1, self.last_step, self._answer_ids):
+        async for batch in self.recorded(after_step + 1, self.last_step):
             yield batch
+
+    def recorded(self, first: int, last: int) -> AsyncIterator[TrainingBatch]:
+        """The batches of steps `first` to `last` as recorded, in order. Raises Corrupt as `history`."""
+        return recorded(self._log, first, last, self._answer_ids, self._hints)
 
     async def last_batch(self) -> Batch:
         """The row of the newest batch. Raises Corrupt if the log has none."""
@@ -556,6 +569,9 @@ class RewardDesk:
             shown=await shown_weights(self._log, turns, masses, ledger, self._taught.corrections, self._answer_ids),
             after=behind_last(entries, after),
             upto=self._reading.cursor,
+            hints=()
+            if self._hints is None
+            else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger)),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -565,7 +581,7 @@ class RewardDesk:
         await self._reading.catch_up()
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
-        return await anext(recorded(self._log, step, step, self._answer_ids))
+        return await anext(self.recorded(step, step))
 
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):

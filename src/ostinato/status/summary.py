@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
     Holdback,
@@ -30,14 +30,14 @@ from ostinato.reward.ledger import kind_of
 
 FOLD = "status"
 KINDS: frozenset[type] = frozenset(
-    {Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis}
+    {Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, Forgotten}
 )
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +168,19 @@ class Summary:
                     self.alarms[row.name] = (row.reason, row.at)
                 else:
                     self.alarms.pop(row.name, None)
+            case Forgotten():
+                self._forget(row)
             case _:
                 pass
+
+    def _forget(self, gone: Forgotten) -> None:
+        """Drop a person's answers from the newest, and what is counted of them."""
+        self.dials.forget(gone)
+        kept = [each for each in self.rated if not gone.covers(each.served.person)]
+        self.rated.clear()
+        self.rated.extend(kept)
+        waiting = self.unrated.items()
+        self.unrated = OrderedDict((turn, served) for turn, served in waiting if not gone.covers(served.person))
 
     def state(self) -> dict[str, Any]:
         """The state to store, as JSON types."""

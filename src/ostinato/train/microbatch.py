@@ -24,7 +24,8 @@ class Microbatch:
 
     `turns_M` counts the micro-batch's turns from 0; `weights_S` are their shares of their episodes, `factors_S` the weights of their
     tokens in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: the changes made to the logits
-    of some of the M tokens. `routes`: the experts to replay, None for a model without experts. `release_M` and `anchor_M`: the
+    of some of the M tokens. `hinted`: the same tokens behind prompts with hints, if the samples have any. `routes`: the experts to replay,
+    None for a model without experts. `release_M` and `anchor_M`: the
     log-probabilities under the release and under the anchor, if they were computed. `keep_M`: not left out by the sequence mask.
     """
 
@@ -40,6 +41,7 @@ class Microbatch:
     versions_M: Sequence[PolicyVersion]
     edits: Edits
     routes: Routes | None = None
+    hinted: TreeAttention | None = None
     release_M: Tensor | None = None
     anchor_M: Tensor | None = None
     logprobs_M: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -86,6 +88,12 @@ def make_microbatches(
         packed = pack([tokens[index] for index in chosen])
         turns = [samples[index].turn for index in chosen]
         credit = [samples[index].advantages for index in chosen]
+        prompts = [samples[index].hinted for index in chosen]
+        hinted = [
+            TokenTurn(prompt=prompt, sampled=turn.sampled_ids)
+            for prompt, turn in zip(prompts, turns, strict=True)
+            if prompt
+        ]
         labels = np.array([foreign(turn) for turn in turns], np.bool_)
         work.append(
             Microbatch(
@@ -101,6 +109,7 @@ def make_microbatches(
                 versions_M=[version for turn in turns for version in turn.versions_T()],
                 edits=partial(edits, turns),
                 routes=routes(packed, turns),
+                hinted=TreeAttention(pack(hinted), on_layer=on_layer) if hinted else None,
             )
         )
     return work

@@ -59,10 +59,11 @@ class BrokenPromise(NoSignal):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """The loss over all turns, and whether the promise of exact mode was found broken."""
+    """The loss over all turns, whether the promise of exact mode was found broken, and the metrics of hints, if there were any."""
 
     loss: float
     broken: bool
+    hints: dict[str, float]
 
 
 class Passes:
@@ -84,6 +85,7 @@ class Passes:
         self,
         work: Sequence[Microbatch],
         shown: Sequence[Microbatch] = (),
+        hinted: Sequence[Microbatch] = (),
         *,
         held: Collection[int],
         step: int,
@@ -91,8 +93,8 @@ class Passes:
         laps: Laps,
         check: Callable[[], None],
     ) -> Passed:
-        """Run all micro-batches, and the demonstrations `shown`. `held`: the policy numbers whose weights the trainer holds; `step`: the
-        step about to be taken; `check`: called before each micro-batch, and may end the step.
+        """Run all micro-batches, the demonstrations `shown` and the turns with hints `hinted`. `held`: the policy numbers whose weights the
+        trainer holds; `step`: the step about to be taken; `check`: called before each micro-batch, and may end the step.
 
         If the engine's bits at the same weights differ from the trainer's, an exact contract does not hold, and nothing vouches for any
         turn: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
@@ -100,8 +102,7 @@ class Passes:
         exact = self._contract is not None and self._contract.mode == "exact"
         try:
             loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps, check)
-            self._imitate(shown, normaliser_of(work, self._config), laps, check)
-            return Passed(loss=loss, broken=False)
+            return Passed(loss=loss, broken=False, hints=self._beside(work, shown, hinted, laps, check))
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
                 raise
@@ -109,8 +110,41 @@ class Passes:
         # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
         self._experts.start_over()
         loss = self._accumulate(work, None, step, anchor_beta, laps, check)
-        self._imitate(shown, normaliser_of(work, self._config), laps, check)
-        return Passed(loss=loss, broken=True)
+        return Passed(loss=loss, broken=True, hints=self._beside(work, shown, hinted, laps, check))
+
+    def _beside(
+        self,
+        work: Sequence[Microbatch],
+        shown: Sequence[Microbatch],
+        hinted: Sequence[Microbatch],
+        laps: Laps,
+        check: Callable[[], None],
+    ) -> dict[str, float]:
+        normaliser = normaliser_of(work, self._config)
+        self._imitate(shown, normaliser, laps, check)
+        return self._distil(hinted, normaliser, laps, check)
+
+    def _distil(
+        self, hinted: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]
+    ) -> dict[str, float]:
+        """Add the gradient of the divergence between the hinted turns' tokens and the same weights behind the hint, each token's times its
+        advantage. No other turn is in such a pass. Returns metrics: how many turns, which share of their tokens the term keeps, and the
+        mean divergence of these in nats.
+        """
+        nats, kept, tokens, turns = 0.0, 0, 0, 0
+        for item in hinted:
+            check()
+            assert item.hinted is not None
+            kl_M, open_M = self._policy.hint_divergence(
+                item.packed, item.attend, item.hinted, item.temperatures_M, item.edits
+            )
+            ((kl_M * item.advantages_M * item.shares_M).sum() / normaliser).backward()
+            nats, kept = nats + float(kl_M.detach().double().sum()), kept + int(open_M.sum())
+            tokens, turns = tokens + len(open_M), turns + len(item.weights_S)
+        if not turns:
+            return {}
+        laps.end("hints")
+        return {"hints": float(turns), "hint_share": kept / tokens, "hint_kl": nats / max(1, kept)}
 
     def _imitate(self, shown: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]) -> None:
         """Add the gradient of the demonstrations' log-likelihood, each token's times its advantage. With the policy's own log-probabilities

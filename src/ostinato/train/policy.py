@@ -105,6 +105,74 @@ class _TokenLogprobs(torch.autograd.Function):
         return out_MV.to(ctx.dtype), None, None, None
 
 
+class _HintDivergence(torch.autograd.Function):
+    """KL(teacher || student) of each token's whole distribution; 0 where the teacher finds the sampled token no less likely.
+
+    The teacher is a constant, so the gradient in the student's logits is (student - teacher) / T: at most 2 / T in sum, whatever the hint.
+    The edits may overwrite the logits; they are constants, as in `_TokenLogprobs`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student_MV: Tensor,
+        teacher_MV: Tensor,
+        targets_M: Tensor,
+        temperatures_M: Tensor,
+        edits: Mapping[int, Edit],
+    ) -> tuple[Tensor, Tensor]:
+        ctx.dtype = student_MV.dtype
+        student_MV, teacher_MV = (
+            (edit_logits(x, edits)[0].float() / temperatures_M[:, None]).log_softmax(-1)
+            for x in (student_MV, teacher_MV)
+        )
+        open_M = (teacher_MV - student_MV).gather(1, targets_M[:, None])[:, 0] < 0
+        chances_MV = teacher_MV.exp()
+        nats_MV = torch.where(
+            chances_MV > 0, chances_MV * (teacher_MV - student_MV), 0.0
+        )  # both -inf where an edit forbids a token
+        ctx.save_for_backward((student_MV.exp_() - chances_MV) * (open_M / temperatures_M)[:, None])
+        ctx.mark_non_differentiable(open_M)
+        return nats_MV.sum(-1) * open_M, open_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slopes_MV,) = ctx.saved_tensors
+        return (slopes_MV * grads[0][:, None]).to(ctx.dtype), None, None, None, None
+
+
+def hint_divergence(
+    head: Callable[[Tensor], Tensor],
+    student_MD: Tensor,
+    teacher_MD: Tensor,
+    targets_M: Tensor,
+    temperatures_M: Tensor,
+    edits: Edits | None = None,
+) -> tuple[Tensor, Tensor]:
+    """[M], fp32: each sampled token's KL(teacher || student) over the whole vocabulary, differentiable in the student alone; and [M], bool:
+    where the teacher finds the token less likely than the student. Elsewhere the divergence is 0.
+
+    Both distributions are under the same `edits` of logits. The logits of `_CHUNK` tokens at a time are in memory.
+    """
+
+    def chunk(hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        part = slice(start, start + len(hidden))
+        own = {} if edits is None else {at - start: edit for at, edit in edits(start, part.stop).items()}
+        with torch.no_grad():
+            teacher_MV = head(teacher_MD[part])
+        return _HintDivergence.apply(head(hidden), teacher_MV, targets_M[part], temperatures_M[part], own)  # pyright: ignore[reportReturnType]
+
+    parts = [
+        cast(
+            "tuple[Tensor, Tensor]",
+            checkpoint(chunk, student_MD[at : at + _CHUNK], at, use_reentrant=False, preserve_rng_state=False),
+        )
+        for at in range(0, len(targets_M), _CHUNK)
+    ]
+    nats, opened = zip(*parts, strict=True)
+    return torch.cat(nats), torch.cat(opened)
+
+
 def token_logprobs(
     head: Callable[[Tensor], Tensor],
     hidden_MD: Tensor,
@@ -179,21 +247,42 @@ class Policy:
 
         `edits`: the sampler's changes to the logits of some of the tokens.
         """
-        seen = attend if backend_of(self.model).kernels == "own" else MaskedTree(attend, self.model.device)
-        return self._compute(packed, seen, temperatures_M, edits)
+        return self._compute(packed, self._seen(attend), temperatures_M, edits)
 
     def _compute(self, packed: PackedBatch, attend: Attend, temperatures_M: Tensor, edits: Edits | None) -> Tensor:
         device, kernels = self.model.device, backend_of(self.model).kernels
-        arrays = (packed.ids_N, packed.positions_N, packed.rows_M, packed.targets_M)
-        ids_N, positions_N, chosen_M, targets_M = (torch.from_numpy(array).to(device) for array in arrays)
-        for layer in self._layers:
-            layer.training = self._recomputes(packed.tokens)
-        states_ND = hidden(self.model, ids_N, positions_N, attend)
-        rows_MD = selected(states_ND, chosen_M)
+        rows_MD, targets_M = self._rows(packed, attend)
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
         temperatures_M = temperatures_M.to(device)
         made_M = token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep, kernels=kernels)
         return made_M.cpu()
+
+    def _rows(self, packed: PackedBatch, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The states [M, D] from which the sampled tokens are predicted, and these tokens [M], on the model's device."""
+        arrays = (packed.ids_N, packed.positions_N, packed.rows_M, packed.targets_M)
+        ids_N, positions_N, chosen_M, targets_M = (torch.from_numpy(array).to(self.model.device) for array in arrays)
+        for layer in self._layers:
+            layer.training = self._recomputes(packed.tokens)
+        return selected(hidden(self.model, ids_N, positions_N, attend), chosen_M), targets_M
+
+    def hint_divergence(
+        self,
+        packed: PackedBatch,
+        attend: TreeAttention,
+        hinted: TreeAttention,
+        temperatures_M: Tensor,
+        edits: Edits | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `hint_divergence`, on the host. `hinted`: the same sampled tokens behind prompts with hints, where the teacher reads them."""
+        with torch.no_grad():
+            teacher_MD, _ = self._rows(hinted.packed, self._seen(hinted))
+        student_MD, targets_M = self._rows(packed, self._seen(attend))
+        temperatures_M = temperatures_M.to(self.model.device)
+        found = hint_divergence(self._head, student_MD, teacher_MD, targets_M, temperatures_M, edits)
+        return found[0].cpu(), found[1].cpu()
+
+    def _seen(self, attend: TreeAttention) -> Attend:
+        return attend if backend_of(self.model).kernels == "own" else MaskedTree(attend, self.model.device)
 
     def _recomputes(self, tokens: int) -> bool:
         """Whether the activations of this many tokens are recomputed in the backward pass."""

@@ -10,7 +10,7 @@ A step either happens or leaves weights, moments and step count as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class Admission:
         Raises NoSignal if none is left.
         """
         shown = [sample for sample in samples if sample.shown]
-        samples = [sample for sample in samples if not sample.shown]
+        samples = [sample for sample in samples if not sample.beside]
         full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
         if not full:
             raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
@@ -207,7 +207,7 @@ class PolicyTrainer:
 
         try:
             usable, counts = self._admission.admit(samples)
-            shown = self._shown(samples, check_layer)
+            beside = self._beside(samples, {sample.turn.id for sample in usable}, check_layer)
             work = make_microbatches(
                 usable,
                 self.config.microbatch_tokens,
@@ -221,7 +221,7 @@ class PolicyTrainer:
             anchor_beta = self._consult(work, references, check)
             laps.end("reference")
             done = self._passes.run(
-                work, shown, held=held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
+                work, *beside, held=held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
             )
             norm = self._masters.grad_norm()
             metrics = judge(work, loss=done.loss, norm=norm, step=self.step_count + 1, held=held, config=self.config)
@@ -233,22 +233,31 @@ class PolicyTrainer:
         laps.end("optimizer")
         weights = self._masters.publish()
         laps.end("publish")
-        metrics |= {"anchor_beta": anchor_beta, "alarm_promise": float(done.broken)}
+        metrics |= {"anchor_beta": anchor_beta, "alarm_promise": float(done.broken), **done.hints}
         metrics |= counts | self._experts.settle() | _counted(work, usable, self.step_count - 1) | laps.metrics()
         metrics["tokens_per_second"] = metrics["tokens"] / metrics["seconds"]
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
 
-    def _shown(self, samples: Sequence[Sample], on_layer: Callable[[], None]) -> list[Microbatch]:
-        """The demonstrations among the samples. No routes are replayed: nobody sampled them."""
-        return make_microbatches(
-            [sample for sample in samples if sample.shown],
-            self.config.microbatch_tokens,
-            self.config.largest_microbatch,
-            lambda turn: False,
-            lambda packed, turns: None,
-            self._edits.replay,
-            on_layer,
+    def _beside(
+        self, samples: Sequence[Sample], admitted: Container[str], on_layer: Callable[[], None]
+    ) -> tuple[list[Microbatch], list[Microbatch]]:
+        """The demonstrations, and the admitted turns with hints; these only with one rank. No routes are replayed: nobody sampled what was
+        shown, nor the teacher's.
+        """
+        hinted = [each for each in samples if each.hinted and each.turn.id in admitted and self._ranks.count == 1]
+        shown, hints = (
+            make_microbatches(
+                some,
+                self.config.microbatch_tokens,
+                self.config.largest_microbatch,
+                lambda turn: False,
+                lambda packed, turns: None,
+                self._edits.replay,
+                on_layer,
+            )
+            for some in ([sample for sample in samples if sample.shown], hinted)
         )
+        return shown, hints
 
     def score(self, turns: Sequence[Turn]) -> list[tuple[float, ...]]:
         """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler would record them."""

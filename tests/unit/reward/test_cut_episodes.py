@@ -1,12 +1,13 @@
 """Long sessions: the turns before a cut are credited with what came after it, and outcomes reach a session's first turn."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Batch, Holdback, NoReward, PolicyVersion, Reward, RewardReach, Span, Turn
+from ostinato.core.records import Batch, Consent, Holdback, NoReward, PolicyVersion, Reward, RewardReach, Span, Turn
 from ostinato.core.samples import LaterReturns
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.batching import ready_parts
@@ -15,7 +16,7 @@ from ostinato.reward.credit import SingleRollout, by_episode, episode_returns
 from ostinato.reward.functions import agent, copilot
 from ostinato.reward.ledger import TurnLedger
 from ostinato.reward.ledger_entries import Matured, TurnFacts
-from ostinato.reward.log_fold import LedgerFollower
+from ostinato.reward.log_fold import LedgerFollower, restored, snapshot
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.protocol import Failure, RewardRequest, checked
 from ostinato.reward.runners import asker_of
@@ -126,6 +127,44 @@ async def test_what_is_not_known_yet_is_what_the_baseline_expects(log, now, open
     assert after.decided == 0.0
     assert after.outcomes_mean == pytest.approx(0.25, abs=0.05), "an expected outcome does not fade either"
     assert abs(after.fading) < 0.05
+
+
+@pytest.mark.parametrize("how", ["secret", "aggregate", "never", "withdrawn", "ends"])
+async def test_of_a_session_whose_last_turn_is_held_back_alone_the_end_is_not_known(log, now, open_desk, how):
+    """Its last turn brought success, and must not be learned from. The turns before it were credited as if nothing had followed, so that
+    they looked worse than they were; now as if their end were not known yet. A session that does end there gets what it deserves.
+    """
+    desk, _ = await begun(log, now, open_desk, ENDS)
+    turns = session(6, name="short", at=1300.0)
+    last = {
+        "secret": replace(turns[-1], secret=True),
+        "aggregate": replace(turns[-1], consent=Consent.AGGREGATE),
+        "never": replace(turns[-1], consent=Consent.NEVER).without_words(),
+        "withdrawn": turns[-1],
+    }
+    whole = [*turns[:-1], *([last[how]] if how in last else [])]
+    said = [a_signal(each, "accepted", at=each.ended_at + 1) for each in whole[5:]]
+    await log.append(*others(20, at=1300.0, name="q"), *whole, a_delivery(*whole), *said)
+    now.at = 1400.0
+    await desk.poll()
+    if how == "withdrawn":
+        ledger = desk._reading.ledger
+        ledger.apply(10**6, Holdback(turn=turns[-1].id, reason="consent:withdrawn", at=now.at))
+    made = await desk.batch(step=2, size=25, reference=V0)
+    found = advantages(made, turns)
+    assert len(found) == 5
+    after = [
+        values for values in made.row.after if values and made.row.turns[made.row.after.index(values)] == turns[4].id
+    ]
+    if how == "ends":
+        assert (max(found) < -0.2, after) == (True, [])
+    else:
+        assert max(map(abs, found)) < 0.1, "neither praised nor blamed"
+        assert [LaterReturns(*values).decided for values in after] == [0.0]
+    state = json.loads(json.dumps(snapshot(desk._reading.ledger)))
+    again = restored(state, desk._reading.ledger.config)
+    assert json.loads(json.dumps(snapshot(again))) == state
+    assert ("alone" in state, len(state["alone"])) == (True, int(how != "ends"))
 
 
 async def test_parts_of_which_nothing_is_known_are_no_contrast(log, now, open_desk):

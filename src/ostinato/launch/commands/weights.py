@@ -29,7 +29,6 @@ from ostinato.app.trainer import open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, PolicyVersion
-from ostinato.reward.pipeline import recorded
 from ostinato.status.progress_lines import Lines
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.keep import pins
@@ -322,7 +321,7 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     roots: dict[int, str] = {}
     last = run.log.tail(1, {Batch})
     try:
-        async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0, parts.desk.answer_ids):
+        async for batch in parts.desk.recorded(1, cast(Batch, last[0][1]).step if last else 0):
             if any(sample.turn.redacted for sample in batch.samples):
                 raise Corrupt(f"turns of step {batch.row.step} were erased: it cannot be taken again as it was")
             with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused now

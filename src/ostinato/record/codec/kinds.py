@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Advantages,
     Arm,
@@ -44,6 +44,7 @@ from ostinato.core.records import (
     Source,
     SteeringBasis,
     Turn,
+    TurnHint,
     Window,
     WindowMaker,
 )
@@ -104,6 +105,17 @@ def _credits(credits: tuple[Advantages, ...]) -> list[list[Any]]:
 
 def _to_credits(turns: Any) -> tuple[Advantages, ...]:
     return tuple(tuple(value for value, length in runs for _ in range(length)) for runs in turns)
+
+
+def _hints(hints: tuple[TurnHint, ...]) -> list[list[Any]]:
+    return [[text(each.turn), real(each.weight), text(each.signal), text(each.following)] for each in hints]
+
+
+def _to_hints(value: Any) -> tuple[TurnHint, ...]:
+    return tuple(
+        TurnHint(turn=turn, weight=weight, signal=signal, following=following)
+        for turn, weight, signal, following in value
+    )
 
 
 def _ranges(ranges: Any) -> list[list[int]]:
@@ -229,6 +241,7 @@ FORMS: Mapping[str, Form] = {
     "Source": Form(str, Source),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
+    "tuple[TurnHint, ...]": Form(_hints, _to_hints),
     "tuple[LineSurvival, ...]": Form(_survivals, _to_survivals),
     "tuple[LineValues, ...]": Form(_line_values, _to_line_values),
 }
@@ -316,7 +329,7 @@ SMALL = (
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after", "upto"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after", "upto", "hints"),
         for_ever=True,
     ),
     Kind(
@@ -337,13 +350,14 @@ SMALL = (
         since=4,
     ),
     Kind("consents", ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
+    Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
 )
 """The kinds stored as JSON only, apart from what people wrote."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
 """Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, bases, which turns
-name, and people's consents.
+name, people's consents, and who was forgotten.
 """
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}

@@ -1,0 +1,155 @@
+"""Hints at the turn that went wrong: feedback on an answer, put before it, makes a teacher of the same weights (self-distillation).
+
+An outcome says that a session failed; feedback on one of its turns often says what was wrong there. The present weights, shown it as a part
+of that turn's prompt, are the teacher; without it, they are the student. The student's distribution at each token of that answer is drawn
+towards the teacher's, KL(teacher || student) over the whole vocabulary, and no other turn is in this term.
+
+A hint is a person's comment on a rejection, or what the conversation went on with after an answer of which a signal says that its call
+failed or that its reader was dissatisfied. It is taken only from rows of the batch itself, so that consents, erasure and what is held back
+decide about it as about any turn, and never from simulated worlds, whose graders know what the model must not.
+
+A teacher that was told an answer leaks it, so a hint does not decide by itself what is bad. The direction is the outcome's: only a turn
+whose advantage is negative has one. And the trainer keeps the term to those tokens that the teacher, too, finds less likely than the
+student. At each place this multiplies the expected gradient by the student's probability of such tokens, at most 1, and does not turn it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ostinato.core.errors import Corrupt
+from ostinato.core.records import Advantages, Reward, Signal, Turn, TurnHint
+from ostinato.core.samples import Sample
+from ostinato.core.seams import Log
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit import of_world
+
+FRAME = "\n\n[What was said about an earlier answer to this: {}]"
+"""How a hint stands at the end of the last message before the answer."""
+
+
+class HintTokens(Protocol):
+    """What a model's tokenizer and chat template tell of hints."""
+
+    def hinted_ids(self, turn: Turn, note: str) -> Sequence[int]:
+        """The turn's prompt with the note at the end of its last message; () if it has no place there."""
+        ...
+
+    def said_between(self, turn: Turn, following: Turn) -> str:
+        """What others said between a turn and one whose prompt continues it; "" if that cannot be told."""
+        ...
+
+
+class HintSource:
+    """Finds the hints of a batch, and makes samples of those that its row names.
+
+    Args:
+        log: holds the turns' rewards, and the signals that these rest on.
+        config: `hints` says which signals count.
+        tokens: of the model that learns.
+
+    Example::
+
+        hints = await source.hints(turns, credits, scales)  # into the batch's row
+        samples = [*samples, *await source.samples(samples, hints)]
+    """
+
+    def __init__(self, log: Log, config: RewardConfig, tokens: HintTokens) -> None:
+        self._log, self._config, self._tokens = log, config.hints, tokens
+        self._most = config.batch_tokens
+
+    async def hints(
+        self, turns: Sequence[Turn], credits: Mapping[str, Advantages], scales: Mapping[str, float]
+    ) -> tuple[TurnHint, ...]:
+        """The hints for those of a batch's turns whose advantages are negative, in the order of the turns; the worst first, as many as fit
+        into `reward.batch_tokens` again.
+
+        Args:
+            turns: of the batch.
+            credits: their advantages.
+            scales: by turn, the factor by which its person is cut: nobody teaches more by comments than by their turns.
+        """
+        means = {turn.id: math.fsum(credits[turn.id]) / max(1, len(turn.sampled_ids)) for turn in turns}
+        worse = [turn for turn in turns if means[turn.id] < 0 and not of_world(turn)]
+        if not self._config.weight or not worse:
+            return ()
+        signals = await self._signals(worse)
+        following = {turn.parent: turn for turn in reversed(turns) if turn.parent is not None}
+        possible = [
+            hint
+            for turn in sorted(worse, key=lambda turn: means[turn.id])
+            if (hint := self._hint(turn, signals.get(turn.id, ()), following.get(turn.id), scales[turn.id]))
+        ]
+        by_id = {turn.id: turn for turn in turns}
+        texts = await self._texts(possible, by_id)
+        found, left = set[str](), self._most
+        for hint in possible:
+            turn = by_id[hint.turn]
+            prompt = self._tokens.hinted_ids(turn, texts[turn.id]) if turn.id in texts else ()
+            size = len(prompt) + len(turn.sampled_ids)
+            if prompt and size <= left:
+                found.add(turn.id)
+                left -= size
+        chosen = {hint.turn: hint for hint in possible if hint.turn in found}
+        return tuple(chosen[turn.id] for turn in turns if turn.id in chosen)
+
+    async def samples(self, samples: Sequence[Sample], hints: Sequence[TurnHint]) -> list[Sample]:
+        """A row's hints as samples, without those whose text was forgotten since. Raises Corrupt for a turn that is not in the batch."""
+        known = {sample.turn.id: sample for sample in samples}
+        if missing := [hint.turn for hint in hints if hint.turn not in known]:
+            raise Corrupt(f"a hint names turn {missing[0]}, which is not in its batch; restore the log")
+        texts = await self._texts(hints, {id: sample.turn for id, sample in known.items()})
+        return [
+            replace(known[hint.turn], advantages=(hint.weight,) * len(ids), hinted=tuple(prompt))
+            for hint in hints
+            if (ids := known[hint.turn].turn.sampled_ids)
+            and hint.turn in texts
+            and (prompt := self._tokens.hinted_ids(known[hint.turn].turn, texts[hint.turn]))
+        ]
+
+    async def _signals(self, turns: Sequence[Turn]) -> dict[str, list[Signal]]:
+        """The signals that the turns' rewards rest on, by turn, oldest first."""
+        tenants = {turn.id: turn.tenant for turn in turns}
+        rewards = await self._log.find(Reward, [(turn.id,) for turn in turns])
+        wanted = [(tenants[reward.turn], signal) for reward in rewards for signal in reward.signals]
+        said = await self._log.find(Signal, wanted) if wanted else []
+        found: dict[str, list[Signal]] = {}
+        for signal in sorted(said, key=lambda each: (each.occurred_at, each.id)):
+            if signal.value > 0 and tenants.get(signal.turn) == signal.tenant:
+                found.setdefault(signal.turn, []).append(signal)
+        return found
+
+    def _hint(self, turn: Turn, signals: Sequence[Signal], following: Turn | None, scale: float) -> TurnHint | None:
+        """A turn's hint: the last comment on it, else what followed it."""
+        weight, names = self._config.weight * scale, self._config.comments
+        told = [each for each in signals if each.name in names and each.comment and each.comment.strip()]
+        if told:
+            return TurnHint(turn=turn.id, weight=weight, signal=told[-1].id)
+        failed = any(each.name in self._config.follow_ups for each in signals)
+        if not failed or following is None or following.tenant != turn.tenant:
+            return None
+        return TurnHint(turn=turn.id, weight=weight, following=following.id)
+
+    async def _texts(self, hints: Sequence[TurnHint], turns: Mapping[str, Turn]) -> dict[str, str]:
+        """By turn, its hint in its frame, as far as the text is still there."""
+        asked = [(turns[hint.turn].tenant, hint.signal) for hint in hints if hint.signal]
+        signals = await self._log.find(Signal, asked) if asked else []
+        found = {each.turn: each.comment or "" for each in signals}
+        for hint in hints:
+            turn, following = turns[hint.turn], turns.get(hint.following)
+            if following is not None and not (turn.redacted or following.redacted):
+                found[hint.turn] = self._tokens.said_between(turn, following)
+        return {
+            turn: FRAME.format(_cut(text.strip(), self._config.chars)) for turn, text in found.items() if text.strip()
+        }
+
+
+def _cut(text: str, chars: int) -> str:
+    """At most about `chars` characters: the beginning and the end of a longer text."""
+    if len(text) <= chars:
+        return text
+    half = chars // 2
+    return f"{text[:half]} \u2026 {text[-half:]}"
