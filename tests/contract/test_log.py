@@ -61,7 +61,9 @@ TURN = Turn(
     ended_at=10.4,
     numerics="0123456789abcdef",
     routes=b"ORT1\x00\xff\n",
-    steered=Steered(basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1)),
+    steered=Steered(
+        basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1), gaps=((1, 4),)
+    ),
     branch=Branch.COMPACTED,
     window=Window(number=2, begins_with="q:0", by=WindowMaker.GATEWAY, budget=6144),
 )

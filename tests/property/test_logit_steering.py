@@ -13,7 +13,7 @@ from ostinato.core.steering import CLIP, Basis, Steering
 from ostinato.engine.admission import check_request
 from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model.logit_edits import UNEDITED, Edit
-from ostinato.model.steering import AnswerSteering, LogitSteering
+from ostinato.model.steering import AnswerSteering, CodeFences, LogitSteering
 
 VOCAB = 700
 
@@ -189,3 +189,44 @@ def test_the_sum_never_exceeds_the_budget_and_the_rest_is_the_base():
     found = answer.result()
     assert found.tokens in range(4, 30)
     assert 0.45 < found.kl <= 0.55
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("```", True),
+        ("``", False),
+        ("a ``` b", False),
+        ("So:\n```py\nx = 1", True),
+        ("So:\n```py\nx = 1\n```", True),  # the close counts at the end of its line
+        ("So:\n```py\nx = 1\n```\n", False),
+        ("```x``` is inline code", False),
+        ("~~~\n```\n", True),
+        ("~~~\n~~~ \r\nOn", False),
+        ("````\n```\n", True),
+        ("````\n`````\n", False),
+        ("- a list:\n     ```\n     x", True),
+        ("> ```\n> x\n> ```\n", False),
+        ("```\n``` py\n", True),
+        ("```\n" + "x" * 5000 + "\n```\n", False),
+    ],
+)
+def test_fenced_code_lasts_from_its_third_character_to_the_end_of_its_closing_line(text, inside):
+    fences = CodeFences()
+    fences.feed(text.encode())
+    assert fences.inside is inside
+
+
+@given(
+    pieces=st.lists(st.sampled_from(["`", "```", "\n", "\n```\n", "x", "~~~\n", " ", "````py\n", "é"]), max_size=40),
+    seed=st.integers(0, 1000),
+)
+def test_where_code_is_fenced_does_not_depend_on_how_the_text_is_cut(pieces, seed):
+    text, at = "".join(pieces).encode(), 0
+    whole, cut, rng = CodeFences(), CodeFences(), np.random.default_rng(seed)
+    whole.feed(text)
+    while at < len(text):
+        size = int(rng.integers(1, 5))
+        cut.feed(text[at : at + size])
+        at += size
+    assert cut.inside is whole.inside

@@ -103,6 +103,7 @@ turns = st.builds(
         tokens=st.integers(0, 2**31),
         kl=real,
         features=st.lists(real, max_size=3).map(tuple),
+        gaps=st.lists(st.tuples(places, places), max_size=3).map(tuple),
     ),
     consent=st.sampled_from(Consent),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),

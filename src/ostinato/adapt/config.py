@@ -109,6 +109,11 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         gt=0,
         description="The same of an answer, summed over its tokens, in nats; the rest of an answer that has spent it is the base model's.",
     )
+    protected: tuple[str, ...] = Field(
+        default=(),
+        description="Words, with and without a space before them, whose tokens no dial moves, beside control tokens and the openings of "
+        "tool calls and fenced code. A basis of before that holds one of them is not used: fit anew.",
+    )
     decay: float = Field(
         default=0.99,
         gt=0,

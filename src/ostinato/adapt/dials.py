@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ class DialAdaptation:
         log: tells ratings and bases; the newest basis' names are the dials that people have.
         cache: keeps states.
         config: the settings.
+        protected: tokens that no dial may move; a basis that holds one is not used.
 
     Example::
 
@@ -56,8 +57,10 @@ class DialAdaptation:
         adaptation.steering(("acme", "ann"), weights=policy.hash, verified=True)
     """
 
-    def __init__(self, log: PlacedLog, cache: PersonCache, config: AdaptConfig) -> None:
-        self._log, self._cache, self._config = log, cache, config
+    def __init__(
+        self, log: PlacedLog, cache: PersonCache, config: AdaptConfig, *, protected: Collection[int] = ()
+    ) -> None:
+        self._log, self._cache, self._config, self._protected = log, cache, config, frozenset(protected)
         self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
@@ -181,6 +184,14 @@ class DialAdaptation:
                 basis.hash,
                 len(basis.names),
                 MOST_DIALS,
+            )
+            return
+        if held := self._protected.intersection(basis.tokens_M.tolist()):
+            _LOG.warning(
+                "The basis %s is not used: it moves %d protected tokens, such as %d. Run `ostinato adapt fit` again.",
+                basis.hash,
+                len(held),
+                min(held),
             )
             return
         self._bases[basis.weights], self._names = basis, basis.names

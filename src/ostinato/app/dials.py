@@ -16,7 +16,7 @@ from ostinato.adapt.fit import ATTRIBUTES, FittedBasis, fit_basis, steerable
 from ostinato.adapt.learner import Regression
 from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
-from ostinato.app.gateway import open_embedded
+from ostinato.app.gateway import open_embedded, protected_ids
 from ostinato.app.numerics import compute
 from ostinato.app.storage import Run, model_path
 from ostinato.app.suites import ONE_ANSWER, HeldOutWorld, TaskSuite, open_task_suite
@@ -103,7 +103,7 @@ async def fit_live(
     def fit() -> FittedBasis:
         model = build(live.path, compute(config), backend(config.model))(live.weights)
         pairs = [(asked[prompt], ids) for prompt, ids, _ in answers]
-        tokens_M = steerable(mean_probabilities(model, pairs[::_JUDGED]), renderer.reserved_ids())
+        tokens_M = steerable(mean_probabilities(model, pairs[::_JUDGED]), protected_ids(config, renderer))
         features_NM = score_features(
             model, pairs, tokens_M, lambda done: on_progress("score features", done, len(pairs))
         )

@@ -99,7 +99,7 @@ async def open_serving(
     router = _router(run)
     if router is not None:
         await router.catch_up()
-    adaptation = _adaptation(run, engine)
+    adaptation = _adaptation(run, engine, renderer)
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -181,7 +181,7 @@ def _router(run: Run) -> FoldedRouter | None:
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
-def _adaptation(run: Run, engine: Engine) -> DialAdaptation | None:
+def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptation | None:
     """What leans people's answers, or None if nobody's do. Raises BadConfig for an engine that cannot steer."""
     config = run.config
     if config.adapt.mode == "off":
@@ -191,7 +191,13 @@ def _adaptation(run: Run, engine: Engine) -> DialAdaptation | None:
             f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
         )
     cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
-    return DialAdaptation(run.log, cache, config.adapt)
+    return DialAdaptation(run.log, cache, config.adapt, protected=protected_ids(config, renderer))
+
+
+def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:
+    """Tokens that no dial may make likelier or unlikelier: those that the model's formats reserve, and those of `adapt.protected`."""
+    words = [told for word in config.adapt.protected for told in (word, f" {word}")]
+    return renderer.reserved_ids().union(*map(renderer.encode, words))
 
 
 async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 CLIP = 2.0
 """The most that dials may add to a logit or take from it, before the scale."""
+_ROUNDING = 1e-6  # nats
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,8 @@ class Steered:
     """How an answer was steered, as recorded with the turn: the basis by its hash, and what came of it.
 
     `tokens`: how many of its first tokens were steered; later ones, from the opening of a tool call on or once the budget was spent, are
-    the base model's. `kl`: the sum of KL(steered || base) over them, in nats. `features`: for each dial the sum over them of
+    the base model's. `gaps`: runs [start, stop) of tokens between them that are the base model's, because they stand in fenced code.
+    `kl`: the sum of KL(steered || base) over the steered tokens, in nats. `features`: for each dial the sum over them of
     (u[token] - E[u]) / T, with E under the steered distribution and the temperature T (1 if greedy): the gradient of the answer's
     log-probability with respect to the dial, where neither the clip nor the cap binds.
 
@@ -103,3 +107,23 @@ class Steered:
     tokens: int
     kl: float
     features: tuple[float, ...]
+    gaps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The place in the answer behind the last steered token."""
+        return self.tokens + sum(stop - start for start, stop in self.gaps)
+
+    def fault(self, length: int) -> str:
+        """What in the record cannot be true of an answer of `length` tokens; "" if nothing is."""
+        bounds = [*(place for gap in self.gaps for place in gap), self.end]
+        if self.tokens < 0 or self.end > length or bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
+            return f"{self.tokens} steered tokens with the gaps {self.gaps} do not fit an answer of {length}"
+        if not (
+            self.cap > 0.0 and all(map(math.isfinite, (self.cap, self.budget, self.kl, *self.dials, *self.features)))
+        ):
+            return "its cap is not above 0, or a number is not finite"
+        most = min(self.budget, self.tokens * self.cap)
+        if not -_ROUNDING <= self.kl <= most + _ROUNDING:
+            return f"{self.kl:g} nats in {self.tokens} tokens break its cap of {self.cap:g} or its budget of {self.budget:g}"
+        return ""

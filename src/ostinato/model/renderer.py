@@ -84,6 +84,7 @@ def _byte_level() -> dict[str, int]:
 # ---------------------------------------------------------------- the renderer
 
 
+FENCES = ("```", "~~~")
 _HELD_CHARS = 1_000  # `encode` holds the interpreter's lock until it is done, which would stop all streams; a batch of one lets go of it
 
 
@@ -253,9 +254,9 @@ class HFRenderer:
 
     def reserved_ids(self) -> frozenset[int]:
         """Tokens that no dial may make likelier or unlikelier: control tokens but for the end of an answer, whose length is a matter of
-        form, and those that the opening of a tool call is made of.
+        form, and those that openings of tool calls and of fenced code are made of.
         """
-        openings = (self.encode(text) for text in self._format.openings)
+        openings = (self.encode(text) for text in (*self._format.openings, *FENCES))
         return (self._control_ids - self._stop_ids).union(*openings)
 
     def stop_ids(self) -> frozenset[int]:

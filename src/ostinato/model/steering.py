@@ -6,6 +6,7 @@ is `kernels.steering`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,13 +37,16 @@ class SteeredToken:
 
 @dataclass(frozen=True, slots=True)
 class LogitSteering:
-    """The steering of a row of logits by some dials: the same at every token of an answer. `pushes_M`: before the scale."""
+    """The steering of a row of logits by some dials: the same at every token of an answer. `pushes_M`: before the scale. `on_token` is
+    told of each row.
+    """
 
     tokens_M: NDArray[np.int64]
     pushes_M: NDArray[np.float32]
     directions_KM: NDArray[np.float32]
     cap: float
     divisor: np.float32
+    on_token: Callable[[SteeredToken], None] | None = None
 
     @classmethod
     def of(cls, basis: Basis, dials: Sequence[float], cap: float, temperature: float) -> LogitSteering:
@@ -62,11 +66,44 @@ class LogitSteering:
         if row_V.data_ptr() != logits_V.data_ptr():
             at_M = torch.from_numpy(self.tokens_M)
             logits_V[at_M.to(logits_V.device)] = row_V[at_M].to(logits_V.device)
-        return SteeredToken(float(found[0]), means_K)
+        token = SteeredToken(float(found[0]), means_K)
+        if self.on_token is not None:
+            self.on_token(token)
+        return token
+
+
+_LINE = 1024  # bytes of a line that are looked at
+_OPENS = re.compile(rb"[ \t>]*(`{3,}(?=[^`]*$)|~{3,})")
+_CLOSES = re.compile(rb"[ \t>]*(`{3,}|~{3,})[ \t\r]*")
+
+
+class CodeFences:
+    r"""Where a growing text is inside of a fenced code block (CommonMark 4.5): from its third backtick or tilde to the end of the line that
+    closes it. Fences may be indented at will, as in lists and quotations.
+
+    Example: after ``fences.feed(b"So:\n```py")`` ``fences.inside`` is true, and false again after ``fences.feed(b"\nx = 1\n```\n")``.
+    """
+
+    def __init__(self) -> None:
+        self._fence, self._line = b"", b""
+        self.inside = False
+
+    def feed(self, data: bytes) -> None:
+        """Take in more of the text."""
+        *whole, last = (self._line + data).split(b"\n")
+        for line in whole:
+            if not self._fence:
+                found = _OPENS.match(line)
+                self._fence = b"" if found is None else found[1]
+            elif (found := _CLOSES.fullmatch(line)) and found[1].startswith(self._fence):
+                self._fence = b""
+        self._line = last[:_LINE]
+        self.inside = bool(self._fence) or _OPENS.match(self._line) is not None
 
 
 class AnswerSteering:
-    """The steering of one answer: it ends where its budget could be exceeded, or a tool call begins, and is recorded for each token.
+    """The steering of one answer: it ends where its budget could be exceeded, or a tool call begins, leaves fenced code alone, and is
+    recorded for each token.
 
     Args:
         asked: how the answer is to be steered.
@@ -94,16 +131,33 @@ class AnswerSteering:
         self._asked, self._logits, self._opens_call, self._spell = asked, logits, opens_call, spell
         self._kl, self._features_K, self._tokens = 0.0, np.zeros(len(asked.dials)), 0
         self._end, self._over = b"", off
+        self._fences, self._skipped, self._gaps = CodeFences(), 0, list[tuple[int, int]]()
 
     def row(self) -> LogitSteering | None:
-        """What is done to the next row of logits: nothing once a further token at the cap would exceed the budget."""
-        return None if self._over or self._kl + self._asked.cap > self._asked.budget else self._logits
+        """What is done to the next row of logits: nothing in fenced code, and once a further token at the cap would exceed the budget."""
+        spent = self._kl + self._asked.cap > self._asked.budget
+        return None if self._over or self._fences.inside or spent else self._logits
 
     def take(self, token: int, drawn: SteeredToken | None) -> None:
         """Record a drawn token."""
-        if drawn is None:
+        if drawn is None and not self._fences.inside:
             self._over = True
+        if self._over:
             return
+        if drawn is None:
+            self._skipped += 1
+        else:
+            self._count(token, drawn)
+        spelled = self._spell(token)
+        self._fences.feed(spelled)
+        self._end = (self._end + spelled)[-_WINDOW:]
+        self._over = self._opens_call(self._end.decode(errors="ignore"))
+
+    def _count(self, token: int, drawn: SteeredToken) -> None:
+        if self._skipped:
+            place = self._tokens + sum(stop - start for start, stop in self._gaps)
+            self._gaps.append((place, place + self._skipped))
+            self._skipped = 0
         logits = self._logits
         place = int(np.searchsorted(logits.tokens_M, token))
         known = place < len(logits.tokens_M) and logits.tokens_M[place] == token
@@ -111,8 +165,6 @@ class AnswerSteering:
         self._features_K = self._features_K + (found_K - drawn.means_K) / np.float64(logits.divisor)
         self._kl += drawn.kl
         self._tokens += 1
-        self._end = (self._end + self._spell(token))[-_WINDOW:]
-        self._over = self._opens_call(self._end.decode(errors="ignore"))
 
     def result(self) -> Steered:
         """What came of the tokens so far."""
@@ -125,6 +177,7 @@ class AnswerSteering:
             tokens=self._tokens,
             kl=self._kl,
             features=tuple(self._features_K.tolist()),
+            gaps=tuple(self._gaps),
         )
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from ostinato.core.steering import Basis
 from ostinato.model.grammars import Grammars
 from ostinato.model.logit_edits import UNEDITED, Edit, LogitEditor
 from ostinato.model.routing import Routing
-from ostinato.model.steering import LogitSteering
+from ostinato.model.steering import LogitSteering, SteeredToken
 from ostinato.train.config import TrainConfig
 from ostinato.train.packing import PackedBatch
 
@@ -162,6 +163,8 @@ class AnswerEdits:
         self._load = load
         self._grammars: Grammars | None = None
         self._bases: dict[str, Basis] = {}
+        self._kls: dict[tuple[str, int], float] = {}  # of the last pass over each steered token
+        self._over_cap = set[tuple[str, int]]()
 
     def set_bases(self, rows: Iterable[SteeringBasis]) -> None:
         """Make known the bases that the next turns were steered by, in the place of those before."""
@@ -212,13 +215,16 @@ class AnswerEdits:
             needed = first < stop and end > start
             editor, nuclei = (self._editor(turn), _nuclei(turn)) if needed else (None, None)
             steering, steered = (self._steering(turn), turn.steered) if needed else (None, None)
-            until = first if steering is None or steered is None else first + steered.tokens
+            until = first if steering is None or steered is None else first + steered.end
+            gaps = set() if steered is None else {first + k for start, stop in steered.gaps for k in range(start, stop)}
             if editor is not None or nuclei is not None or until > start:
                 for place, token in enumerate(turn.sampled_ids[: stop - first], first):
                     if place >= start:
                         edit = UNEDITED if editor is None else editor.edit()
                         edit = edit if nuclei is None else replace(edit, allowed=_bits(nuclei[place - first]))
-                        edit = replace(edit, steering=steering) if place < until else edit
+                        if steering is not None and place < until and place not in gaps:
+                            saw = partial(self._saw, (turn.id, place - first), steering.cap)
+                            edit = replace(edit, steering=replace(steering, on_token=saw))
                         if edit is not UNEDITED:
                             made[place] = edit
                     if editor is not None:
@@ -226,16 +232,34 @@ class AnswerEdits:
             first = end
         return made
 
+    def _saw(self, place: tuple[str, int], cap: float, token: SteeredToken) -> None:
+        self._kls[place] = token.kl
+        if token.kl > cap:
+            self._over_cap.add(place)
+
+    def settle(self) -> dict[str, float]:
+        """What was seen of steered tokens since the last call: how many, their mean KL(steered || base) in nats as recomputed here, and how
+        many exceeded their cap.
+        """
+        kls, over = self._kls, self._over_cap
+        self._kls, self._over_cap = {}, set()
+        mean = sum(kls.values()) / max(1, len(kls))
+        return {"steered_tokens": float(len(kls)), "steered_kl": mean, "steered_over_cap": float(len(over))}
+
     def _steering(self, turn: Turn) -> LogitSteering | None:
-        """What was done to the logits of the turn's first `steered.tokens` tokens. Raises ValueError if it cannot be known."""
+        """What was done to the logits of the turn's steered tokens. Raises ValueError if it cannot be known."""
         steered = turn.steered
-        if steered is None or not steered.tokens:
+        if steered is None:
+            return None
+        if fault := steered.fault(len(turn.sampled_ids)):
+            raise ValueError(f"its steering by {steered.basis} cannot be as recorded: {fault}")
+        if not steered.tokens:
             return None
         basis = self._bases.get(steered.basis)
         if basis is None:
             raise ValueError(f"the basis {steered.basis} of its steering is not known")
-        if len(basis.names) != len(steered.dials) or steered.tokens > len(turn.sampled_ids):
-            raise ValueError(f"its steering by {steered.basis} does not fit the basis or the answer")
+        if not len(basis.names) == len(steered.dials) == len(steered.features):
+            raise ValueError(f"its steering by {steered.basis} does not fit the basis")
         return LogitSteering.of(basis, steered.dials, steered.cap, turn.sampling.temperature)
 
     def _editor(self, turn: Turn) -> LogitEditor | None:

@@ -228,13 +228,15 @@ class PolicyTrainer:
         except BaseException:
             self._masters.clear_grads()
             self._experts.settle()
+            self._edits.settle()
             raise
         self._update(metrics, len(usable))
         laps.end("optimizer")
         weights = self._masters.publish()
         laps.end("publish")
         metrics |= {"anchor_beta": anchor_beta, "alarm_promise": float(done.broken), **done.hints}
-        metrics |= counts | self._experts.settle() | _counted(work, usable, self.step_count - 1) | laps.metrics()
+        metrics |= counts | self._experts.settle() | self._edits.settle()
+        metrics |= _counted(work, usable, self.step_count - 1) | laps.metrics()
         metrics["tokens_per_second"] = metrics["tokens"] / metrics["seconds"]
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
 

@@ -12,15 +12,16 @@ from ostinato.core.errors import NoSignal, NotFound
 from ostinato.core.generation import Generate
 from ostinato.core.records import Batch, PolicyVersion, Sampling, Span, SteeringBasis, Turn
 from ostinato.core.samples import Sample, TrainingBatch
-from ostinato.core.steering import Basis, Steering
+from ostinato.core.steering import Basis, Steered, Steering
 from ostinato.engine.config import EngineConfig
 from ostinato.model.logit_edits import UNEDITED
-from ostinato.model.steering import LogitSteering
+from ostinato.model.steering import LogitSteering, SteeredToken
 from ostinato.record.log import SqlLog
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 from ostinato.train.config import TrainConfig
 from ostinato.train.policy import token_logprobs
+from ostinato.train.replay import AnswerEdits
 from ostinato.train.stepper import Stepper
 from ostinato.train.trainer import PolicyTrainer
 
@@ -167,6 +168,92 @@ async def test_nothing_is_steered_after_a_tool_call_opens_nor_where_a_form_is_de
     assert trainer.score([turn]) == [turn.logprobs]
     assert demanded.steered.tokens == 0
     assert demanded.logprobs == base.logprobs
+
+
+async def test_fenced_code_is_the_base_models_and_the_trainer_replays_what_is_around_it(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        fence, line, word = (tiny.renderer.encode(text)[0] for text in ("`", "\n", "x"))
+        basis = Basis(("words",), np.array([word]), np.array([[1.0]], np.float32), "seed0")
+        asked = Steering(basis=basis, dials=(0.5,), cap=0.05, budget=1e9)
+        only = ((fence, 100.0), (line, 99.5), (word, 99.0))  # nothing else is sampled
+        sampling = Sampling(max_tokens=160, seed=3, logit_bias=only)
+        turns = await turns_of(tiny.engine, sampling, steering=asked, n=4)
+        trainer = trainer_of(tiny.path, [SteeringBasis.of(basis, at=1.0)])
+        spelled = [[tiny.renderer.token_bytes(token) for token in turn.sampled_ids] for turn in turns]
+    plain = trainer.score([replace(turn, steered=None) for turn in turns])
+    closed = 0
+    for turn, pieces, base in zip(turns, spelled, plain, strict=True):
+        fenced = [in_code(b"".join(pieces[:place])) for place in range(len(pieces))]
+        assert 10 < sum(fenced) < len(fenced) - 10
+        gaps = [place for start, stop in turn.steered.gaps for place in range(start, stop)]
+        assert gaps == [place for place in range(turn.steered.end) if fenced[place]]
+        assert all(fenced[turn.steered.end :])
+        assert turn.steered.tokens == fenced.count(False)
+        closed += len(gaps)
+        same = [a == b for a, b in zip(bits(base), bits(turn.logprobs), strict=True)]
+        assert all(same[place] for place in range(len(same)) if fenced[place])
+        assert not all(same)
+    assert closed, "steering goes on behind a close"
+    assert sum(differing(trainer, turns)) == 0
+    metrics = trainer.step(samples(turns)).metrics
+    assert (metrics["mismatch_differing"], metrics["basis_refused"], metrics["steered_over_cap"]) == (0, 0, 0)
+    assert metrics["steered_tokens"] == sum(turn.steered.tokens for turn in turns)
+    total = sum(turn.steered.kl for turn in turns)
+    assert metrics["steered_kl"] * metrics["steered_tokens"] == pytest.approx(total, rel=1e-9)
+    assert 0.0 < metrics["steered_kl"] <= 0.05
+
+
+def in_code(text):
+    """CommonMark's rule, line by line over the whole text."""
+    fence = 0
+    *lines, last = text.split(b"\n")
+    for line in lines:
+        run = len(line) - len(line.lstrip(b"`"))
+        if not fence:
+            fence = run if run >= 3 and b"`" not in line[run:] else 0
+        elif run >= fence and not line[run:]:
+            fence = 0
+    run = len(last) - len(last.lstrip(b"`"))
+    return bool(fence) or (run >= 3 and b"`" not in last[run:])
+
+
+async def test_a_turn_that_lies_about_its_steering_is_left_out_by_name(tmp_path, caplog):
+    async with tiny_engine(tmp_path) as tiny:
+        (turn,) = await turns_of(tiny.engine, Sampling(max_tokens=20, seed=1))
+        trainer = trainer_of(tiny.path)
+    lies = {
+        "1.01 nats in 20 tokens break its cap of 0.05": {"kl": 1.01},
+        "or its budget of 0.1": {"budget": 0.1},
+        "break its cap of 0.001": {"cap": 0.001},
+        "its cap is not above 0": {"cap": 0.0},
+        "a number is not finite": {"dials": (float("inf"), 0.0)},
+        "do not fit an answer of 20": {"tokens": 21},
+        "with the gaps ((3, 3),)": {"tokens": 10, "gaps": ((3, 3),)},
+        "with the gaps ((0, 1000000000000),)": {"gaps": ((0, 10**12),)},
+        "-0.5 nats in 20 tokens": {"kl": -0.5},
+        "does not fit the basis": {"features": (0.1,)},
+        "in 0 tokens break its cap": {"tokens": 0},
+    }
+    liars = [replace(turn, id=f"l{n}:0", steered=replace(turn.steered, **lie)) for n, lie in enumerate(lies.values())]
+    metrics = trainer.step(samples([turn, *liars])).metrics
+    assert (metrics["turns"], metrics["basis_refused"], metrics["mismatch_differing"]) == (1, len(lies), 0)
+    said = [record.message for record in caplog.records if "is left out" in record.message]
+    for number, why in enumerate(lies):
+        assert f"turn l{number}:0 is left out" in said[number]
+        assert why in said[number]
+
+
+def test_a_token_beyond_its_cap_is_counted_once():
+    edits = AnswerEdits(lambda: pytest.fail("no grammar"))
+    edits.set_bases(ROWS)
+    steered = Steered(basis=BASIS.hash, dials=(0.5, 0.5), cap=0.05, budget=3.0, tokens=2, kl=0.1, features=(0.0, 0.0))
+    turn = replace(a_turn("t:0"), steered=steered)
+    made = edits.replay([turn], 0, len(turn.sampled_ids))
+    for kl in (0.04, 0.06, 0.05):
+        made[0].steering.on_token(SteeredToken(kl=kl, means_K=np.zeros(2)))
+    made[1].steering.on_token(SteeredToken(kl=0.01, means_K=np.zeros(2)))
+    assert edits.settle() == {"steered_tokens": 2.0, "steered_kl": pytest.approx(0.03), "steered_over_cap": 1.0}
+    assert edits.settle()["steered_tokens"] == 0.0
 
 
 async def test_a_turn_of_an_unknown_basis_is_left_out_by_name(tmp_path, caplog):

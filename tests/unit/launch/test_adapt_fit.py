@@ -6,24 +6,26 @@ import pytest
 from rich.console import Console
 
 from ostinato.adapt import fit as fitting
+from ostinato.app.gateway import protected_ids
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import SteeringBasis
 from ostinato.launch.commands.adapt import fit, read_prompts
 from ostinato.launch.workers.prepare import prepare
+from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model
 
 NUMERICS = ("model.numerics='fast'", "model.dtype='float32'", "engine.kv_tokens=4096")
 
 
-def settings(tmp_path):
-    return load(None, [f"run.directory={tmp_path / 'run'}", f"model.source={tmp_path / 'model'}", *NUMERICS])
+def settings(tmp_path, *more):
+    return load(None, [f"run.directory={tmp_path / 'run'}", f"model.source={tmp_path / 'model'}", *NUMERICS, *more])
 
 
 async def test_a_basis_for_the_live_version_lands_in_the_log(tmp_path, monkeypatch):
     tiny_model(tmp_path / "model")
-    config, said = settings(tmp_path), io.StringIO()
+    config, said = settings(tmp_path, "adapt.protected=['x','yz']"), io.StringIO()
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(["one", "two", "three", "four", "one", ""]))
     # a random model's answers have none of the built-in attributes
@@ -42,6 +44,11 @@ async def test_a_basis_for_the_live_version_lands_in_the_log(tmp_path, monkeypat
     basis = row.basis()
     assert set(basis.names) <= {"long", *fitting.ATTRIBUTES}
     assert basis.hash in said.getvalue()
+    renderer = HFRenderer(tmp_path / "model")
+    never = {id for text in ("x", " x", "yz", "```", "~~~", "<tool_call>") for id in renderer.encode(text)}
+    assert never <= protected_ids(config, renderer)
+    assert never.isdisjoint(basis.tokens_M.tolist())
+    assert len(basis.tokens_M) > 200
 
 
 async def test_a_run_that_is_not_there_is_refused(tmp_path):

@@ -173,6 +173,17 @@ async def test_what_a_person_accepts_moves_their_dials_and_nobody_elses(tmp_path
         assert ann[1] == 0.0
 
 
+async def test_a_basis_that_moves_a_protected_token_is_not_used_and_says_how_to_mend_it(tmp_path, caplog):
+    log, tokens = MemoryLog(), BASIS.tokens_M.tolist()
+    await log.append(SteeringBasis.of(BASIS, at=1.0))
+    for protected, used in (([max(tokens) + 1], True), ([max(tokens) + 1, tokens[0]], False)):
+        adaptation = DialAdaptation(log, cache_at(tmp_path / str(used)), OPEN, protected=protected)
+        await adaptation.follow()
+        found = adaptation.steering(("acme", "ann"), weights=BASIS.weights, verified=False)
+        assert (found is not None) is used
+    assert f"it moves 1 protected tokens, such as {tokens[0]}. Run `ostinato adapt fit` again" in caplog.text
+
+
 async def test_who_has_dials(tmp_path):
     ann, weights = ("acme", "ann"), BASIS.weights
 

@@ -138,7 +138,8 @@ def _pack_steered(steered: Steered | None) -> bytes:
         return b""
     numbers = [real(steered.cap), real(steered.budget), whole(steered.tokens), real(steered.kl)]
     vectors = [[real(value) for value in values] for values in (steered.dials, steered.features)]
-    packed = to_json([text(steered.basis), *numbers, *vectors]).encode()
+    gaps = [[whole(place) for place in gap] for gap in steered.gaps]
+    packed = to_json([text(steered.basis), *numbers, *vectors, *([gaps] if gaps else [])]).encode()
     return _STEERED + write_ints(len(packed)) + packed
 
 
@@ -148,9 +149,16 @@ def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
         return None, packed
     (size,), at = read_ints(packed[1:], 1)
     end = 1 + at + size
-    basis, cap, budget, tokens, kl, dials, features = json.loads(packed[1 + at : end])
+    basis, cap, budget, tokens, kl, dials, features, *gaps = json.loads(packed[1 + at : end])
     steered = Steered(
-        basis=basis, dials=tuple(dials), cap=cap, budget=budget, tokens=tokens, kl=kl, features=tuple(features)
+        basis=basis,
+        dials=tuple(dials),
+        cap=cap,
+        budget=budget,
+        tokens=tokens,
+        kl=kl,
+        features=tuple(features),
+        gaps=tuple((start, stop) for start, stop in (gaps[0] if gaps else [])),
     )
     return steered, packed[end:]
 
