@@ -130,7 +130,7 @@ class DialAdaptation:
             return None
 
         def look() -> DialSpread:
-            dials_NK = np.array([self._dials(state, rules, fold, person[0]) for person, state in newest])
+            dials_NK = np.array([self._dials(state, rules, fold, person[0])[0] for person, state in newest])
             told = [state.evidence(rules.prior_of(person[0]), rules.regression).resets for person, state in newest]
             quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
             dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}

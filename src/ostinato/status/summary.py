@@ -174,7 +174,8 @@ class Summary:
                 pass
 
     def _forget(self, gone: Forgotten) -> None:
-        """Drop a person's answers from the newest."""
+        """Drop a person's answers from the newest, and what is counted of them."""
+        self.dials.forget(gone)
         kept = [each for each in self.rated if not gone.covers(each.served.person)]
         self.rated.clear()
         self.rated.extend(kept)

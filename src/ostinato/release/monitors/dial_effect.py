@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ostinato.core.arm_assignment import holdout_place
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Consent, Person, Purpose, SteeringBasis, Turn
 from ostinato.release.monitors.behaviour import ANONYMOUS
 from ostinato.release.monitors.config import DAY
@@ -152,6 +153,14 @@ class DialTally:
         if counted.today <= TURNS_A_DAY:
             counted.turns += 1
             counted.good += value > 0.0
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop what is counted of a person, or of all people of a tenant."""
+        for people in (self._before.people, self._now.people):
+            if row.user is None:
+                people.forget(row)
+            else:
+                people.drop((row.tenant, repr(holdout_place((row.tenant, row.user)))))
 
     def _could_lean(self, turn: Turn) -> bool:
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and (turn.verified or self._declared)

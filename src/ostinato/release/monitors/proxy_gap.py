@@ -156,7 +156,11 @@ class PersonCrowd(Generic[T]):
         """Drop a person, or all people of a tenant."""
         users = self._tenants.get(row.tenant, {})
         for user in [user for user in users if row.covers((row.tenant, user))]:
-            del users[user]
+            self.drop((row.tenant, user))
+
+    def drop(self, person: Person) -> None:
+        """Drop a person, if they are there."""
+        if self._tenants.get(person[0], {}).pop(person[1], None) is not None:
             self._size -= 1
 
     def clear(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.arm_assignment import holdout_place
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Consent, Purpose, SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.release.monitors.config import DAY
@@ -190,6 +191,17 @@ def test_a_flood_of_names_takes_no_other_tenants_place_and_no_memory_without_end
     assert found.accepted == 1.0
     assert found.full
     assert tally.effect(0.0).people == MOST_PEOPLE
+
+
+@pytest.mark.parametrize(("user", "left"), [("ann", 1), (None, 0), ("u", 2)])
+def test_who_is_forgotten_is_counted_no_longer(user, left):
+    tally = fitted()
+    serve(tally, "ann", True, at=0.0)
+    serve(tally, "ann", True, at=PERIOD_S + 1)
+    serve(tally, "bob", True, at=PERIOD_S + 2)
+    tally.forget(Forgotten(id="f", tenant=TURN.tenant, user=user, key=1, at=PERIOD_S + 3))
+    found = tally.effect(0.0)
+    assert found.people == left
 
 
 def test_a_saved_state_goes_on_as_if_it_had_not_been_and_names_nobody():
