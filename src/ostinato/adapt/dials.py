@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
 
 from ostinato.adapt.config import AdaptConfig
-from ostinato.adapt.learner import MOST_DIALS, PersonState, Regression, names_hash
-from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.learner import MOST_DIALS, PersonState, Prior, Regression, names_hash
+from ostinato.adapt.prior import FEWEST, Organisation, Population, flat_prior
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
 from ostinato.core.arm_assignment import dealing_key, place_of
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Person, SteeringBasis
-from ostinato.core.seams import Cursor, PersonCache
+from ostinato.core.records import Consent, Person, SteeringBasis
+from ostinato.core.seams import Clock, Cursor, PersonCache
 from ostinato.core.steering import Basis, Steering
 
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks for what other gateways heard
 _SAVE_S = 0.25  # between two writes of states
+_REFIT_S = 300.0  # from one look at everybody's ratings to the next, at least
+_FITTED = 1000  # people of a tenant, those who rated last, that a fit takes: more would make a mean no better
 _HOLDOUT = "adapt holdout"
 
 
@@ -29,6 +35,8 @@ class DialAdaptation:
         log: tells ratings and bases; the newest basis' names are the dials that people have.
         cache: keeps states.
         config: the settings.
+        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
+        clock: decides when a prior is fitted anew.
 
     Example::
 
@@ -37,8 +45,17 @@ class DialAdaptation:
         adaptation.steering(("acme", "ann"), weights=policy.hash, verified=True)
     """
 
-    def __init__(self, log: PlacedLog, cache: PersonCache, config: AdaptConfig) -> None:
+    def __init__(
+        self,
+        log: PlacedLog,
+        cache: PersonCache,
+        config: AdaptConfig,
+        *,
+        consent: Callable[[str], Consent] = lambda _: Consent.YES,
+        clock: Clock = wall_clock,
+    ) -> None:
         self._log, self._cache, self._config = log, cache, config
+        self._consent, self._clock = consent, clock
         self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
@@ -77,11 +94,24 @@ class DialAdaptation:
             self._trouble(error)
             return None
         state = state or PersonState.new(names_hash(rules.names), len(rules.names))
-        posterior = state.posterior(rules.prior_of(person[0]), rules.regression)
+        posterior = state.posterior(self.prior_of(person[0]), rules.regression)
         dials = posterior.dials(
             fold.moments.fisher_KK, tokens=fold.moments.tokens, nats=config.cap, strength=rules.regression.strength
         )
         return Steering(basis=basis, dials=dials, cap=config.cap, budget=config.answer_budget)
+
+    def prior_of(self, tenant: str) -> Prior:
+        """What is believed of a tenant's people before they have rated. Only once a basis is known."""
+        assert self.fold is not None
+        assert self._rules is not None
+        if self._config.prior == "flat":
+            return self._rules.prior
+        population = self.fold.population
+        return population.of(tenant) if self._level(tenant) == "own" else population.shared
+
+    def _level(self, tenant: str) -> str:
+        found = self._config.tenants.get(tenant)
+        return "shared" if found is None else found.prior
 
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
@@ -94,7 +124,7 @@ class DialAdaptation:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        saved = loop.time()
+        saved, fitted = loop.time(), -math.inf
         while True:
             self._heard.clear()
             try:
@@ -102,6 +132,9 @@ class DialAdaptation:
                 if self.fold is not None and loop.time() - saved >= _SAVE_S:
                     await self.fold.save()
                     saved = loop.time()
+                if loop.time() - fitted >= _REFIT_S:
+                    fitted = loop.time()
+                    await self.refit()
                 self._troubled = False
             except OstinatoError as error:
                 self._trouble(error)
@@ -127,6 +160,41 @@ class DialAdaptation:
             self._rules, self.fold = rules, fold
         await self.fold.catch_up()
 
+    # ------------------------------------------------------------ the prior
+
+    async def refit(self) -> bool:
+        """Write a prior that is fitted to everybody's ratings now, if it is time for one, and one is known or can be fitted.
+
+        Of several gateways that do so at once, the first to write counts. True if something was written. Raises StorageFull, Unavailable.
+        """
+        fold, now = self.fold, self._clock()
+        if fold is None or self._config.prior == "flat":
+            return False
+        last = fold.prior_row
+        if last is not None and abs(now - last.at) < self._config.prior_every_s:
+            return False
+        upto, population = fold.cursor, await self._fit(fold)
+        if last is None and not population.people and not population.organisations:
+            return False
+        number = 1 if last is None else last.number + 1
+        await self._log.append(population.row(names=names_hash(self._names), number=number, upto=upto, at=now))
+        return True
+
+    async def _fit(self, fold: StateFold) -> Population:
+        """Tenant by tenant, so that the people of one are in memory at a time."""
+        config, dials = self._config, len(self._names)
+        agreed = [tenant for tenant in fold.tenants if self._consent(tenant) is Consent.YES]
+
+        async def fitted(tenant: str) -> Organisation:
+            people = await fold.evidence(tenant, _FITTED)
+            return await asyncio.to_thread(Organisation.fit, people, dials)
+
+        shared = [await fitted(tenant) for tenant in agreed if self._level(tenant) == "shared"]
+        pooled = Population.pool(shared, dials, least=config.prior_people, share=config.prior_share)
+        own = {tenant: await fitted(tenant) for tenant in agreed if self._level(tenant) == "own"}
+        levels = {tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= FEWEST}
+        return replace(pooled, organisations=levels)
+
     def _know(self, row: SteeringBasis) -> None:
         try:
             basis = row.basis()
@@ -150,7 +218,6 @@ class DialAdaptation:
             signals=config.signals,
             regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
             prior=flat_prior(len(names)),
-            priors={},
             without=frozenset(tenant for tenant, each in config.tenants.items() if each.prior == "off"),
         )
 

@@ -35,7 +35,7 @@ MOST_BYTES = 1024
 """The most that a packed state takes."""
 
 _VERSION = 1
-_HEAD = struct.Struct("<BBBxHHIffQQQ16s")  # see `PersonState.pack`
+_HEAD = struct.Struct("<BBBBHHIffQQQ16s")  # see `PersonState.pack`
 _RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before its features and signals
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
@@ -215,7 +215,8 @@ class PersonState:
 
     `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
     names. `held`: dials that the person set, by number. `nats`: the KL divergence that the person's answers have spent. `cursor`: the last
-    row of the log that was taken in. `latest`: the evidence with all ratings, if it has been computed.
+    row of the log that was taken in. `latest`: the evidence with all ratings, if it has been computed. `private`: some of it comes from
+    answers that nobody but the person may be served by (`Consent.ADAPT`).
 
     Example::
 
@@ -230,6 +231,7 @@ class PersonState:
     held: tuple[tuple[int, float], ...] = ()
     nats: float = 0.0
     cursor: int = 0
+    private: bool = False
     latest: Evidence | None = field(default=None, repr=False)
 
     @classmethod
@@ -315,7 +317,7 @@ class PersonState:
         return self if self.latest is not None else replace(self, latest=self.evidence(prior, regression))
 
     def posterior(self, prior: Prior, regression: Regression) -> PersonPosterior:
-        """What is believed about the person, given everybody's prior."""
+        """What is believed about the person, given everybody's prior; their evidence stays what it is (`ready`)."""
         prior = self.prior(prior, regression)
         evidence = self.evidence(prior, regression)
         covariance_DD = np.asarray(np.linalg.inv(prior.precision_DD + evidence.precision_DD), np.float64)
@@ -327,7 +329,7 @@ class PersonState:
         """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
         dials, evidence = self.dials, self.settled
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
+            _VERSION, dials, len(self.recent), self.private, sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
         )  # fmt: skip
@@ -346,8 +348,8 @@ class PersonState:
         packed, crc = data[:-_CRC], data[-_CRC:]
         if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
             raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
-        _, dials, count, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = _HEAD.unpack_from(
-            packed
+        _, dials, count, private, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
+            _HEAD.unpack_from(packed)
         )
         place, size = _HEAD.size, dials + 1
 
@@ -378,6 +380,7 @@ class PersonState:
             held=held,
             nats=nats,
             cursor=cursor,
+            private=bool(private),
         )
 
 

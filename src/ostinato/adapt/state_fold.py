@@ -1,7 +1,9 @@
 """Everybody's states: a fold of the log's steered turns and of the signals about them, with a cache that may be lost.
 
 A state depends on the log's rows up to a place and on the rules alone, so two gateways that have read equally far have the same bits,
-and so has one that was killed or lost its cache. Erasing a person takes effect with the next look at their state: their key is gone,
+and so has one that was killed or lost its cache. It says what the person's own ratings say: it is folded, returns to the prior
+included, with the rules' fixed prior, so that nobody else's ratings change it. A posterior is read with the newest prior that the log
+holds up to the same place (`population`). Erasing a person takes effect with the next look at their state: their key is gone,
 and what lay under it, in memory too, is used no longer.
 """
 
@@ -18,15 +20,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash
+from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash
+from ostinato.adapt.prior import Population
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Consent, ConsentGiven, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
+from ostinato.core.steering import DialPrior
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 2  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 3  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -40,7 +44,7 @@ _CHOICES = 1 << 12  # choices of one call that are told apart
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialPrior})
 
 
 class PlacedLog(Log, Protocol):
@@ -56,20 +60,14 @@ class StateRules:
     """What decides a state beside the log's rows.
 
     `names`: of the dials. `signals`: the reward that each signal stands for, with value 1; one of value v counts as
-    v reward + (1 - v)(1 - reward). `priors`: of tenants with one of their own; everybody else has `prior`. `without`: the tenants whose
-    people have no states.
+    v reward + (1 - v)(1 - reward). `prior`: by which returns to the prior are decided. `without`: the tenants whose people have no states.
     """
 
     names: tuple[str, ...]
     signals: Mapping[str, float]
     regression: Regression
     prior: Prior
-    priors: Mapping[str, Prior]
     without: frozenset[str] = frozenset()
-
-    def prior_of(self, tenant: str) -> Prior:
-        """The prior of a tenant's people."""
-        return self.priors.get(tenant, self.prior)
 
     @property
     def hash(self) -> str:
@@ -77,19 +75,21 @@ class StateRules:
         told = blake2b(digest_size=16)
         signals, without = sorted(self.signals.items()), sorted(self.without)
         told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression)]).encode())
-        for tenant, prior in (("", self.prior), *sorted(self.priors.items())):
-            told.update(json.dumps(tenant).encode() + prior.mean_D.tobytes() + prior.covariance_DD.tobytes())
+        told.update(self.prior.mean_D.tobytes() + self.prior.covariance_DD.tobytes())
         return told.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A steered answer: whose it was, under which key, its place among theirs, and its features."""
+    """A steered answer: whose it was, under which key, its place among theirs, its features, and whether only its person's dials may
+    learn from it.
+    """
 
     person: Person
     key: int | None
     place: int
     features: tuple[float, ...]
+    private: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,10 @@ class StateFold:
         self._saved: Cursor = -1  # the place of the last write
         self._gone = set[Person]()  # their values are to be dropped from the cache
         self._refusing = set[Person]()  # who allow no dials now
+        self._private = set[Person]()  # who allow their own dials alone now
+        self._tenants = set[str]()  # of steered turns
+        self.population = Population.flat(len(rules.names))  # what the newest prior says
+        self.prior_row: DialPrior | None = None  # its row
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
@@ -178,11 +182,14 @@ class StateFold:
             self._early.restore(state, state["time"], tuple)
             self.moments.restore(state["moments"])
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
+            self._tenants = set(state["tenants"])
         async for seq, row in self._log.read(
-            0, {ConsentGiven}
-        ):  # kept for ever, and not in the cache, which names nobody
-            if isinstance(row, ConsentGiven) and seq <= self.cursor:
+            0, {ConsentGiven, DialPrior}
+        ):  # choices are kept for ever, and not in the cache, which names nobody
+            if seq <= self.cursor and isinstance(row, ConsentGiven):
                 self._take_choice(row)
+            elif seq <= self.cursor and isinstance(row, DialPrior):
+                self._take_prior(row)
 
     async def _continues(self, last: list[Any]) -> bool:
         """True if the log goes on where the cache ended."""
@@ -205,6 +212,8 @@ class StateFold:
                     await self._take_signal(seq, row)
                 elif isinstance(row, ConsentGiven):
                     self._take_choice(row)
+                elif isinstance(row, DialPrior):
+                    self._take_prior(row)
                 self.cursor, self._last = seq, _named(row)
 
     async def save(self) -> None:
@@ -220,7 +229,15 @@ class StateFold:
             cursor, batch, gone = self.cursor, self._dirty, self._gone
             self._dirty, self._gone, self._writing = {}, set(), batch
             early = {**self._early.snapshot(), "time": self._early.time}
-            note = json.dumps({**early, "last": self._last, "moments": self.moments.state(), "bases": self._bases})
+            note = json.dumps(
+                {
+                    **early,
+                    "last": self._last,
+                    "moments": self.moments.state(),
+                    "bases": self._bases,
+                    "tenants": sorted(self._tenants),
+                }
+            )
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
@@ -251,10 +268,38 @@ class StateFold:
         self._remember(person, entry)
         return entry.state
 
+    @property
+    def tenants(self) -> Sequence[str]:
+        """The tenants of people with states, in order."""
+        return sorted(self._tenants)
+
+    async def evidence(self, tenant: str, most: int) -> list[Evidence]:
+        """What the ratings of a tenant's people say, of the `most` who rated last, in the order of their last ratings: of those who
+        allow everything that they said to be learned from (`Consent.YES`), now and with each rated answer.
+
+        Saves first. Raises StorageFull, Unavailable.
+        """
+        await self.save()
+        private = [person for person in self._private if person[0] == tenant]
+
+        def read() -> list[Evidence]:
+            found = list[Evidence]()
+            for packed in self._cache.newest(tenant, most, private):
+                try:
+                    state = PersonState.unpack(packed)
+                except Corrupt:
+                    continue  # it begins anew with the person's next rating
+                if state.names == self._names and not state.private:
+                    found.append(self._ready(state).evidence(self._rules.prior, self._rules.regression))
+            return found
+
+        return await asyncio.to_thread(read)
+
     # ------------------------------------------------------------ rows
 
     def _take_choice(self, choice: ConsentGiven) -> None:
         """Drop the state of a person who allows no dials any more; who allows them again begins anew."""
+        (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
         if choice.level in (Consent.ADAPT, Consent.YES):
             self._refusing.discard(choice.person)
             return
@@ -263,12 +308,22 @@ class StateFold:
             known.pop(choice.person, None)
         self._gone.add(choice.person)
 
+    def _take_prior(self, row: DialPrior) -> None:
+        """The newest prior of these dials counts, from its place in the log on."""
+        if row.names != self._names:
+            return
+        try:
+            self.population, self.prior_row = Population.read(row, len(self._rules.names)), row
+        except ValueError as error:
+            _LOG.warning("A prior in the log is not used: %s", error)
+
     def _take_turn(self, seq: Cursor, turn: Turn) -> None:
         self._early.advance(turn.ended_at)
         answer = self._note(turn)
         early = self._early.claim(turn.tenant, turn.id)
         if answer is None or turn.steered is None:
             return
+        self._tenants.add(turn.tenant)
         self.moments.add(answer.features, turn.steered.tokens)
         state = self.state(answer.person)
         if state is not None:
@@ -302,10 +357,9 @@ class StateFold:
         if self._cache.key(answer.person) != answer.key or answer.person in self._refusing:
             return  # the person was forgotten since, or allows no dials now
         state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
-        prior = self._rules.prior_of(answer.person[0])
-        rated = state.rate(answer.place, answer.features, signal, reward, prior, self._rules.regression)
+        rated = state.rate(answer.place, answer.features, signal, reward, self._rules.prior, self._rules.regression)
         if rated is not state:
-            self._put(answer, replace(rated, cursor=seq))
+            self._put(answer, replace(rated, cursor=seq, private=rated.private or answer.private))
 
     def _note(self, turn: Turn) -> _Answer | None:
         """What is remembered of a turn in the log."""
@@ -317,7 +371,8 @@ class StateFold:
         if steered is not None and allowed and not set(self._rules.names).isdisjoint(names):
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)
-            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)
+            private = turn.consent is not Consent.YES
+            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features, private)
         self._answers[turn.id] = answer
         self._answers.move_to_end(turn.id)
         if len(self._answers) > _ANSWERS:
@@ -337,8 +392,10 @@ class StateFold:
             return None
         if state.names != self._names:
             return None
-        prior = state.prior(self._rules.prior_of(person[0]), self._rules.regression)
-        return _Entry(key, state.ready(prior, self._rules.regression))
+        return _Entry(key, self._ready(state))
+
+    def _ready(self, state: PersonState) -> PersonState:
+        return state.ready(state.prior(self._rules.prior, self._rules.regression), self._rules.regression)
 
     def _put(self, answer: _Answer, state: PersonState) -> None:
         entry = _Entry(answer.key, state)

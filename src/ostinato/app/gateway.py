@@ -164,7 +164,7 @@ def _adaptation(run: Run, engine: Engine) -> DialAdaptation | None:
             f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
         )
     cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
-    return DialAdaptation(run.log, cache, config.adapt)
+    return DialAdaptation(run.log, cache, config.adapt, consent=config.privacy.at_most)
 
 
 async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:

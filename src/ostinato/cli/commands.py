@@ -283,6 +283,7 @@ def show_log(
         "alarms",
         "bases",
         "consents",
+        "priors",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,

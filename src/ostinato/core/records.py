@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.core.notices import Alarm, Stamp
-from ostinato.core.steering import Basis, Steered
+from ostinato.core.steering import Basis, DialPrior, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -644,6 +644,7 @@ Row = (
     | Alarm
     | SteeringBasis
     | ConsentGiven
+    | DialPrior
 )
 
 Identity = tuple[str | int, ...]
@@ -665,3 +666,5 @@ def identity(row: Row) -> Identity:
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)
+        case DialPrior():
+            return (row.names, row.number)

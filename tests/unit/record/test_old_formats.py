@@ -90,7 +90,7 @@ async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, version: i
             ()
         }
     versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
-    assert versions == [version, version, 4]
+    assert versions == [version, version, 5]
     assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(version,)]
 
 
@@ -122,7 +122,7 @@ async def test_who_opened_it_empty_knows_the_calls_of_what_was_written_and_seale
         writer.db.execute("INSERT INTO seal VALUES (1, ?, 1.0, '[]', x'')", (writer.first,))
         writer.db.execute("COMMIT")
         assert reader.seal() is not None  # asked for first, as a reader does that comes to the segment's end
-        assert (reader.knows_calls, reader.version) == (True, 4)
+        assert (reader.knows_calls, reader.version) == (True, 5)
 
 
 async def test_a_sealed_segment_of_an_older_format_is_asked_for_it_once(

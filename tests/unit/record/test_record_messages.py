@@ -102,7 +102,8 @@ def test_no_log_probability(value: Any):
 
 
 def test_a_type_that_the_log_does_not_keep():
-    kinds = "Alarm, Batch, ConsentGiven, Delivered, Holdback, Quarantine, ReleaseEvent, Reward, Signal, Stamp, SteeringBasis, Turn"
+    kinds = "Alarm, Batch, ConsentGiven, Delivered, DialPrior, Holdback, Quarantine, ReleaseEvent, Reward, Signal, Stamp, SteeringBasis, "
+    kinds += "Turn"
     with refused(BadRequest, f"the log keeps {kinds}, not Sampling"):
         prepare(TURN.sampling)  # type: ignore[arg-type]
 
@@ -179,7 +180,7 @@ def test_a_database_of_another_program_or_time(tmp_path: Path, sql: Callable[...
     SqlLog.open(tmp_path / "newer").close()
     sql(tmp_path / "newer" / FIRST, "PRAGMA user_version = 99")
     message = (
-        f"{tmp_path / 'newer' / FIRST} has format 99, this Ostinato reads 1, 2, 3, 4; "
+        f"{tmp_path / 'newer' / FIRST} has format 99, this Ostinato reads 1, 2, 3, 4, 5; "
         "open it with the Ostinato that wrote it, or start a new run"
     )
     with refused(BadConfig, message):

@@ -29,6 +29,7 @@ from ostinato.core.records import (
     SteeringBasis,
     Turn,
 )
+from ostinato.core.steering import DialPrior
 from ostinato.record.config import RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
@@ -41,8 +42,8 @@ SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HU
 V1 = PolicyVersion(number=1, hash="a")
 FIRST = "0000000000000001.db"
 TABLES = [
-    "alarms", "bases", "batches", "consents", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "quarantines",
-    "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
+    "alarms", "bases", "batches", "consents", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "priors",
+    "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
 ]  # fmt: skip
 
 
@@ -68,8 +69,9 @@ async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
         Alarm(id="a", name="n", state=AlarmState.RAISED, reason="", at=1.0),
         SteeringBasis(hash="a", names=("a",), tokens=b"", directions=b"", weights="", at=1.0),
         ConsentGiven(id="a", tenant="t", user="u", level=Consent.NEVER, at=1.0),
+        DialPrior(names="a", number=1, people=0, mean=(), within=(), between=(), organisations={}, upto=0, at=1.0),
     ]
-    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=12)) as log:
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=13)) as log:
         log.derive_text(lambda token: "x")
         await log.append(*rows)
         path = tmp_path / "log" / FIRST
@@ -153,7 +155,7 @@ def test_a_newer_segment_is_refused_untouched(tmp_path: Path, sql: Any):
     path = tmp_path / "log" / FIRST
     sql(path, "PRAGMA user_version = 99")
     with pytest.raises(
-        BadConfig, match="has format 99, this Ostinato reads 1, 2, 3, 4; open it with the Ostinato that wrote it"
+        BadConfig, match="has format 99, this Ostinato reads 1, 2, 3, 4, 5; open it with the Ostinato that wrote it"
     ):
         SqlLog.open(tmp_path / "log")
     assert sql(path, "PRAGMA user_version") == [(99,)]

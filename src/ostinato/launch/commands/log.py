@@ -31,6 +31,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.seams import Log
+from ostinato.core.steering import DialPrior
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
@@ -50,6 +51,7 @@ KINDS: dict[str, set[type]] = {
         Alarm,
         SteeringBasis,
         ConsentGiven,
+        DialPrior,
     },
     "turns": {Turn},
     "signals": {Signal},
@@ -62,6 +64,7 @@ KINDS: dict[str, set[type]] = {
     "alarms": {Alarm},
     "bases": {SteeringBasis},
     "consents": {ConsentGiven},
+    "priors": {DialPrior},
 }
 SHOWN = 60
 
@@ -121,11 +124,11 @@ def _described(row: Row) -> tuple[str, str]:
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
         case ConsentGiven():
             return "consent", f"{row.tenant}  {row.user}  {row.level}"
-        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
+        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis() | DialPrior():
             return _decided(row)
 
 
-def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis) -> tuple[str, str]:
+def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis | DialPrior) -> tuple[str, str]:
     match row:
         case Batch():
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
@@ -141,6 +144,9 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis) -> tuple
             return "alarm", f"{row.state}  {row.name}  {row.reason}"
         case SteeringBasis():
             return "basis", f"{row.hash}  {len(row.tokens) // 8} tokens  dials {', '.join(row.names)}"
+        case DialPrior():
+            levels = f"{len(row.organisations)} organisations"
+            return "prior", f"{row.names}  number {row.number}  of {row.people} people  {levels}  up to row {row.upto}"
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:

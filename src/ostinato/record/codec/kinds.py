@@ -47,6 +47,7 @@ from ostinato.core.records import (
     Window,
     WindowMaker,
 )
+from ostinato.core.steering import DialPrior
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
@@ -195,6 +196,14 @@ def _to_window(value: Any) -> Window:
     return Window(number=value[0], begins_with=value[1], by=WindowMaker(value[2]), budget=value[3])
 
 
+def _number_lists(named: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
+    return {text(name): [real(value) for value in values] for name, values in named.items()}
+
+
+def _to_number_lists(value: Any) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(numbers) for name, numbers in value.items()}
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -213,6 +222,7 @@ FORMS: Mapping[str, Form] = {
     "tuple[str, ...]": Form(_texts, tuple),
     "tuple[float, ...]": Form(lambda values: [real(value) for value in values], tuple),
     "Mapping[str, Any]": Form(dict),
+    "Mapping[str, tuple[float, ...]]": Form(_number_lists, _to_number_lists),
     "PolicyVersion": _POLICY,
     "PolicyVersion | None": _or_none(_POLICY),
     "bool": Form(bool),
@@ -337,6 +347,13 @@ SMALL = (
         since=4,
     ),
     Kind("consents", ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
+    Kind(
+        "priors",
+        DialPrior,
+        ("names", "number"),
+        ("names", "number", "people", "mean", "within", "between", "organisations", "upto", "at"),
+        since=5,
+    ),
 )
 """The kinds stored as JSON only, apart from what people wrote."""
 

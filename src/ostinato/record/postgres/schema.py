@@ -17,10 +17,10 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import KINDS, Kind
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, passes
 
-LAYOUT = 4
+LAYOUT = 5
 """The version of these tables. From 3 on, a segment names the layout that its rows were written in, and a turn has the tool calls that were
 parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases and people's consents,
-and a turn has its own.
+and a turn has its own. From 5 on, there are priors of dials.
 """
 
 _LEASES = (
@@ -34,6 +34,7 @@ _FROM = {
     1: (_LEASES, "UPDATE log SET layout = 2"),
     2: (_SEGMENT_LAYOUT, "UPDATE log SET layout = 3"),
     3: ("UPDATE log SET layout = 4",),
+    4: ("UPDATE log SET layout = 5",),
 }
 """Migrations: layout version -> the statements that bring it to the next version."""
 
@@ -50,6 +51,7 @@ NUMBERS = {
     "alarms": 10,
     "bases": 11,
     "consents": 12,
+    "priors": 15,
 }
 """The number of each kind in a row; never changed."""
 

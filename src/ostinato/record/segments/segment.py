@@ -29,15 +29,15 @@ from ostinato.record.sqlite import connect, driver, translate
 # ---------------------------------------------------------------- the tables
 
 
-FORMAT = 4
+FORMAT = 5
 """The format version of new segments. Each file carries its own version (`PRAGMA user_version`).
 
 From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
 on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases
-and people's consents, and a turn has its own.
+and people's consents, and a turn has its own. From 5 on, there are priors of dials.
 """
 
-READABLE = frozenset({1, 2, 3, 4})
+READABLE = frozenset({1, 2, 3, 4, 5})
 """The format versions that this code reads."""
 
 APPLICATION = 0x4F53544C  # "OSTL": marks the file as part of a log
