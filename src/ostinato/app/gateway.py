@@ -86,6 +86,10 @@ async def open_serving(
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     vllm = config.engine.kind == "vllm"
+    if vllm and config.serve.branches:
+        raise BadConfig(
+            "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
+        )
     engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
     contract = engine.contract()
     if contract is not None:
