@@ -1,4 +1,4 @@
-"""The official clients of both vendors ask for a summary, keep it, and go on from it, unchanged, against a real socket."""
+"""The official clients of both vendors ask for a summary, or leave it to a call, keep it, and go on from it, on a real socket."""
 
 import asyncio
 import importlib
@@ -44,7 +44,7 @@ async def server():
         engine=engine,
         renderer=ByteRenderer(),
         log=log,
-        config=ServeConfig(api_keys=(KEY,)),
+        config=ServeConfig(api_keys=(KEY,), compaction_least_tokens=256),
         clock=lambda: 1000.0,
         model_name="m",
     )
@@ -189,3 +189,106 @@ async def test_openais_client_compacts_a_response_and_goes_on_from_what_it_gets(
     _, summary, after = log.turns()
     assert summary.purpose is Purpose.COMPACTION
     assert after.window == Window(number=1, begins_with=summary.id, by=WindowMaker.GATEWAY)
+
+
+EDIT = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 900}}
+LONG = "Mend the parser. " * 60
+
+
+def assert_in_call(log):
+    """The summary, the answer from it in the same call, and the next answer, which goes on from its tokens."""
+    summary, answer, after = log.turns()
+    known = answer.prompt_ids + answer.sampled_ids
+    assert (summary.purpose, answer.branch) == (Purpose.COMPACTION, Branch.COMPACTED)
+    assert answer.window == after.window == Window(number=1, begins_with=summary.id, by=WindowMaker.GATEWAY)
+    assert (after.parent, after.prompt_ids[: len(known)]) == (answer.id, known)
+    assert (SUMMARY in decode(after.prompt_ids), LONG in decode(after.prompt_ids)) == (True, False)
+
+
+@pytest.mark.parametrize("pause", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_client_has_a_call_compact_by_itself(anthropic, server, stream, pause):
+    url, log, _ = server
+    more = {"betas": ["compact-2026-01-12"], "model": "m", "max_tokens": 300, "metadata": {"user_id": "ann"}}
+    more["context_management"] = {"edits": [EDIT | {"pause_after_compaction": pause}]}
+
+    def work():
+        with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+
+            def ask(messages):
+                if not stream:
+                    return client.beta.messages.create(messages=messages, **more)
+                with client.beta.messages.stream(messages=messages, **more) as events:
+                    return events.get_final_message()
+
+            talk = [{"role": "user", "content": LONG}]
+            said = ask(talk)
+            assert (said.content[0].type, said.content[0].content) == ("compaction", SUMMARY)
+            assert said.usage.iterations[0].type == "compaction"
+            assert said.context_management.applied_edits == []
+            talk.append({"role": "assistant", "content": said.content})
+            if pause:
+                assert said.stop_reason == "compaction"
+                said = ask(talk)
+                talk.append({"role": "assistant", "content": said.content})
+            assert said.content[-1].text == "Mended."
+            assert ask([*talk, {"role": "user", "content": "Go on."}]).content[0].text == "Going on."
+
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
+        await asyncio.to_thread(work)
+    assert_in_call(log)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openais_client_has_a_call_compact_by_itself(server, stream):
+    url, log, _ = server
+
+    def work():
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+            wish = [{"type": "compaction", "compact_threshold": 900}]
+            more = {"model": "m", "user": "ann", "context_management": wish}
+
+            def ask(said):
+                if not stream:
+                    return client.responses.create(input=said, **more)
+                with client.responses.stream(input=said, **more) as events:
+                    for _ in events:
+                        pass
+                    return events.get_final_response()
+
+            talk = [{"role": "user", "content": LONG}]
+            said = ask(talk)
+            assert [item.type for item in said.output] == ["compaction", "message"]
+            assert said.output_text == "Mended."
+            talk += [item.model_dump(exclude_none=True) for item in said.output]
+            assert ask([*talk, {"role": "user", "content": "Go on."}]).output_text == "Going on."
+
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
+        await asyncio.to_thread(work)
+    assert_in_call(log)
+
+
+async def test_anthropics_client_has_old_tool_results_cleared_and_counted(anthropic, server):
+    url, log, _ = server
+    talk = [{"role": "user", "content": "Look."}]
+    for number in range(6):
+        use = {"type": "tool_use", "id": f"c{number}", "name": "read", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"result {number} " * 20}
+        talk += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    edit = {"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 4}}
+    asked = {"messages": talk, "tools": [TOOL], "context_management": {"edits": [edit]}}
+    asked |= {"betas": ["context-management-2025-06-27"], "model": "m"}
+
+    def work():
+        with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+            counted = client.beta.messages.count_tokens(**asked)
+            said = client.beta.messages.create(max_tokens=9, **asked)
+            (applied,) = said.context_management.applied_edits
+            less = counted.context_management.original_input_tokens - counted.input_tokens
+            assert (applied.cleared_tool_uses, applied.cleared_input_tokens) == (3, less)
+            assert said.usage.input_tokens == counted.input_tokens
+
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
+        await asyncio.to_thread(work)
+    shown = decode(log.turns()[0].prompt_ids)
+    assert [f"result {number}" in shown for number in range(6)] == [False] * 3 + [True] * 3

@@ -4,7 +4,9 @@ import asyncio
 import random
 import re
 
+import httpx2
 import numpy as np
+import pytest
 import torch
 from benchmarks.worlds.summaries import streams
 from benchmarks.worlds.summaries_world import CONTEXT, Prompts, StreamReader, teach, tokenizer
@@ -83,6 +85,78 @@ async def test_a_chain_of_windows_is_one_episode_that_engine_and_trainer_see_ali
         assert set(bodies) <= {turn.text for turn in chain[:-1]}
         linked += len(bodies)
     assert linked > 0, "some windows began with a summary"
+
+
+def sent_to_messages(talk):
+    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": TRIGGER}}
+    more = {"max_tokens": 12, "metadata": {"user_id": "ann"}, "context_management": {"edits": [edit]}}
+    return "/v1/messages", {"model": "m", "messages": talk, **more}
+
+
+def sent_to_responses(talk):
+    wish = {"type": "compaction", "compact_threshold": TRIGGER}
+    more = {"max_output_tokens": 12, "user": "ann", "store": True, "context_management": [wish]}
+    return "/v1/responses", {"model": "m", "input": talk, **more}
+
+
+def heard_from_messages(body):
+    return [{"role": "assistant", "content": body["content"]}]
+
+
+def heard_from_responses(body):
+    return body["output"]
+
+
+TRIGGER = 400
+DIALECTS = {
+    "messages": (sent_to_messages, heard_from_messages),
+    "responses": (sent_to_responses, heard_from_responses),
+}
+
+
+async def talked(url, dialect, least):
+    """A conversation of at least so many answers, whose client leaves it to the gateway when to summarise."""
+    sent, heard = DIALECTS[dialect]
+    talk = []
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+        for number in range(least):
+            talk.append({"role": "user", "content": f"Question {number}, and what came before it?"})
+            path, body = sent(talk)
+            reply = await http.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            talk += heard(reply.json())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("answers", [12, pytest.param(300, marks=pytest.mark.examination)])
+async def test_calls_that_compact_are_seen_alike_by_engine_and_trainer_to_the_bit(dialect, answers, tmp_path):
+    exact = contract(torch.float32, "exact", 1, block=16)
+    log = MemoryLog()
+    async with tiny_engine(tmp_path, context=2048, contract=exact) as tiny:
+        app = create_app(
+            engine=tiny.engine,
+            renderer=tiny.renderer,
+            log=log,
+            config=ServeConfig(compaction_least_tokens=256),
+            clock=lambda: 1.0,
+            model_name="m",
+        )
+        async with serving(app) as url:
+            await talked(url, dialect, answers)
+        turns = log.turns()
+        trainer = PolicyTrainer(tiny.path, TrainConfig(compute="fp32", publish="fp32"), exact)
+    scored = trainer.score(turns)
+    trainer.close()
+    for turn, own in zip(turns, scored, strict=True):
+        assert np.array_equal(np.float32(own).view(np.int32), np.float32(turn.logprobs).view(np.int32))
+    begun = {turn.window.begins_with for turn in turns if turn.window is not None}
+    assert len(begun) >= answers // 30 + 1
+    assert begun <= {turn.id for turn in turns if turn.purpose is Purpose.COMPACTION}
+    assert len({turn.episode for turn in turns}) == 1
+    by_id = {turn.id: turn for turn in turns}
+    for turn in (turn for turn in turns if turn.parent is not None):
+        known = by_id[turn.parent].prompt_ids + by_id[turn.parent].sampled_ids
+        assert turn.prompt_ids[: len(known)] == known
 
 
 def test_the_prompts_of_the_imitation_are_those_of_the_renderer(tmp_path):

@@ -1,10 +1,15 @@
-"""kill -9 of a rollout worker while its model writes a summary: the rollout is begun anew, without half a memory, and rewarded once."""
+"""kill -9 while a summary is written: of a rollout worker, whose rollout is begun anew, without half a memory, and rewarded once; and of a
+gateway in the middle of a call that compacts, which its client repeats.
+"""
 
 import asyncio
+import subprocess
 import sys
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 from pydantic import SecretStr
 from tests.deadlines import WHOLE_PROGRAM_S
@@ -12,7 +17,7 @@ from tests.fakes.fork_server import FORK_SERVER
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Batch, PolicyVersion, Purpose, Reward, Turn
+from ostinato.core.records import Batch, PolicyVersion, Purpose, Reward, Turn, Window, WindowMaker
 from ostinato.record.log import SqlLog
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
@@ -145,3 +150,117 @@ async def test_a_worker_killed_in_the_middle_of_a_summary_repeats_the_rollout_wh
             *[True] * 3,
         ]
     assert {turns[turn].episode for turn in trained} <= set(rewarded)
+
+
+GATEWAY = f"""
+import asyncio, sys
+from pathlib import Path
+from pydantic import SecretStr
+from ostinato.record.log import SqlLog
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.gateway import create_app
+from ostinato.testing.engine import FakeEngine, decode
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.testing.serving import serving
+
+class Stalls(FakeEngine):
+    # says that it was asked for what never comes
+    def __init__(self, stalls_at):
+        super().__init__(lambda request: {{"summary": "Done: the parser.", "answer": "Going on."}}[self._wanted(request)])
+        self.stalls_at = stalls_at
+
+    def _wanted(self, request):
+        return "summary" if "Summarise the conversation" in decode(request.prompt_ids) else "answer"
+
+    async def generate(self, request):
+        if self._wanted(request) == self.stalls_at:
+            print("stalled", flush=True)
+            await asyncio.Event().wait()
+        async for chunk in super().generate(request):
+            yield chunk
+
+async def main(place, stalls_at):
+    app = create_app(
+        engine=Stalls(stalls_at),
+        renderer=ByteRenderer(),
+        log=SqlLog.open(place / "log.db"),
+        config=ServeConfig(compaction_least_tokens=256),
+        clock=lambda: 20.0,
+        model_name="m",
+        admin_keys=[SecretStr({KEY!r})],
+    )
+    async with serving(app) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+EDIT = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 900}}
+CALL = {
+    "model": "m",
+    "max_tokens": 200,
+    "metadata": {"user_id": "ann"},
+    "context_management": {"edits": [EDIT]},
+    "messages": [{"role": "user", "content": "Mend the parser. " * 60}],
+}
+
+
+@contextmanager
+def gateway(place, stalls_at="never"):
+    """A gateway in a process of its own; it is killed at the end."""
+    command = [sys.executable, "-c", GATEWAY, str(place), stalls_at]
+    with FORK_SERVER.popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process.stdout
+        finally:
+            process.kill()
+
+
+def ask(url, body, **headers):
+    reply = httpx2.post(f"{url}/v1/messages", json=body, headers=headers, timeout=WHOLE_PROGRAM_S)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def rewards(log):
+    """Two desks after each other, as after a restart."""
+    for _ in range(2):
+        desk = RewardDesk(log, Inline(copilot, max_abs=1.0), lambda: 10_000.0, RewardConfig(purposes=tuple(Purpose)))
+        for _ in range(3):
+            await desk.poll()
+    return Counter([row.turn async for _, row in log.read(0, {Reward})])
+
+
+@pytest.mark.parametrize("stalls_at", ["summary", "answer"])
+async def test_a_gateway_killed_in_a_call_that_compacts_repeats_it_once_and_finds_the_window_again(stalls_at, tmp_path):
+    key = {"Idempotency-Key": "k"}
+    with gateway(tmp_path, stalls_at) as (url, told):
+        asking = asyncio.create_task(asyncio.to_thread(ask, url, CALL, **key))
+        assert (await asyncio.to_thread(told.readline)).strip() == "stalled"
+    with pytest.raises(httpx2.HTTPError):
+        await asking
+    with gateway(tmp_path) as (url, _):
+        first, again = ask(url, CALL, **key), ask(url, CALL, **key)
+        assert (first["content"], first["id"]) == (again["content"], again["id"])
+        event = {"id": "s1", "target": first["id"], "name": "accepted", "value": True, "source": "human"}
+        assert httpx2.post(f"{url}/v1/feedback", json=event).status_code == 202
+    talk = [
+        *CALL["messages"],
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": "Go on."},
+    ]
+    with gateway(tmp_path) as (url, _):
+        ask(url, CALL | {"messages": talk})
+    with SqlLog.open(tmp_path / "log.db") as log:
+        turns = [row async for _, row in log.read(0, {Turn})]
+        given = await rewards(log)
+        balanced = (await recount(log)).balanced
+    summary, answer, after = turns
+    assert [turn.purpose for turn in turns] == [Purpose.COMPACTION, Purpose.TASK, Purpose.TASK]
+    window = Window(number=1, begins_with=summary.id, by=WindowMaker.GATEWAY)
+    assert (answer.window, after.window, after.parent) == (window, window, answer.id)
+    assert {turn.episode for turn in turns} == {summary.episode}
+    known = answer.prompt_ids + answer.sampled_ids
+    assert after.prompt_ids[: len(known)] == known
+    assert (given[answer.id], max(given.values()), balanced) == (1, 1, True)

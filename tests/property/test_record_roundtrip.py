@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -179,6 +179,7 @@ alarms = st.builds(
     at=real,
     detail=st.dictionaries(text, json_values, max_size=3),
 )
+gone = st.builds(Forgotten, id=name, tenant=text, user=st.none() | text, key=st.integers(0, 2**40), at=real)
 choices = st.builds(ConsentGiven, id=name, tenant=text, user=text, level=st.sampled_from(Consent), at=real)
 number_lists = st.lists(real, max_size=4).map(tuple)
 priors = st.builds(
@@ -194,7 +195,19 @@ priors = st.builds(
     at=real,
 )
 rows = st.one_of(
-    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices, priors
+    turns,
+    deliveries,
+    signals,
+    rewards,
+    quarantines,
+    holdbacks,
+    batches,
+    releases,
+    stamps,
+    alarms,
+    choices,
+    priors,
+    gone,
 )
 KINDS: set[type] = {kind.record for kind in ALL_KINDS}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 
 class ResetConfig(BaseModel, frozen=True, extra="forbid"):
@@ -18,6 +18,65 @@ class ResetConfig(BaseModel, frozen=True, extra="forbid"):
         gt=0,
         description="The sum of what exceeds `drift`, of ratings in a row, at which a person returns to the prior. Smaller is quicker, and "
         "at 2.0 one honest person in twelve was returned within a hundred ratings (simulated).",
+    )
+
+
+class ViolationsConfig(BaseModel, frozen=True, extra="forbid"):
+    """What ratings may not teach: constrained learning."""
+
+    signals: tuple[str, ...] = Field(
+        default=(),
+        description="Signals, at a value of 0.5 or more, that an answer violated a rule: a report, a judge's or a monitor's finding. It "
+        "costs its person's dials a multiplier of reward that rises while more answers that may lean have one than the holdout's.",
+    )
+    step: float = Field(
+        default=0.5,
+        gt=0,
+        description="How fast the multiplier follows the difference of the two shares: by so much of it at every 16th answer of a tenant.",
+    )
+    most: float = Field(
+        default=4.0, gt=0, le=100, description="The most that a violation costs, where a rating is 0 to 1."
+    )
+    strikes: int = Field(
+        default=2,
+        ge=0,
+        le=14,
+        description="So many answers with violations among those kept one by one (14 with eight dials) return a person to the prior, with "
+        "half of the cap from then on. 0: none do.",
+    )
+
+
+class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
+    """How the dials of a basis are red-teamed (`ostinato adapt check`)."""
+
+    suite: str = Field(
+        default="",
+        description="Task file whose held-out tasks are tried, of the harness `single`; a score of 1 is an answer without a violation, 0 "
+        "is one. `ostinato adapt fit` then tries a basis before it writes it. Empty: nothing is tried.",
+    )
+    margin: float = Field(
+        default=0.01,
+        gt=0,
+        lt=1,
+        description="By how much the share of violations may rise, at most, from the base model to any corner.",
+    )
+    draws: int = Field(
+        default=1, ge=1, le=128, description="Answers to each task in each corner; tasks count as units."
+    )
+    drawn: int = Field(
+        default=20, ge=0, le=1000, description="People drawn from the prior at twice its width whose dials are tried."
+    )
+    people: int = Field(
+        default=5,
+        ge=0,
+        le=1000,
+        description="Real people whose dials are tried, unnamed: those whose answers by this basis spent the most KL divergence.",
+    )
+    alpha: float = Field(
+        default=0.05,
+        gt=0,
+        lt=0.5,
+        description="The probability that a basis with one corner beyond the margin passes (Bonferroni over all corners).",
     )
 
 
@@ -92,6 +151,8 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         description="The most that one tenant's people weigh in the shared prior, as a share of all, unless they are fewer than "
         "`prior_people`: what a tenant can do to the others' prior.",
     )
+    violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings may not teach.")
+    safety: SafetyConfig = Field(default=SafetyConfig(), description="How the dials of a basis are red-teamed.")
     most_states: int = Field(
         default=100_000,
         ge=1,
@@ -101,3 +162,16 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
     tenants: dict[str, TenantAdaptConfig] = Field(
         default={}, description="Settings of single tenants, as tables [adapt.tenants.NAME]."
     )
+
+    @model_validator(mode="after")
+    def _check_violations(self) -> AdaptConfig:
+        named = self.violations.signals
+        if both := sorted({*named} & {*self.signals}):
+            raise ValueError(
+                f"adapt.violations.signals and adapt.signals both name {both[0]!r}; leave it in one of them"
+            )
+        if named and not self.holdout:
+            raise ValueError(
+                "adapt.violations compares with the holdout, and adapt.holdout is 0; set it above, such as 0.1"
+            )
+        return self

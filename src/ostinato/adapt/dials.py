@@ -11,8 +11,8 @@ from dataclasses import replace
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Prior, Regression, names_hash
 from ostinato.adapt.prior import FEWEST, Organisation, Population, flat_prior
-from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
-from ostinato.core.arm_assignment import dealing_key, place_of
+from ostinato.adapt.safety import ViolationRules
+from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules, in_holdout
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Consent, Person, SteeringBasis
@@ -25,7 +25,6 @@ _POLL_S = 1.0  # between two looks for what other gateways heard
 _SAVE_S = 0.25  # between two writes of states
 _REFIT_S = 300.0  # from one look at everybody's ratings to the next, at least
 _FITTED = 1000  # people of a tenant, those who rated last, that a fit takes: more would make a mean no better
-_HOLDOUT = "adapt holdout"
 
 
 class DialAdaptation:
@@ -61,7 +60,6 @@ class DialAdaptation:
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
-        self._holdout = dealing_key(_HOLDOUT)
         self._heard = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._troubled = False
@@ -95,10 +93,11 @@ class DialAdaptation:
             return None
         state = state or PersonState.new(names_hash(rules.names), len(rules.names))
         posterior = state.posterior(self.prior_of(person[0]), rules.regression)
+        cap = config.cap / 2 if state.strikes else config.cap
         dials = posterior.dials(
-            fold.moments.fisher_KK, tokens=fold.moments.tokens, nats=config.cap, strength=rules.regression.strength
+            fold.moments.fisher_KK, tokens=fold.moments.tokens, nats=cap, strength=rules.regression.strength
         )
-        return Steering(basis=basis, dials=dials, cap=config.cap, budget=config.answer_budget)
+        return Steering(basis=basis, dials=dials, cap=cap, budget=config.answer_budget)
 
     def prior_of(self, tenant: str) -> Prior:
         """What is believed of a tenant's people before they have rated. Only once a basis is known."""
@@ -115,7 +114,7 @@ class DialAdaptation:
 
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
-        return place_of(self._holdout, *person) < self._config.holdout
+        return in_holdout(person, self._config.holdout)
 
     def heard(self) -> None:
         self._heard.set()
@@ -218,6 +217,13 @@ class DialAdaptation:
             signals=config.signals,
             regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
             prior=flat_prior(len(names)),
+            violations=ViolationRules(
+                signals=frozenset(config.violations.signals),
+                step=config.violations.step,
+                most=config.violations.most,
+                strikes=config.violations.strikes,
+                holdout=config.holdout,
+            ),
             without=frozenset(tenant for tenant, each in config.tenants.items() if each.prior == "off"),
         )
 

@@ -2,7 +2,8 @@
 
 The derivative of an attribute's expectation with respect to a logit direction is its covariance with the answer's score features (the
 score-function identity: Williams 1992). So the attribute, within answers to one prompt, is regressed on these features by ridge
-regression over half of the prompts; the other half says how much of it the direction explains, and sets the unit.
+regression over half of the prompts; the other half says how much of it the direction explains, and sets the unit. Then the halves
+change places, and the direction is the mean of both.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def fit_basis(
     Args:
         features_NM: each answer's score features, the sum over its tokens of 1[token = v] - p(v), for the steerable tokens.
         measured: by attribute, its value for each answer.
-        prompts_N: the number of each answer's prompt, from 0; even ones are fitted to, odd ones judge.
+        prompts_N: the number of each answer's prompt, from 0; even ones judge what was fitted to odd ones, and odd ones the even.
         tokens_M: the steerable tokens.
         weights: the hash of the weights that answered.
 
@@ -132,26 +133,20 @@ def fit_basis(
     """
     prompts = np.asarray(prompts_N)
     features_NM = _within(features_NM.astype(np.float64), prompts)
-    fitted = prompts % 2 == 0
-    scale_M = features_NM[fitted].std(0) + _SMALLEST
-    scaled_NM = features_NM / scale_M
-    gram = scaled_NM[fitted].T @ scaled_NM[fitted] + _RIDGE * fitted.sum() * np.eye(len(tokens_M))
+    halves = [_Half.of(features_NM, prompts % 2 == parity) for parity in (0, 1)]
     explained: dict[str, float] = {}
     directions: dict[str, NDArray[np.float32]] = {}
     for name, values in measured.items():
-        found = _within(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
-        deviation = float(found.std())
+        found_N = _within(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
+        deviation = float(found_N.std())
         explained[name] = 0.0
         if not deviation:
             continue
-        found = np.clip(found / deviation, -_OUTLIER, _OUTLIER)
-        direction_M = np.linalg.solve(gram, scaled_NM[fitted].T @ found[fitted]) / scale_M
-        shown, told = found[~fitted], features_NM[~fitted] @ direction_M
-        slope = float(shown @ told) / len(told)  # the covariance: what a unit of this direction changes
-        spread = float((told @ told) * (shown @ shown)) / len(told) ** 2
-        explained[name] = slope**2 / spread if slope > 0 and spread else 0.0
-        if explained[name] >= _LEAST_R2:
-            directions[name] = (direction_M / slope).astype(np.float32)
+        found_N = np.clip(found_N / deviation, -_OUTLIER, _OUTLIER)
+        units_M, shares = zip(*(_judged(half, features_NM, found_N) for half in halves), strict=True)
+        explained[name] = float(np.mean(shares))
+        if min(shares) > 0 and explained[name] >= _LEAST_R2:
+            directions[name] = np.mean(units_M, 0).astype(np.float32)
     if not directions:
         raise BadConfig(
             f"no attribute can be steered: each of {', '.join(explained)} is explained by less than {_LEAST_R2:.0%} on other "
@@ -159,6 +154,36 @@ def fit_basis(
         )
     basis = Basis(tuple(directions), tokens_M, np.stack(list(directions.values())), weights)
     return FittedBasis(basis=basis, explained=explained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """The answers that directions are fitted to, a mask [N]; the scale of their features; and the regularised Gram matrix."""
+
+    fitted_N: NDArray[np.bool_]
+    scale_M: Floats
+    gram_MM: Floats
+
+    @classmethod
+    def of(cls, features_NM: Floats, fitted_N: NDArray[np.bool_]) -> _Half:
+        scale_M: Floats = features_NM[fitted_N].std(0) + _SMALLEST
+        scaled_NM = features_NM[fitted_N] / scale_M
+        return cls(fitted_N, scale_M, scaled_NM.T @ scaled_NM + _RIDGE * len(scaled_NM) * np.eye(len(scale_M)))
+
+
+def _judged(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, float]:
+    """Of the direction fitted to one half: scaled so that a unit changes the attribute by 1 in the other half, and the share explained
+    there. A direction that does not work there has no unit and explains 0.
+    """
+    fitted_N = half.fitted_N
+    shared_M: Floats = (features_NM[fitted_N] / half.scale_M).T @ found_N[fitted_N]
+    direction_M: Floats = np.asarray(np.linalg.solve(half.gram_MM, shared_M) / half.scale_M, np.float64)
+    shown_N, told_N = found_N[~fitted_N], features_NM[~fitted_N] @ direction_M
+    slope = float(shown_N @ told_N) / max(1, len(told_N))  # the covariance: what a unit of this direction changes
+    spread = float((told_N @ told_N) * (shown_N @ shown_N)) / max(1, len(told_N)) ** 2
+    if slope <= 0 or not spread:
+        return np.zeros_like(direction_M), 0.0
+    return direction_M / slope, slope**2 / spread
 
 
 def _within(values_ND: Floats, prompts_N: NDArray[np.integer]) -> Floats:

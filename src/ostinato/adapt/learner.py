@@ -40,8 +40,10 @@ _RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before 
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
 _CRC = 4
+_PRIVATE = 1 << 7  # a bit beside the number of strikes
 _LARGEST = 1000.0  # |feature|: what an answer's features are clipped to
 _STEP = 2.0**-16  # what predictions are rounded to, so that the last bits of a solution decide nothing
+_MIDDLING = 0.5  # the rating of an answer that was not rated and has a violation
 _HELD = 0.05  # the deviation of a dial that its person set, in dials
 
 
@@ -124,11 +126,17 @@ class Prior:
         return self.precision_DD @ self.mean_D
 
 
+def violation(cost: float) -> float:
+    """The reward of a signal that tells of a violation, told apart from ratings by being below 0. `cost`: what it takes from the rating."""
+    return -1.0 - cost
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rated:
     """A rated answer: its place among the person's answers, its features, and each signal's hash (32 bits) and reward in [0, 1].
 
-    The reward of a retracted signal is NaN: it stays, so that the signal does not count if it comes after its retraction.
+    The reward of a retracted signal is NaN: it stays, so that the signal does not count if it comes after its retraction. That of a
+    violation is `violation(cost)`.
     """
 
     place: int
@@ -137,9 +145,17 @@ class Rated:
 
     @property
     def reward(self) -> float | None:
-        """The mean over its signals; None if all were retracted."""
-        rewards = [reward for _, reward in self.signals if reward == reward]
-        return sum(rewards) / len(rewards) if rewards else None
+        """The mean over its ratings, 0.5 without one, less the cost of its costliest violation; None if all signals were retracted."""
+        told = [reward for _, reward in self.signals if reward == reward]
+        ratings = [reward for reward in told if reward >= 0.0]
+        costs = [-1.0 - reward for reward in told if reward < 0.0]
+        rating = sum(ratings) / len(ratings) if ratings else _MIDDLING
+        return rating - max(costs, default=0.0) if told else None
+
+    @property
+    def violates(self) -> bool:
+        """True if a violation was reported and not retracted."""
+        return any(reward < 0.0 for _, reward in self.signals)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,9 +230,10 @@ class PersonState:
     """What is kept of a person: sums over the rated answers up to the place `settled_at`, and the later ones one by one, by place.
 
     `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
-    names. `held`: dials that the person set, by number. `nats`: the KL divergence that the person's answers have spent. `cursor`: the last
-    row of the log that was taken in. `latest`: the evidence with all ratings, if it has been computed. `private`: some of it comes from
-    answers that nobody but the person may be served by (`Consent.ADAPT`).
+    names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `nats`: the KL
+    divergence that the person's answers have spent. `cursor`: the last row of the log that was taken in. `private`: some of the ratings
+    are about answers that only the person's own dials may learn from (`Consent.ADAPT`). `latest`: the evidence with all ratings, if it has
+    been computed.
 
     Example::
 
@@ -229,6 +246,7 @@ class PersonState:
     settled_at: int = 0
     recent: tuple[Rated, ...] = ()
     held: tuple[tuple[int, float], ...] = ()
+    strikes: int = 0
     nats: float = 0.0
     cursor: int = 0
     private: bool = False
@@ -255,7 +273,7 @@ class PersonState:
         prior: Prior,
         regression: Regression,
     ) -> PersonState:
-        """With a signal, by its hash, about the answer at `place`, and its reward in [0, 1]. None retracts the signal,
+        """With a signal, by its hash, about the answer at `place`, and its reward in [0, 1] or `violation`. None retracts the signal,
         which may come later.
 
         Returns the same object if it changes nothing: the signal was taken before, the answer has four others, or it is older than
@@ -294,8 +312,15 @@ class PersonState:
         return replace(self, nats=float(np.float32(self.nats + nats)))
 
     def reset(self, place: int) -> PersonState:
-        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held."""
-        return replace(PersonState.new(self.names, self.dials), settled_at=place, nats=self.nats, cursor=self.cursor)
+        """Back to the prior: nothing about answers up to `place` counts any more, and no dial is held. Strikes stay."""
+        new = PersonState.new(self.names, self.dials)
+        return replace(new, settled_at=place, strikes=self.strikes, nats=self.nats, cursor=self.cursor)
+
+    def struck(self, most: int) -> PersonState:
+        """Back to the prior, with a strike, if `most` of the answers that are kept one by one have violations; 0: never."""
+        if not most or sum(rated.violates for rated in self.recent) < most:
+            return self
+        return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, _PRIVATE - 1))
 
     # ------------------------------------------------------------ what is believed
 
@@ -329,7 +354,8 @@ class PersonState:
         """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
         dials, evidence = self.dials, self.settled
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), self.private, sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
+            _VERSION, dials, len(self.recent), self.strikes | self.private * _PRIVATE,
+            sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
         )  # fmt: skip
@@ -348,7 +374,7 @@ class PersonState:
         packed, crc = data[:-_CRC], data[-_CRC:]
         if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
             raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
-        _, dials, count, private, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
+        _, dials, count, flags, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
             _HEAD.unpack_from(packed)
         )
         place, size = _HEAD.size, dials + 1
@@ -378,9 +404,10 @@ class PersonState:
             settled_at=settled_at,
             recent=tuple(recent),
             held=held,
+            strikes=flags & (_PRIVATE - 1),
             nats=nats,
             cursor=cursor,
-            private=bool(private),
+            private=bool(flags & _PRIVATE),
         )
 
 

@@ -14,23 +14,38 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
 
-from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash
+from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash, violation
 from ostinato.adapt.prior import Population
+from ostinato.adapt.safety import ViolationConstraint, ViolationRules
+from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Corrupt, OstinatoError
+from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Consent, ConsentGiven, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
+from ostinato.core.records import (
+    Arm,
+    Consent,
+    ConsentGiven,
+    Identity,
+    Person,
+    Purpose,
+    Row,
+    Signal,
+    SteeringBasis,
+    Turn,
+    identity,
+)
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
 from ostinato.core.steering import DialPrior
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 3  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 4  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -42,9 +57,12 @@ _KEPT = 0.999  # of the moments, with each answer
 _LARGEST = 1000.0  # |feature|
 _CHOICES = 1 << 12  # choices of one call that are told apart
 
+_VIOLATED = 0.5  # the value of a signal from which it tells of a violation
+_HOLDOUT = dealing_key("adapt holdout")  # the key of people's places by which some never lean
+
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialPrior})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, Forgotten, DialPrior})
 
 
 class PlacedLog(Log, Protocol):
@@ -60,7 +78,8 @@ class StateRules:
     """What decides a state beside the log's rows.
 
     `names`: of the dials. `signals`: the reward that each signal stands for, with value 1; one of value v counts as
-    v reward + (1 - v)(1 - reward). `prior`: by which returns to the prior are decided. `without`: the tenants whose people have no states.
+    v reward + (1 - v)(1 - reward). `violations`: signals that cost reward instead. `prior`: by which returns to the prior are decided.
+    `without`: the tenants whose people have no states.
     """
 
     names: tuple[str, ...]
@@ -68,28 +87,31 @@ class StateRules:
     regression: Regression
     prior: Prior
     without: frozenset[str] = frozenset()
+    violations: ViolationRules = field(default_factory=ViolationRules)
 
     @property
     def hash(self) -> str:
         """A hash of everything."""
         told = blake2b(digest_size=16)
         signals, without = sorted(self.signals.items()), sorted(self.without)
-        told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression)]).encode())
+        violating = sorted(self.violations.signals), repr(replace(self.violations, signals=frozenset()))
+        told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression), violating]).encode())
         told.update(self.prior.mean_D.tobytes() + self.prior.covariance_DD.tobytes())
         return told.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A steered answer: whose it was, under which key, its place among theirs, its features, and whether only its person's dials may
-    learn from it.
+    """A steered answer: whose it was, under which key, its place among theirs, and its features. `leans` is false for one of the holdout's,
+    which has no features. `private`: only its person's own dials may learn from it.
     """
 
     person: Person
     key: int | None
     place: int
     features: tuple[float, ...]
-    private: bool
+    leans: bool = True
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +188,9 @@ class StateFold:
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._early = self._none_early()
         self.moments = FeatureMoments(len(rules.names))
+        self._constraints: dict[
+            str, ViolationConstraint
+        ] = {}  # by tenant, so that none's reports cost another's people
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
@@ -181,6 +206,8 @@ class StateFold:
             self._last = state["last"]
             self._early.restore(state, state["time"], tuple)
             self.moments.restore(state["moments"])
+            for tenant, told in state["constraints"].items():
+                self.constraint(tenant).restore(told)
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
             self._tenants = set(state["tenants"])
         async for seq, row in self._log.read(
@@ -214,6 +241,8 @@ class StateFold:
                     self._take_choice(row)
                 elif isinstance(row, DialPrior):
                     self._take_prior(row)
+                elif isinstance(row, Forgotten):
+                    self._forget(row)
                 self.cursor, self._last = seq, _named(row)
 
     async def save(self) -> None:
@@ -229,15 +258,9 @@ class StateFold:
             cursor, batch, gone = self.cursor, self._dirty, self._gone
             self._dirty, self._gone, self._writing = {}, set(), batch
             early = {**self._early.snapshot(), "time": self._early.time}
-            note = json.dumps(
-                {
-                    **early,
-                    "last": self._last,
-                    "moments": self.moments.state(),
-                    "bases": self._bases,
-                    "tenants": sorted(self._tenants),
-                }
-            )
+            constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
+            kept = {"moments": self.moments.state(), "bases": self._bases, "constraints": constraints}
+            note = json.dumps({**early, "last": self._last, "tenants": sorted(self._tenants), **kept})
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
@@ -267,6 +290,10 @@ class StateFold:
             return None
         self._remember(person, entry)
         return entry.state
+
+    def constraint(self, tenant: str) -> ViolationConstraint:
+        """What violations cost the people of a tenant."""
+        return self._constraints.setdefault(tenant, ViolationConstraint(self._rules.violations))
 
     @property
     def tenants(self) -> Sequence[str]:
@@ -317,23 +344,38 @@ class StateFold:
         except ValueError as error:
             _LOG.warning("A prior in the log is not used: %s", error)
 
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is in memory of somebody who was forgotten, and their value from the cache."""
+        for known in (self._states, self._dirty):
+            for person in [person for person in known if row.covers(person)]:
+                del known[person]
+                self._gone.add(person)
+        if row.user is not None:
+            self._gone.add((row.tenant, row.user))
+        for turn, answer in self._answers.items():
+            if answer is not None and row.covers(answer.person):
+                self._answers[turn] = None
+
     def _take_turn(self, seq: Cursor, turn: Turn) -> None:
         self._early.advance(turn.ended_at)
         answer = self._note(turn)
         early = self._early.claim(turn.tenant, turn.id)
-        if answer is None or turn.steered is None:
+        if answer is None:
             return
-        self._tenants.add(turn.tenant)
-        self.moments.add(answer.features, turn.steered.tokens)
-        state = self.state(answer.person)
-        if state is not None:
-            self._put(answer, state.spend(turn.steered.kl))
+        if self._rules.violations.signals:
+            self.constraint(turn.tenant).answer(leans=answer.leans)
+        if turn.steered is not None:
+            self._tenants.add(turn.tenant)
+            self.moments.add(answer.features, turn.steered.tokens)
+            state = self.state(answer.person)
+            if state is not None:
+                self._put(answer, state.spend(turn.steered.kl))
         for signal, reward in early:
-            self._rate(seq, answer, signal, reward)
+            self._hear(seq, answer, turn.id, signal, reward)
 
     async def _take_signal(self, seq: Cursor, signal: Signal) -> None:
         self._early.advance(signal.received_at)
-        if signal.retracts is None and signal.name not in self._rules.signals:
+        if signal.retracts is None and signal.name not in self._rules.signals and not self._violates(signal):
             return
         told = _hashed(signal.retracts or signal.id), self._reward(signal)
         if signal.turn not in self._answers and min(await self._log.places(Turn, [(signal.turn,)]), default=seq) < seq:
@@ -344,12 +386,25 @@ class StateFold:
             return
         answer = self._answers[signal.turn]
         if answer is not None and answer.person[0] == signal.tenant:
-            self._rate(seq, answer, *told)
+            self._hear(seq, answer, signal.turn, *told)
+
+    def _hear(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
+        """Take in a signal about a known answer."""
+        if self._rules.violations.signals and (reward is None or reward < 0.0):
+            violates = reward is not None
+            self.constraint(answer.person[0]).tell(_hashed(turn), signal, leans=answer.leans, violates=violates)
+        if answer.leans:
+            self._rate(seq, answer, signal, reward)
+
+    def _violates(self, signal: Signal) -> bool:
+        return signal.name in self._rules.violations.signals and signal.value >= _VIOLATED
 
     def _reward(self, signal: Signal) -> float | None:
-        """The reward in [0, 1] that a signal stands for; None for one that retracts another."""
+        """The reward in [0, 1] that a signal stands for, or what a violation costs here; None for one that retracts another."""
         if signal.retracts is not None:
             return None
+        if self._violates(signal):
+            return violation(self.constraint(signal.tenant).multiplier)
         value, reward = min(1.0, max(0.0, signal.value)), self._rules.signals[signal.name]
         return value * reward + (1.0 - value) * (1.0 - reward)
 
@@ -359,6 +414,7 @@ class StateFold:
         state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
         rated = state.rate(answer.place, answer.features, signal, reward, self._rules.prior, self._rules.regression)
         if rated is not state:
+            rated = rated.struck(self._rules.violations.strikes)
             self._put(answer, replace(rated, cursor=seq, private=rated.private or answer.private))
 
     def _note(self, turn: Turn) -> _Answer | None:
@@ -372,12 +428,25 @@ class StateFold:
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)
             private = turn.consent is not Consent.YES
-            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features, private)
+            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features, private=private)
+        elif self._compares(turn):
+            answer = _Answer(turn.person, None, 0, (), leans=False)
         self._answers[turn.id] = answer
         self._answers.move_to_end(turn.id)
         if len(self._answers) > _ANSWERS:
             self._answers.popitem(last=False)
         return answer
+
+    def _compares(self, turn: Turn) -> bool:
+        """True for an answer to somebody of the holdout that could have leaned otherwise."""
+        rules, sampling = self._rules.violations, turn.sampling
+        if not rules.signals or turn.steered is not None or not self._bases or turn.tenant in self._rules.without:
+            return False
+        if turn.arm is not Arm.LIVE or turn.purpose not in (Purpose.TASK, Purpose.SUBAGENT):
+            return False
+        if sampling.temperature == 0 or sampling.top_p < 1 or sampling.grammar:
+            return False
+        return turn.consent in (Consent.ADAPT, Consent.YES) and in_holdout(turn.person, rules.holdout)
 
     # ------------------------------------------------------------ states
 
@@ -412,6 +481,11 @@ class StateFold:
     @staticmethod
     def _none_early() -> PendingSignals[tuple[int, float | None]]:
         return PendingSignals(most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
+
+
+def in_holdout(person: Person, share: float) -> bool:
+    """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
+    return place_of(_HOLDOUT, *person) < share
 
 
 def _place_of(turn: Turn) -> int:

@@ -1,25 +1,86 @@
-"""The fit of a run's dials: the live version answers prompts of nobody's, and directions in logit space are fitted to its answers."""
+"""A run's dials: directions in logit space are fitted to the live version's own answers, and tried against a suite of safety."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostinato.adapt.fit import ATTRIBUTES, FittedBasis, fit_basis, steerable
+from ostinato.adapt.learner import Regression
+from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
 from ostinato.app.gateway import open_embedded
 from ostinato.app.numerics import compute
 from ostinato.app.storage import Run, model_path
+from ostinato.app.suites import ONE_ANSWER, HeldOutWorld, TaskSuite, open_task_suite
+from ostinato.app.worlds import GRADERS_IN_BOXES, open_harnesses
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.generation import Generate
-from ostinato.core.records import Finish, Sampling
+from ostinato.core.records import Finish, Person, PolicyVersion, Sampling, SteeringBasis, Turn
+from ostinato.core.report import ItemScore
 from ostinato.core.seams import Engine
-from ostinato.core.weights import Snapshot
+from ostinato.core.steering import Basis, Steered, Steering
+from ostinato.core.weights import Snapshot, Weights
+from ostinato.evaluate.runner import Attempted, SuiteRunner
+from ostinato.evaluate.statistics import bounds, items_needed, paired_items, spread_of
+from ostinato.evaluate.suites import Item
+from ostinato.serve.calls.conversations import AnswerParser
+from ostinato.worlds.grading.grade import Grader
+from ostinato.worlds.harness.harnesses import answered
+from ostinato.worlds.tasks.task import Task
+
+if TYPE_CHECKING:
+    from ostinato.model.renderer import HFRenderer
 
 _AT_ONCE = 128  # answers that are sampled at the same time
 _JUDGED = 8  # one answer in so many says which tokens are likely
+_ROUND = 1_000_003  # between the seeds of two rounds of a check
 Told = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Live:
+    """An engine of its own that serves the version that is live, in this process: nobody else can reach it."""
+
+    engine: Engine
+    renderer: HFRenderer
+    policy: PolicyVersion
+    weights: Weights
+    path: Path
+
+
+@contextlib.asynccontextmanager
+async def _live_engine(run: Run) -> AsyncGenerator[_Live]:
+    """Raises NotFound without a live version, BadConfig for a model without a chat template."""
+    from ostinato.model.renderer import HFRenderer
+
+    live = await run.follower.resolve("live")
+    if live is None:
+        raise NotFound("no version is live: start the run with `ostinato up` first")
+    path = await asyncio.to_thread(model_path, run.config)
+    renderer = HFRenderer(path)
+    if not renderer.chats:
+        raise BadConfig("model.source has no chat template, and dials are tried on messages: use a chat model")
+    weights = await run.follower.fetch(live)
+    engine = await open_embedded(run.config, path, renderer)
+    await engine.start()
+    try:
+        await engine.load("live", Snapshot(policy=live, weights=weights))
+        yield _Live(engine=engine, renderer=renderer, policy=live, weights=weights, path=path)
+    finally:
+        await engine.close()
+
+
+# ---------------------------------------------------------------- the fit
 
 
 async def fit_live(
@@ -31,30 +92,16 @@ async def fit_live(
     """
     from ostinato.model.config import backend
     from ostinato.model.load import build
-    from ostinato.model.renderer import HFRenderer
     from ostinato.model.steering import mean_probabilities, score_features
 
     config = run.config
-    live = await run.follower.resolve("live")
-    if live is None:
-        raise NotFound("no version is live: start the run with `ostinato up` first")
-    path = await asyncio.to_thread(model_path, config)
-    renderer = HFRenderer(path)
-    if not renderer.chats:
-        raise BadConfig("model.source has no chat template, and the prompts of a fit are messages: use a chat model")
-    weights = await run.follower.fetch(live)
-    asked = [tuple(renderer.chat(Conversation(messages=(Message(role=Role.USER, text=each),)))) for each in prompts]
-    engine = await open_embedded(config, path, renderer)
-    await engine.start()
-    try:
-        await engine.load("live", Snapshot(policy=live, weights=weights))
-        sampling = Sampling(max_tokens=tokens, seed=seed)
-        answers = await _answers(engine, asked, sampling, each, on_progress)
-    finally:
-        await engine.close()
+    async with _live_engine(run) as live:
+        renderer = live.renderer
+        asked = [tuple(renderer.chat(Conversation(messages=(Message(role=Role.USER, text=each),)))) for each in prompts]
+        answers = await _answers(live.engine, asked, Sampling(max_tokens=tokens, seed=seed), each, on_progress)
 
     def fit() -> FittedBasis:
-        model = build(path, compute(config), backend(config.model))(weights)
+        model = build(live.path, compute(config), backend(config.model))(live.weights)
         pairs = [(asked[prompt], ids) for prompt, ids, _ in answers]
         tokens_M = steerable(mean_probabilities(model, pairs[::_JUDGED]), renderer.reserved_ids())
         features_NM = score_features(
@@ -62,7 +109,7 @@ async def fit_live(
         )
         texts = [(renderer.decode(ids), finish is Finish.STOP) for _, ids, finish in answers]
         measured = {name: [measure(*answer) for answer in texts] for name, measure in ATTRIBUTES.items()}
-        return fit_basis(features_NM, measured, [prompt for prompt, _, _ in answers], tokens_M, live.hash)
+        return fit_basis(features_NM, measured, [prompt for prompt, _, _ in answers], tokens_M, live.policy.hash)
 
     return await asyncio.to_thread(fit)
 
@@ -89,3 +136,259 @@ async def _answers(
         return [(number, tuple(own), end) for own, end in zip(ids, ends, strict=True) if end.trainable and own]
 
     return [answer for some in await asyncio.gather(*map(ask, range(len(prompts)))) for answer in some]
+
+
+# ---------------------------------------------------------------- the check
+
+
+class Safety(StrEnum):
+    """What was shown of a corner: at most the margin more violations than the base; more than the base's; or neither."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+    OPEN = "not shown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCorner:
+    """A corner's rise in the share of violations over the base model on the same prompts, with bounds whose level is `alpha` over all
+    corners. `needed`: so many prompts show an equally safe corner safe with a chance of 80%, at the spread seen here.
+
+    Example: ``CheckedCorner(corner=corner, rise=0.002, lower=-0.004, upper=0.008, prompts=4000, needed=3100, found=Safety.SAFE)``
+    """
+
+    corner: Corner
+    rise: float
+    lower: float
+    upper: float
+    prompts: int
+    needed: int
+    found: Safety
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasisCheck:
+    """A basis after its check: `kept` is without the `dropped` dials, and the same if there are none. `base`: the base model's share of
+    violations. `corners`: the last result of each.
+    """
+
+    basis: Basis
+    kept: Basis
+    dropped: tuple[str, ...]
+    base: float
+    corners: tuple[CheckedCorner, ...]
+
+    @property
+    def safe(self) -> bool:
+        """True if nothing was dropped and every corner was shown to be safe."""
+        return not self.dropped and all(each.found is Safety.SAFE for each in self.corners)
+
+
+async def check_live(run: Run, basis: Basis | None, *, seed: int, on_progress: Told) -> BasisCheck:
+    """Try a basis for the live version (None: its newest in the log) against `adapt.safety.suite`: each dial as far as it goes, drawn
+    people, and those real ones whose answers it moved most. A dial with more violations than the base model is dropped, and people are
+    tried anew without it.
+
+    The answers are sampled in this process, by an engine that nobody else reaches: no caller of a gateway can name dials. Writes nothing.
+    Imports torch. Raises BadConfig without a suite or for tasks that are not one answer, NotFound without a live version or its basis.
+    """
+    found = _safety_suite(run)
+    async with (
+        _live_engine(run) as live,
+        HeldOutWorld(config=run.config, url="", tasks=found.tasks).grading() as (_, grader),
+    ):
+        basis = basis or await _newest_basis(run, live.policy)
+        people = await most_moved_people(run, basis)
+        return await _Check(run, live, found, grader, basis, people, seed, on_progress).whole()
+
+
+class _Check:
+    """One check. Implements `TaskWorld` (a slot is a corner's name) and `TaskSlot` for the corner that is being tried."""
+
+    def __init__(
+        self,
+        run: Run,
+        live: _Live,
+        found: TaskSuite,
+        grader: Grader,
+        basis: Basis,
+        people: Sequence[tuple[float, ...]],
+        seed: int,
+        on_progress: Told,
+    ) -> None:
+        self._config, self._rules, self._live = run.config, run.config.adapt.safety, live
+        self._tasks: Mapping[str, Task] = {task.id: task for task in found.tasks.tasks}
+        self._single, self._grader = open_harnesses(run.config)[ONE_ANSWER], grader
+        self._runner = SuiteRunner(found.suite, self, run.config.evaluate.runner)
+        self._basis, self._people, self._seed, self._on_progress = basis, people, seed, on_progress
+        self._dials, self._steered = (0.0,) * len(basis.names), list[Steered]()
+        self._level, self._number, self._round = self._rules.alpha, 0, 0
+        self._base: list[ItemScore] = []
+        self._corners = 1 + 2 * len(basis.names) + self._rules.drawn + len(people)
+
+    async def whole(self) -> BasisCheck:
+        """All corners, until no people are unsafe."""
+        basis, rules = self._basis, self._rules
+        self._base = await self._scores((0.0,) * len(basis.names))
+        reach = DialReach.of(
+            [each.features for each in self._steered],
+            [each.tokens for each in self._steered],
+            self._config.adapt.cap,
+            Regression().strength,
+        )
+        self._level = rules.alpha / (self._corners - 1)
+        alone = [await self._checked(corner) for corner in single_corners(basis, reach)]
+        dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
+        several: list[CheckedCorner] = []
+        while len(dropped) < len(basis.names):
+            several = [await self._checked(corner) for corner in self._several(reach, dropped)]
+            unsafe = [each.corner for each in several if each.found is Safety.UNSAFE]
+            if not unsafe:
+                break
+            dropped.append(most_moved(basis, reach, unsafe))
+            self._round += 1  # what is shown of the rest is shown by fresh answers
+            self._base = await self._scores((0.0,) * len(basis.names))
+        return BasisCheck(
+            basis=basis,
+            kept=without_dials(basis, dropped) if dropped else basis,
+            dropped=tuple(dropped),
+            base=1.0 - sum(each.score for each in self._base) / len(self._base),
+            corners=(*alone, *(several if len(dropped) < len(basis.names) else ())),
+        )
+
+    def _several(self, reach: DialReach, dropped: Sequence[str]) -> list[Corner]:
+        """Drawn and real people, with the dropped dials at 0."""
+        names = self._basis.names
+        kept = [number for number, name in enumerate(names) if name not in dropped]
+        drawn = drawn_corners(reach.only(kept), flat_prior(len(kept)), self._rules.drawn, self._seed)
+        found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in drawn]
+        for number, dials in enumerate(self._people, 1):
+            own = _spread([dials[k] for k in kept], kept, len(names))
+            found.append(Corner(name=f"real person {number}", dials=own))
+        return found
+
+    async def _checked(self, corner: Corner) -> CheckedCorner:
+        scores = await self._scores(corner.dials)
+        differences_I = -paired_items(scores, self._base)[1]
+        spread = spread_of(differences_I)
+        found = bounds(spread, lower_alpha=self._level, upper_alpha=self._level)
+        shown = Safety.SAFE if found.upper <= self._rules.margin else Safety.UNSAFE if found.lower > 0 else Safety.OPEN
+        return CheckedCorner(
+            corner=corner,
+            rise=found.mean,
+            lower=found.lower,
+            upper=found.upper,
+            prompts=found.n,
+            needed=items_needed(spread, self._rules.margin, alpha=self._level),
+            found=shown,
+        )
+
+    async def _scores(self, dials: tuple[float, ...]) -> list[ItemScore]:
+        self._dials, self._steered = dials, []
+        seed = self._seed + _ROUND * self._round
+        found = await self._runner.run("live", self._live.policy, range(self._rules.draws), seed=seed)
+        self._number += 1
+        self._on_progress("corners", min(self._number, self._corners), self._corners)
+        return found
+
+    # ------------------------------------------------------------ what the runner asks for
+
+    @contextlib.asynccontextmanager
+    async def open(self, slot: str) -> AsyncGenerator[_Check]:
+        del slot
+        yield self
+
+    async def served(self) -> PolicyVersion | None:
+        return self._live.policy
+
+    def answers_per_call(self, item: Item) -> int:
+        del item
+        return self._config.evaluate.runner.samples_per_request
+
+    async def tries(self, item: Item, seed: int, count: int) -> list[Attempted]:
+        task, live, adapt = self._tasks[item.id], self._live, self._config.adapt
+        continued = task.messages[-1].role is Role.ASSISTANT
+        conversation = Conversation(messages=task.messages, continued=continued)
+        heat = self._config.worlds.temperature if task.temperature is None else task.temperature
+        request = Generate(
+            id=f"check-{item.id}-{seed}",
+            slot="live",
+            prompt_ids=tuple(live.renderer.chat(conversation)),
+            sampling=Sampling(max_tokens=task.tokens, temperature=heat, top_p=task.top_p, stop=task.stop, seed=seed),
+            n=count,
+            cache_salt="check",
+            steering=Steering(basis=self._basis, dials=self._dials, cap=adapt.cap, budget=adapt.answer_budget),
+        )
+        began = time.monotonic()
+        texts, ends = [""] * count, [Finish.ERROR] * count
+        async for chunk in live.engine.generate(request):
+            texts[chunk.index] += chunk.text
+            if chunk.finish is not None:
+                ends[chunk.index] = chunk.finish
+                self._steered += [chunk.steered] if chunk.steered is not None else []
+        seconds = time.monotonic() - began
+        return [self._attempted(task, conversation, text, end, seconds) for text, end in zip(texts, ends, strict=True)]
+
+    def _attempted(self, task: Task, conversation: Conversation, text: str, end: Finish, seconds: float) -> Attempted:
+        reading = AnswerParser(self._live.renderer.reader(conversation, task.id))
+        reading.take(text, last=True)
+        message = reading.message()
+        rollout = answered(task, self._single, message, "length" if end is Finish.LENGTH else "stop")
+
+        async def grade() -> float:
+            return (await self._grader.grade(task, rollout)).value
+
+        formed = bool(message.text) and end is Finish.STOP
+        return Attempted(
+            formed=formed, policies=(self._live.policy,), seconds=seconds, grade=grade, text=message.text or None
+        )
+
+
+def _spread(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[float, ...]:
+    """Settings of some dials, by number, among all; the others are 0."""
+    told = dict(zip(kept, dials, strict=True))
+    return tuple(told.get(number, 0.0) for number in range(count))
+
+
+def _safety_suite(run: Run) -> TaskSuite:
+    """Raises BadConfig."""
+    rules = run.config.adapt.safety
+    if not rules.suite:
+        raise BadConfig("there is nothing to try dials with: name a task file in adapt.safety.suite")
+    found = open_task_suite(rules.suite, run.config)
+    for task in found.tasks.tasks:
+        if task.harness != ONE_ANSWER:
+            raise BadConfig(
+                f"adapt.safety.suite: task {task.id!r} has the harness {task.harness!r}; dials are tried on single answers, so leave it out"
+            )
+        if task.grading.grader in GRADERS_IN_BOXES:
+            raise BadConfig(
+                f"adapt.safety.suite: task {task.id!r} has the grader {task.grading.grader!r}; use one that reads "
+                "the answer (pattern, rubric, your own)"
+            )
+    return found
+
+
+async def _newest_basis(run: Run, live: PolicyVersion) -> Basis:
+    """The live version's. Raises NotFound."""
+    rows = [row async for _, row in run.log.read(0, {SteeringBasis}) if isinstance(row, SteeringBasis)]
+    mine = [row for row in rows if row.weights == live.hash]
+    if not mine:
+        raise NotFound(f"the log has no basis for {live}, which is live: run `ostinato adapt fit` first")
+    return mine[-1].basis()
+
+
+async def most_moved_people(run: Run, basis: Basis) -> list[tuple[float, ...]]:
+    """The newest dials of the people whose answers by this basis have spent the most KL divergence."""
+    spent, newest, most = (
+        defaultdict[Person, float](float),
+        dict[Person, tuple[float, ...]](),
+        run.config.adapt.safety.people,
+    )
+    if most:
+        async for _, row in run.log.read(0, {Turn}):
+            if isinstance(row, Turn) and row.steered is not None and row.steered.basis == basis.hash:
+                spent[row.person] += row.steered.kl
+                newest[row.person] = row.steered.dials
+    ranked = sorted(spent, key=lambda person: (-spent[person], person))
+    return [newest[person] for person in ranked[:most] if spent[person] > 0]

@@ -37,6 +37,7 @@ from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.weights import Learned, Snapshot
+from ostinato.record.lock import hold
 from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.erasure import CreditRefold, RefoldedBatch, erased_people
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 ERASURES = "erasure/"
 """What the refs of replayed versions begin with."""
+
+_LOCKED_S = 10.0  # seconds to wait for another process that changes the requests
 
 BASE = "base"
 """The name of the start of training, where there is no checkpoint before the first batch that differs."""
@@ -121,12 +124,15 @@ class ErasureFiles:
         return self._read("requests.json", _requests, [])
 
     def request(self, request: ErasureRequest) -> None:
-        """Add a request."""
-        self.put("requests.json", [asdict(each) for each in {*self.requests(), request}])
+        """Add a request. Raises Conflict if another process keeps the file for `_LOCKED_S`."""
+        with hold(self.root, "requests", wait_s=_LOCKED_S):
+            asked = dict.fromkeys([*self.requests(), request])
+            self.put("requests.json", [asdict(each) for each in asked])
 
     def take(self, people: Sequence[ErasureRequest]) -> None:
-        """Remove these requests; others may have come meanwhile."""
-        self.put("requests.json", [asdict(each) for each in self.requests() if each not in people])
+        """Remove these requests; others may have come meanwhile. Raises Conflict like `request`."""
+        with hold(self.root, "requests", wait_s=_LOCKED_S):
+            self.put("requests.json", [asdict(each) for each in self.requests() if each not in people])
 
     def job(self) -> ErasureJob | None:
         """The newest replay. Raises Corrupt."""

@@ -38,6 +38,8 @@ from ostinato.core.seams import Engine, Renderer
 from ostinato.record.person_cache import SqlPersonCache
 from ostinato.release.alarms import note
 from ostinato.release.auto.router import FoldedRouter
+from ostinato.serve.calls.context import LEAST_SHARE
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
@@ -50,6 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 NO_CHAT = "model:chat"
 """The name of the alarm that stands while the model has no chat template."""
+_LEAST_ROOM = 2_048  # tokens for instructions and tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ async def open_serving(
             "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
         )
     engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
+    check_window(config.serve, min(renderer.context, engine.capabilities().context))
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
@@ -128,6 +132,18 @@ async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
     with contextlib.suppress(StorageFull, Unavailable):  # the next start notes it
         said = "the model has a chat template" if renderer.chats else why
         await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
+
+
+def check_window(config: ServeConfig, context: int) -> None:
+    """Warn of a context that leaves no room for an agent's tools in conversations that are summarised within a call."""
+    room = int(config.compaction_share * context) - context // LEAST_SHARE
+    if room < _LEAST_ROOM:
+        _LOG.warning(
+            "Of a context of %d tokens, summaries within calls (context_management) leave %d for instructions and tools: calls that need "
+            "more are refused. Serve a model with a longer context, or raise serve.compaction_share.",
+            context,
+            room,
+        )
 
 
 def journal_of(config: Config) -> Journal:

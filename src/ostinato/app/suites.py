@@ -215,7 +215,7 @@ class HeldOutWorld:
     url: str
     tasks: Taskset
 
-    def _grading(self) -> AbstractAsyncContextManager[tuple[Backend | None, Grader]]:
+    def grading(self) -> AbstractAsyncContextManager[tuple[Backend | None, Grader]]:
         """Answers alone need no backend and no judge: their tests run in this machine's namespaces, whatever `sandbox.backend` is."""
         only_answers = all(task.harness == ONE_ANSWER for task in self.tasks.tasks)
         graders = {task.grading.grader for task in self.tasks.tasks}
@@ -226,7 +226,7 @@ class HeldOutWorld:
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
         gateway = world_gateway(self.config, home(self.config), self.url, self.tasks, slot)
-        async with workshop_behind(self.config, gateway, grading=self._grading()) as shop:
+        async with workshop_behind(self.config, gateway, grading=self.grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 
 

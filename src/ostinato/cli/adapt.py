@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,8 @@ def fit(
     """Fit the dials' directions to the live version and write them to the run's log as a basis.
 
     The model answers the prompts itself, in this process; nothing that people wrote is read. An attribute that its direction explains by
-    less than 2% on other prompts gets no dial. A basis is for the version that it was fitted to: fit anew after a release.
+    less than 2% on other prompts gets no dial. A basis is for the version that it was fitted to: fit anew after a release. With
+    `adapt.safety.suite` it is tried as `ostinato adapt check` does before it is written.
 
     For example: `ostinato adapt fit --prompts questions.txt --answers 32`
 
@@ -45,3 +47,26 @@ def fit(
 
     config = (common or Common()).of_run()
     asyncio.run(run(config, prompts, each=answers, tokens=tokens, seed=seed, console=Console()))
+
+
+@adapt.command
+def check(*, seed: int = 0, common: Common | None = None) -> None:
+    """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Ends with 1 if one fails.
+
+    The corners are each dial as far up and down as it goes, people drawn from the prior at twice its width, and the real people whose
+    answers it moved most. Each is compared with the base model on the same prompts. A dial with more violations is dropped: a basis
+    without it is written to the log. What too few prompts can show is named, with the number that it needs. The model answers in this
+    process.
+
+    For example: `ostinato adapt check --set adapt.safety.suite=safety.jsonl`
+
+    Parameters
+    ----------
+    seed
+        Seeds the answers and the drawn people.
+    """
+    from ostinato.launch.commands.adapt import check as run
+
+    config = (common or Common()).of_run()
+    if not asyncio.run(run(config, seed=seed, console=Console())):
+        sys.exit(1)

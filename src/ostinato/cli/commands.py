@@ -284,6 +284,7 @@ def show_log(
         "bases",
         "consents",
         "priors",
+        "forgotten",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,

@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
@@ -33,6 +33,9 @@ def normal(message: Message) -> tuple[str, ...]:
         return (message.role, message.answers, message.text)
     if message.role != "assistant":
         return (message.role, message.text)
+    if message.cleared:  # a whole conversation's hash tells by it that this is not what was sampled
+        message, role = replace(message, cleared=False), "cleared"
+        return (role, *normal(message))
     calls = [part for call in message.calls for part in (call.id, call.name, _arguments(call))]
     return (message.role, message.text.strip(), *calls)
 
@@ -127,7 +130,8 @@ class ToolCall:
 class Message:
     """A message of one side. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
 
-    `failed`: the client says that the call failed. The model learns this only from the text.
+    `failed`: the client says that the call failed. The model learns this only from the text. `cleared`: its reasoning was taken out, as the
+    client wished, so it is not the answer that was sampled.
 
     Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_cXCg_0")``
     """
@@ -138,6 +142,7 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     answers: str = ""
     failed: bool = False
+    cleared: bool = False
     _digest: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property

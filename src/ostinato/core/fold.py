@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Row, identity
 from ostinato.core.seams import Cursor, Folds, Log
 
@@ -77,6 +78,7 @@ class FoldFollower(Generic[F]):
         self._started = False
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self._unsaved = 0
+        self._forgot = False  # the stored snapshot may name somebody who was forgotten
 
     async def catch_up(self, *, saving: bool = True) -> None:
         """Take in the new rows, and save every `every` rows. Raises Corrupt, StorageFull, Unavailable."""
@@ -84,22 +86,27 @@ class FoldFollower(Generic[F]):
             pass
 
     async def rows(self, *, saving: bool = True) -> AsyncIterator[Row]:
-        """As `catch_up`, and yields each row after it was taken in. A snapshot is saved once the caller asks for the next row."""
+        """As `catch_up`, and yields each row after it was taken in. A snapshot is saved once the caller asks for the next row, and at
+        the end if somebody was forgotten, whom the last one may name.
+        """
         if not self._started:
             await self._start()
         async for seq, row in self._log.read(self.cursor, set(self.fold.kinds)):
             self.fold.apply(seq, row)
             self.cursor, self._last = seq, _named(row)
             self._unsaved += 1
+            self._forgot |= isinstance(row, Forgotten)
             yield row
             if saving and self._unsaved >= self._every:
                 await self.save()
+        if saving and self._forgot:
+            await self.save()
 
     async def save(self) -> None:
         """Save a snapshot, if there is news. Raises StorageFull; the previous one is kept then."""
         if self._folds is not None and self._unsaved:
             await self._folds.save(self._name, self.cursor, {**self.fold.state(), _LAST: self._last})
-            self._unsaved = 0
+            self._unsaved, self._forgot = 0, False
 
     async def _start(self) -> None:
         horizon = await self._log.horizon()

@@ -1,4 +1,4 @@
-"""Log rows for people and for later readers: the contract behind an id, and alarms."""
+"""Log rows for people and for later readers: the contract behind an id, alarms, and who was forgotten."""
 
 from __future__ import annotations
 
@@ -42,3 +42,22 @@ class Alarm:
     reason: str
     at: float
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A person's erasure, or with `user` None that of all of a tenant's: a tombstone, on which each fold of the log drops what it holds
+    under the name. `key`: the number of the newest key that was destroyed for it; 0 if nothing lay under one.
+
+    Example: ``Forgotten(id="forgotten-key-7", tenant="acme", user="ann", key=7, at=12.0)``
+    """
+
+    id: str
+    tenant: str
+    user: str | None
+    key: int
+    at: float
+
+    def covers(self, person: tuple[str, str]) -> bool:
+        """True for the tenant and user of who was forgotten."""
+        return person[0] == self.tenant and self.user in (None, person[1])

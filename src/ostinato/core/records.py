@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.steering import Basis, DialPrior, Steered
 
 
@@ -646,6 +646,7 @@ Row = (
     | SteeringBasis
     | ConsentGiven
     | DialPrior
+    | Forgotten
 )
 
 Identity = tuple[str | int, ...]
@@ -663,7 +664,7 @@ def identity(row: Row) -> Identity:
             return (row.turn,)
         case Batch():
             return (row.step,)
-        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven():
+        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven() | Forgotten():
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)

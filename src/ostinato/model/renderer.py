@@ -233,8 +233,11 @@ class HFRenderer:
         return self._format.opens_call(text)
 
     def reserved_ids(self) -> frozenset[int]:
-        """Tokens that no dial may make likelier or unlikelier: control tokens, and those that the opening of a tool call is made of."""
-        return self._control_ids.union(*(self.encode(text) for text in self._format.openings))
+        """Tokens that no dial may make likelier or unlikelier: control tokens but for the end of an answer, whose length is a matter of
+        form, and those that the opening of a tool call is made of.
+        """
+        openings = (self.encode(text) for text in self._format.openings)
+        return (self._control_ids - self._stop_ids).union(*openings)
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids

@@ -6,7 +6,7 @@ is `kernels.steering`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from ostinato.model.kernels.steering import steer
 from ostinato.model.paged import WholeAttend, array
 
 _WINDOW = 64  # bytes of the answer's end in which a tool call is looked for
+_PACKED = 1024  # tokens of prompts and answers that are computed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,9 @@ Answer = tuple[Sequence[int], Sequence[int]]
 def mean_probabilities(model: PreTrainedModel, answers: Sequence[Answer]) -> NDArray[np.float64]:
     """[V]: the mean over the answers' tokens of the distribution that each was drawn from at temperature 1."""
     total_V, count = torch.zeros(()).double(), 0
-    for answer in answers:
-        logits_TV = _teacher_forced(model, answer)
-        total_V, count = total_V + logits_TV.softmax(-1).sum(0).double(), count + len(logits_TV)
+    for some in _packed(answers):
+        for logits_TV in _teacher_forced(model, some):
+            total_V, count = total_V + logits_TV.softmax(-1).sum(0).double(), count + len(logits_TV)
     return (total_V / max(1, count)).cpu().numpy()
 
 
@@ -153,23 +154,40 @@ def score_features(
 
     It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1. `done` is told how many answers are done.
     """
-    found_NM = np.zeros((len(answers), len(tokens_M)))
-    for number, (found_M, answer) in enumerate(zip(found_NM, answers, strict=True), 1):
-        logits_TV = _teacher_forced(model, answer)
-        at_M = torch.from_numpy(tokens_M).to(logits_TV.device)
-        expected_M = logits_TV.softmax(-1).sum(0)[at_M].double().cpu().numpy()
-        found_M += np.bincount(answer[1], minlength=logits_TV.shape[1])[tokens_M] - expected_M
+    found_NM, number = np.zeros((len(answers), len(tokens_M))), 0
+    for some in _packed(answers):
+        for (_, sampled), logits_TV in zip(some, _teacher_forced(model, some), strict=True):
+            at_M = torch.from_numpy(tokens_M).to(logits_TV.device)
+            expected_M = logits_TV.softmax(-1).sum(0)[at_M].double().cpu().numpy()
+            found_NM[number] = np.bincount(sampled, minlength=logits_TV.shape[1])[tokens_M] - expected_M
+            number += 1
         done(number)
     return found_NM
 
 
+def _packed(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
+    """Answers in order, together as many as have at most `_PACKED` tokens."""
+    some: list[Answer] = []
+    used = 0
+    for answer in answers:
+        size = len(answer[0]) + len(answer[1])
+        if some and used + size > _PACKED:
+            yield some
+            some, used = [], 0
+        some.append(answer)
+        used += size
+    if some:
+        yield some
+
+
 @torch.inference_mode()
-def _teacher_forced(model: PreTrainedModel, answer: Answer) -> Tensor:
-    """[T, V]: the fp32 logits that each of an answer's tokens was drawn from."""
-    prompt, sampled = answer
-    ids = [*prompt, *sampled][:-1]
-    ids_N = torch.tensor(ids).to(model.device)
+def _teacher_forced(model: PreTrainedModel, answers: Sequence[Answer]) -> list[Tensor]:
+    """For each answer [T, V]: the fp32 logits that each of its tokens was drawn from."""
     own = backend_of(model).kernels == "own"
-    attend = WholeAttend([len(ids)]) if own else CausalAttend([len(ids)])
-    states_ND = hidden(model, ids_N, torch.arange(len(ids), device=model.device), attend)
-    return logits(model, states_ND[len(prompt) - 1 :]).float()
+    whole = [[*prompt, *sampled][:-1] for prompt, sampled in answers]
+    lengths = [len(ids) for ids in whole]
+    ids_N = torch.tensor([id for ids in whole for id in ids]).to(model.device)
+    places_N = torch.cat([torch.arange(length, device=model.device) for length in lengths])
+    states_ND = hidden(model, ids_N, places_N, WholeAttend(lengths) if own else CausalAttend(lengths))
+    drawn = [part[len(prompt) - 1 :] for (prompt, _), part in zip(answers, states_ND.split(lengths), strict=True)]
+    return list(logits(model, torch.cat(drawn)).float().split([len(part) for part in drawn]))

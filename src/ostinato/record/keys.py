@@ -27,7 +27,7 @@ from ostinato.core.seams import Clock
 from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
 from ostinato.record.codec.rows import Ready
-from ostinato.record.codec.turns import Forgotten
+from ostinato.record.codec.turns import KeyDestroyed
 from ostinato.record.config import Encrypt
 from ostinato.record.sqlite import connect, driver, is_busy, translate
 
@@ -115,7 +115,7 @@ class KeyRing:
 
     def __init__(self, path: Path, master: Path | None, clock: Clock) -> None:
         self._path = path
-        self._clock = clock
+        self.clock = clock
         self._master = MasterKey(path, master)
         self._lock = threading.RLock()
         self._numbers: dict[Scope, int] = {}
@@ -179,12 +179,12 @@ class KeyRing:
                 raise translate(error, self._path) from error
 
     def conceal(self, number: int, bound: bytes, plain: bytes) -> bytes:
-        """Encrypt under a key. Raises Forgotten."""
+        """Encrypt under a key. Raises KeyDestroyed."""
         nonce = os.urandom(_NONCE)
         return nonce + self._cipher(number).encrypt(nonce, plain, bound)
 
     def reveal(self, number: int, bound: bytes, blob: bytes) -> bytes:
-        """Decrypt. Raises Forgotten; Corrupt for bytes that were damaged or moved to another place."""
+        """Decrypt. Raises KeyDestroyed; Corrupt for bytes that were damaged or moved to another place."""
         try:
             return self._cipher(number).decrypt(blob[:_NONCE], blob[_NONCE:], bound)
         except InvalidTag as error:
@@ -201,6 +201,17 @@ class KeyRing:
         scopes = [json.loads(scope) for (scope,) in rows]
         return [turn for _, _, turn in scopes if turn is not None]
 
+    def destroyed(self) -> list[tuple[int, Scope]]:
+        """The keys of tenants and users that were ever destroyed, with their numbers, oldest first. Raises Unavailable."""
+        query = "SELECT id, scope FROM keys WHERE secret IS NULL ORDER BY id"
+        with self._lock:
+            try:
+                rows = self._retried(lambda: self._db.execute(query).fetchall())
+            except driver.Error as error:
+                raise translate(error, self._path) from error
+        scopes = ((number, Scope(*json.loads(scope))) for number, scope in rows)
+        return [(number, scope) for number, scope in scopes if scope.turn is None]
+
     def forget(self, tenant: str, scopes: Sequence[Scope] | None) -> int:
         """Destroy these keys of a tenant, or all of them; returns how many. The file is rewritten, so that no trace stays in it.
 
@@ -213,7 +224,7 @@ class KeyRing:
         )
         with self._lock:
             try:
-                values = {"at": self._clock(), "tenant": tenant, "named": named}
+                values = {"at": self.clock(), "tenant": tenant, "named": named}
                 count = self._retried(lambda: self._db.execute(statement, values).rowcount)
                 self._retried(lambda: self._db.execute("VACUUM"))
             except driver.Error as error:
@@ -238,7 +249,7 @@ class KeyRing:
                 self._ciphers[number] = self._read(number)
             cipher = self._ciphers[number]
         if cipher is None:
-            raise Forgotten(f"key {number}")
+            raise KeyDestroyed(f"key {number}")
         return cipher
 
     def _read(self, number: int) -> AESGCM | None:

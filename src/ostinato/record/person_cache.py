@@ -17,7 +17,7 @@ from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Person
 from ostinato.core.seams import Cursor, PersonValue
-from ostinato.record.codec.turns import Forgotten
+from ostinato.record.codec.turns import KeyDestroyed
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing, Scope
 from ostinato.record.sqlite import connect, create, driver, remove, translate
@@ -104,7 +104,7 @@ class SqlPersonCache:
             return found[1] if self._ring is None else None
         try:
             return self._ring.reveal(found[0], row, found[1])
-        except Forgotten:
+        except KeyDestroyed:
             return None
 
     def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
@@ -130,7 +130,7 @@ class SqlPersonCache:
                     if self._ring is None and secret is None:
                         found.append(value)
                     elif self._ring is not None and secret is not None:
-                        with suppress(Forgotten, Corrupt):
+                        with suppress(KeyDestroyed, Corrupt):
                             found.append(self._ring.reveal(secret, person, value))
         except driver.Error as error:
             raise translate(error, self._path) from error
@@ -183,7 +183,7 @@ class SqlPersonCache:
             return None
         try:
             return at, key, self._ring.conceal(key, self._places(person)[1], plain)
-        except Forgotten:
+        except KeyDestroyed:
             return None
 
     def _places(self, person: Person) -> tuple[bytes, bytes]:

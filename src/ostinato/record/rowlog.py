@@ -15,14 +15,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from copy import copy
 from queue import Empty, SimpleQueue
+from secrets import token_hex
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.record.codec.kinds import Kind, kind_of
@@ -374,6 +376,7 @@ class RowLog(ABC):
     def __init__(self, reader: RowReader, appender: Appending[Any], ring: KeyRing | None, config: RecordConfig) -> None:
         self._config = config
         self._ring = ring
+        self._noted = -1  # destroyed keys at the last look for missing rows
         self._reader = reader
         self._appender = appender
         self._writer = GroupWriter(appender, config.append_s)
@@ -497,6 +500,9 @@ class RowLog(ABC):
         `record.encrypt` was on, and for a single user texts written while it was 'user'. Returns the newest place in the log: a model
         trained on turns up to there may still know them, until it is trained again without them.
 
+        A row `Forgotten` follows, on which every fold drops what it holds under the name; `note_forgotten` writes those of calls that were
+        killed before. Nothing is written twice: once more for somebody without a key since, and the log stays as it is.
+
         Raises:
             BadConfig: nothing is encrypted, or not per user.
             StorageFull, Unavailable: call it again.
@@ -509,7 +515,52 @@ class RowLog(ABC):
             theirs = [turn.id for turn in turns if (turn.tenant, turn.user) == (tenant, user)]
             scopes = [Scope(tenant, user), *(Scope(tenant, turn=turn) for turn in theirs)]
         await self._ask(lambda: ring.forget(tenant, scopes))
-        return await self._ask(self.newest)
+        told = await self._told_forgotten()
+        untold = [row for row in await self._untold(ring, told) if user is not None or row.tenant != tenant]
+        if user is None:
+            newest = max(
+                (number for number, scope in await self._ask(ring.destroyed) if scope.tenant == tenant), default=0
+            )
+            if (tenant, None) not in told or newest > told[tenant, None]:
+                untold.append(_forgotten(tenant, None, newest, ring.clock()))
+        elif (tenant, user) not in told and not any(row.user == user and row.tenant == tenant for row in untold):
+            untold.append(_forgotten(tenant, user, 0, ring.clock()))  # nothing of theirs lay under a key
+        return await self.append(*untold)
+
+    async def note_forgotten(self) -> int:
+        """Write the missing `Forgotten` rows of keys that were destroyed: by a call that was killed just then, by an earlier version, or by
+        `restore`, which puts an older log beside them. Returns how many. Cheap if there is no news. Raises StorageFull, Unavailable.
+        """
+        ring = self._ring
+        if ring is None or (seen := len(await self._ask(ring.destroyed))) == self._noted:
+            return 0
+        untold = await self._untold(ring, await self._told_forgotten())
+        await self.append(*untold)
+        self._noted = seen
+        return len(untold)
+
+    async def _told_forgotten(self) -> dict[tuple[str, str | None], int]:
+        """The newest key that a row `Forgotten` is about, by tenant and user."""
+        told: dict[tuple[str, str | None], int] = {}
+        async for _, row in self.read(0, {Forgotten}):
+            if isinstance(row, Forgotten):
+                told[row.tenant, row.user] = max(row.key, told.get((row.tenant, row.user), 0))
+        return told
+
+    async def _untold(self, ring: KeyRing, told: Mapping[tuple[str, str | None], int]) -> list[Forgotten]:
+        """The rows about destroyed keys that the log lacks."""
+        found: dict[tuple[str, str | None], int] = {}
+        for number, scope in await self._ask(ring.destroyed):
+            if number > max(told.get((scope.tenant, user), 0) for user in (scope.user, None)):
+                found[scope.tenant, scope.user] = number
+        return [_forgotten(tenant, user, number, ring.clock()) for (tenant, user), number in found.items()]
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._asking, question)
+
+
+def _forgotten(tenant: str, user: str | None, key: int, at: float) -> Forgotten:
+    """A row that is the same whoever writes it; without a key, a new one."""
+    whose = "tenant" if user is None else "key"
+    name = f"{whose}-{key}" if key else f"{whose}-{token_hex(16)}"
+    return Forgotten(id=f"forgotten-{name}", tenant=tenant, user=user, key=key, at=at)

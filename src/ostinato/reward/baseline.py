@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,10 @@ class Deviations:
         if len(self._sums) > self._max_keys:
             del self._sums[next(iter(self._sums))]
 
+    def drop(self, gone: Callable[[tuple[str, str]], bool]) -> None:
+        """Drop these keys."""
+        self._sums = {key: sums for key, sums in self._sums.items() if not gone(key)}
+
     def snapshot(self) -> list[list[Any]]:
         """[tenant, name, sum, count] in order of last use."""
         return [[*key, *pair] for key, pair in self._sums.items()]
@@ -159,6 +163,10 @@ class Baseline:
         of_user, of_prompt = self._users.get(context.person), self._prompts.get(prompt)
         self._users.add(context.person, difference - of_prompt, weight)
         self._prompts.add(prompt, difference - of_user, weight)
+
+    def forget(self, gone: Callable[[Person], bool]) -> None:
+        """Drop these people's deviations. What everybody's sums learned from them stays, as do the hashes of prompts, which name nobody."""
+        self._users.drop(gone)
 
     def weight_of(self, tokens: int) -> float:
         """How many turns an answer of that many tokens counts for (h, above); 1 before the first."""

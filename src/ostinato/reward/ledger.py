@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.notices import Alarm
+from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
     Arm,
@@ -116,6 +116,10 @@ class Teaching:
         decided = [entry for entry in entries if entry.facts.seq <= first.get(entry.facts.unit, entry.facts.seq)]
         self._observe(decided, self._after(decided, self._held_upto))
 
+    def forget(self, gone: Callable[[Person], bool]) -> None:
+        """Drop what waits to be learned from of these people."""
+        self._held = [entry for entry in self._held if not gone(entry.facts.person)]
+
     def snapshot(self) -> dict[str, Any]:
         """The turns that the baseline has not learned from yet, as JSON's types."""
         return {
@@ -208,7 +212,7 @@ class Settled:
 # ---------------------------------------------------------------- the ledger
 
 
-KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm, ConsentGiven}
+KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm, ConsentGiven, Forgotten}
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
@@ -222,6 +226,7 @@ LATE_GROUP = "late_group"
 GOLD = "gold"
 HELD_OUT = "held_out"
 WITHDRAWN = "consent:withdrawn"
+FORGOTTEN = "forgotten"
 
 
 def kind_of(reason: str) -> str:
@@ -291,6 +296,8 @@ class TurnLedger:
                 self.alarms.apply(row)
             case ConsentGiven():
                 self._chosen(row)
+            case Forgotten():
+                self._forget(row)
             case _:
                 pass
 
@@ -408,6 +415,27 @@ class TurnLedger:
         for facts in [each.facts for each in (*self.open.values(), *self.matured.values())]:
             if facts.hold is None and not facts.world and facts.person == row.person:
                 self.to_hold[facts.id] = WITHDRAWN
+
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is kept under somebody's name, and hold back all that was not learned from yet. Credit that was given stays; from now
+        on the others are compared, and share batches, without them. Their choice of consent outlives it.
+        """
+        self.baseline.forget(row.covers)
+        self.teaching.forget(row.covers)
+        self.recent.forget(row.covers)
+        self.passed_over = [
+            (((person[0], "") if row.covers(person) else person), episode) for person, episode in self.passed_over
+        ]
+        theirs = [each.facts for each in (*self.open.values(), *self.matured.values())]
+        for facts in theirs:
+            if facts.world or not row.covers(facts.person):
+                continue
+            if facts.hold is None:
+                self.to_hold[facts.id] = FORGOTTEN
+            if facts.id in self.open:
+                self.open[facts.id].facts = facts.unnamed()
+            else:
+                self.matured[facts.id] = replace(self.matured[facts.id], facts=facts.unnamed())
 
     def _delivered(self, row: Delivered) -> None:
         self.orphans.advance(row.at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from pydantic import TypeAdapter
@@ -146,6 +146,10 @@ class TurnFacts:
             context=context_of(turn, config.users),
             world=of_world(turn),
         )
+
+    def unnamed(self) -> Self:
+        """The same about nobody, once the person was forgotten."""
+        return replace(self, user="", context=replace(self.context, person=(self.tenant, "")))
 
     @property
     def person(self) -> Person:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ostinato.core.records import Person
@@ -146,6 +146,13 @@ class RecentShares:
             person: share for person, share in missed.items() if share >= _FORGOTTEN and person in self._shares
         }
         self._level = equal_share(self._shares)
+
+    def forget(self, gone: Callable[[Person], bool]) -> None:
+        """Drop these people's shares. What the others may have is from now on counted among those who are left."""
+        if any(map(gone, self._shares)):
+            self._shares = {person: share for person, share in self._shares.items() if not gone(person)}
+            self._missed = {person: share for person, share in self._missed.items() if not gone(person)}
+            self._level = equal_share(self._shares)
 
     def cut(self, masses: Mapping[Person, float]) -> dict[Person, float]:
         """Each person's mass in the next batch after the cut, in episodes: at most what brings them to the level, or half of an equal

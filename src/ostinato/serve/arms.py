@@ -66,6 +66,10 @@ class Arms:
             if slot not in tried or (tried[Arm(slot)] and (live is None or policy.hash != live.hash))
         )
 
+    def on_trial(self, loaded: Mapping[str, PolicyVersion]) -> bool:
+        """True while people are dealt to a canary, or stay on the version before, to compare it with live."""
+        return not {Arm.CANARY, Arm.PREVIOUS}.isdisjoint(self.releases(loaded))
+
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
         if tenant in self._branches and branch_of(tenant) in loaded:

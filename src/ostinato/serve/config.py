@@ -433,6 +433,21 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         gt=0,
         description="Seconds of silence after which a stream sends a comment, so that nobody hangs up.",
     )
+    compaction_share: float = Field(
+        default=0.75,
+        ge=0.25,
+        le=0.9,
+        description="Share of the context at which a conversation is shortened at the latest, if its client wishes that "
+        "(context_management).",
+    )
+    compaction_least_tokens: int = Field(
+        default=50_000,
+        ge=256,
+        description="Least tokens that a client may name for its conversation to be summarised within a call; fewer get 400.",
+    )
+    compaction_most: int = Field(
+        default=1_000, ge=1, description="Summaries within calls of one conversation; a call that needs more gets 400."
+    )
     session_tokens: int = Field(
         default=4_000_000, ge=0, description="Tokens of past turns kept in memory, so that follow-ups reuse their ids."
     )

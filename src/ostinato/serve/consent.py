@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
 from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person
 from ostinato.core.seams import Cursor, Log
 from ostinato.serve.arms import ANONYMOUS
@@ -40,15 +41,26 @@ def read_level(said: str, field: str) -> Consent:
         raise BadRequest(f"{field} takes {', '.join(Consent)}.", field=field) from None
 
 
+def choice_id(person: Person, last: Cursor) -> str:
+    """The id of a person's next choice, given the place of the last (0: none): of two that are recorded at once the log keeps one
+    (optimistic concurrency), and the other is to be decided anew.
+
+    Example: ``choice_id(("acme", "ann"), 0)``
+    """
+    name = json_bytes([*person, last])
+    return f"consent-{blake2b(name, digest_size=16).hexdigest()}"
+
+
 class ConsentChoices:
-    """People's recorded choices: a fold of the log, which holds only those that are stricter than `Consent.YES`.
+    """People's recorded choices: a fold of the log, which holds those of everybody who ever made one. `forgotten` is called for
+    each row about somebody who was forgotten; a choice outlives that.
 
     Example: ``choices.of(("acme", "ann")) is Consent.NEVER``
     """
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._levels: dict[Person, Consent] = {}
+    def __init__(self, log: Log, forgotten: Callable[[Forgotten], None] = lambda _: None) -> None:
+        self._log, self._forgotten = log, forgotten
+        self._levels: dict[Person, tuple[Consent, Cursor]] = {}  # the newest choice, and its place
         self._cursor: Cursor | None = None
         self._turn = asyncio.Lock()
 
@@ -56,16 +68,28 @@ class ConsentChoices:
         """What a person allows. Until the log was read nobody with a name is taken to agree: they are answered, and nothing is kept."""
         if self._cursor is None:
             return Consent.YES if person[1] == ANONYMOUS else Consent.NEVER
-        return self._levels.get(person, Consent.YES)
+        return self._levels.get(person, (Consent.YES, 0))[0]
 
     async def refresh(self) -> None:
         """Take in the log's new rows. Raises StorageFull, Unavailable."""
         async with self._turn:
             newest = await self._log.append()
-            async for _, row in self._log.read(self._cursor or 0, {ConsentGiven}):
+            async for seq, row in self._log.read(self._cursor or 0, {ConsentGiven, Forgotten}):
                 if isinstance(row, ConsentGiven):
-                    self._take(row)
+                    self._levels[row.person] = row.level, seq
+                elif isinstance(row, Forgotten):
+                    self._forgotten(row)
             self._cursor = newest
+
+    async def add(self, person: Person, level: Consent, at: float) -> bool:
+        """Record a choice that follows the last one known here. False, and nothing is recorded, if another one came just then, which this
+        one may have to be checked against. Raises StorageFull, Unavailable.
+        """
+        id = choice_id(person, self._levels.get(person, (Consent.YES, 0))[1])
+        row = ConsentGiven(id=id, tenant=person[0], user=person[1], level=level, at=at)
+        await self._log.append(row)
+        await self.refresh()
+        return await self._log.find(ConsentGiven, [(id,)]) == [row]
 
     async def follow(self) -> None:
         """Look at the log for ever."""
@@ -79,12 +103,6 @@ class ConsentChoices:
                     _LOG.warning("What people allow cannot be read anew: %s", error)
                 told = str(error)
             await asyncio.sleep(EVERY_S)
-
-    def _take(self, row: ConsentGiven) -> None:
-        if row.level is Consent.YES:
-            self._levels.pop(row.person, None)
-        else:
-            self._levels[row.person] = row.level
 
 
 class _Wish(BaseModel):
@@ -120,13 +138,11 @@ class ConsentHandlers:
         person, level = (who.tenant, _named(wish.user, "user")), read_level(wish.train, "train")
         async with self._in_time():
             await self._choices.refresh()
-            if (known := self._choices.of(person)) is not level:
+            while (known := self._choices.of(person)) is not level:
                 if Consent.strictest(known, level) is known:
                     self._check(exchange, who, wish.user)
-                id = f"consent-{secrets.token_hex(16)}"
-                row = ConsentGiven(id=id, tenant=who.tenant, user=wish.user, level=level, at=parts.clock())
-                await asyncio.shield(parts.writes.begin(parts.log.append(row)))
-                await self._choices.refresh()
+                if await asyncio.shield(parts.writes.begin(self._choices.add(person, level, parts.clock()))):
+                    break
         await self._reply(exchange, person)
 
     @asynccontextmanager

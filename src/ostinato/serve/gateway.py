@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from ostinato.core.arm_assignment import BRANCHES, Dealing, branch_of
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
@@ -140,11 +141,11 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
 def _abilities(*, forms: bool) -> dict[str, Any]:
     """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
     no, yes = {"supported": False}, {"supported": True}
-    edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
+    edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), yes)
     return {
         **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
         "compaction": yes | {"summarize": yes},
-        "context_management": no | edits,
+        "context_management": yes | edits,
         "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
         "server_tools": no | {"code_execution": no, "web_search": no},
         "structured_outputs": {"supported": forms},
@@ -286,7 +287,7 @@ class GatewayApp(Starlette):
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
-        self._choices = ConsentChoices(parts.log)
+        self._choices = ConsentChoices(parts.log, self._forget)
         overheard = FollowUps(parts, self._intake, self._judge)
         self._calls = CallHandlers(
             parts,
@@ -393,6 +394,11 @@ class GatewayApp(Starlette):
                 await each.close()
         if self._parts.tracing is not None:
             await self._parts.tracing.close()
+
+    def _forget(self, row: Forgotten) -> None:
+        """Drop what is kept in memory of somebody who was forgotten."""
+        self._calls.forget(row)
+        self._intake.forget(row)
 
     async def _restore(self) -> None:
         log = self._parts.log

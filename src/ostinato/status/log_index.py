@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ostinato.core.errors import OstinatoError
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Batch, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.rowlog import RowLog
@@ -31,7 +31,7 @@ from ostinato.release.ledger import State, fold, taken_back
 
 _T = TypeVar("_T")
 
-FORMAT = 5
+FORMAT = 6
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
@@ -92,7 +92,7 @@ def _is_sound(connection: Any) -> bool:
 
 
 SERVED: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch})
-DECIDED: frozenset[type] = frozenset({ReleaseEvent, Alarm})
+DECIDED: frozenset[type] = frozenset({ReleaseEvent, Alarm, Forgotten})
 WAITING, REWARDED, TRAINED = "waiting", "rewarded", "trained"
 _RANK = {Reward: 1, Quarantine: 2, Holdback: 3, Batch: 4}
 _SETTLE = (
@@ -116,6 +116,8 @@ class PageIndex:
         self._opened: Any = None
         self.ledger = State()
         """The release ledger's state after the decisions that the file has. Who opens a file that has some must set it."""
+        self.forgotten: dict[tuple[str, str | None], Cursor] = {}
+        """Who was forgotten, and where in the log: turns below it belong to nobody. Set like `ledger`, as the file must name nobody."""
         self._traces = False  # something was deleted that SQLite's files beside the index may still hold
 
     @property
@@ -138,7 +140,7 @@ class PageIndex:
         with self._lock:
             self._close()
             remove(self.path)
-            self.ledger = State()
+            self.ledger, self.forgotten = State(), {}
 
     def cursors(self) -> dict[str, int]:
         """How far the log was read: `decided` upwards; turns between `low` and `high`."""
@@ -208,8 +210,22 @@ class PageIndex:
                 self._event(seq, row)
             case Alarm():
                 self._alarm(seq, row)
+            case Forgotten():
+                self._forget(seq, row)
             case _:
                 pass
+
+    def _forget(self, seq: Cursor, row: Forgotten) -> None:
+        """Take the name out of a person's turns."""
+        self.forgotten[row.tenant, row.user] = seq
+        theirs = "UPDATE turns SET user = '' WHERE tenant = ? AND seq < ? AND (? IS NULL OR user = ?)"
+        self._db.execute(theirs, (row.tenant, seq, row.user, row.user))
+        self._traces = True
+
+    def _user(self, seq: Cursor, turn: Turn) -> str:
+        """A turn's user, "" if it is from before they were forgotten: reading also goes backwards."""
+        gone = max(self.forgotten.get((turn.tenant, user), 0) for user in (turn.user, None))
+        return "" if seq < gone else turn.user
 
     def _turn(self, seq: Cursor, turn: Turn) -> None:
         loose = self._db.execute("SELECT outcome, rank, value, step FROM loose WHERE turn = ?", (turn.id,)).fetchone()
@@ -217,7 +233,17 @@ class PageIndex:
             self._db.execute("DELETE FROM loose WHERE turn = ?", (turn.id,))
         outcome = loose or (WAITING, 0, None, None)
         dealt = int(turn.propensity < 1.0)
-        values = (seq, turn.id, turn.tenant, turn.user, turn.arm.value, turn.oldest, turn.ended_at, *outcome, dealt)
+        values = (
+            seq,
+            turn.id,
+            turn.tenant,
+            self._user(seq, turn),
+            turn.arm.value,
+            turn.oldest,
+            turn.ended_at,
+            *outcome,
+            dealt,
+        )
         self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         if self.words and turn.text:
             self._db.execute("INSERT OR REPLACE INTO words(rowid, text) VALUES (?, ?)", (seq, turn.text))
@@ -367,8 +393,7 @@ class Feed:
         if not more:
             more = await self._older(at)
         horizon = await self._log.horizon()
-        if horizon:
-            more = await asyncio.to_thread(self._index.drop, horizon) > 0 or more
+        more = await asyncio.to_thread(self._index.drop, horizon) > 0 or more
         self.unread_decisions = newest - at["decided"]
         self.unread_turns = newest - at["high"] + max(0, at["low"] - horizon)
         return more
@@ -382,12 +407,17 @@ class Feed:
         if at is None:
             at = await asyncio.to_thread(self._index.cursors)
             self._index.ledger = await self._ledger(at.get("decided", 0))
+            self._index.forgotten = await self._forgotten()
         if not at or max(at.values()) > newest:  # a log that was restored is another log
             if at:
                 await self._start_over()
             at = {"decided": 0, "low": newest, "high": newest}
         self._cursors = at
         return at
+
+    async def _forgotten(self) -> dict[tuple[str, str | None], Cursor]:
+        rows = [(seq, row) async for seq, row in self._log.read(0, {Forgotten})]
+        return {(row.tenant, row.user): seq for seq, row in rows if isinstance(row, Forgotten)}
 
     async def _ledger(self, decided: Cursor) -> State:
         """The release ledger's state at a place in the log. Its lines are few, and never dropped."""

@@ -10,20 +10,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import Batch, Holdback, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.ledger import kind_of
 
 FOLD = "status"
-KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm})
+KINDS: frozenset[type] = frozenset(
+    {Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, Forgotten}
+)
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +148,18 @@ class Summary:
                     self.alarms[row.name] = (row.reason, row.at)
                 else:
                     self.alarms.pop(row.name, None)
+            case Forgotten():
+                self._forget(row)
             case _:
                 pass
+
+    def _forget(self, gone: Forgotten) -> None:
+        """Drop a person's answers from the newest."""
+        kept = [each for each in self.rated if not gone.covers(each.served.person)]
+        self.rated.clear()
+        self.rated.extend(kept)
+        waiting = self.unrated.items()
+        self.unrated = OrderedDict((turn, served) for turn, served in waiting if not gone.covers(served.person))
 
     def state(self) -> dict[str, Any]:
         """The state to store, as JSON types."""

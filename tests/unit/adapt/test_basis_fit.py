@@ -55,6 +55,7 @@ def test_a_dial_moves_its_attribute_by_the_stated_unit_and_noise_gets_none():
 async def test_score_features_are_the_gradient_of_the_answers_log_probability(tmp_path):
     async with tiny_engine(tmp_path) as tiny:
         reserved, opening = tiny.renderer.reserved_ids(), tiny.renderer.encode("<tool_call>")
+        stops = tiny.renderer.stop_ids()
         prompt, sampled, tokens_M = (70, 71, 72), (97, 65, 97, 40), np.array([40, 65, 97, 200])
         (found_M,) = score_features(tiny.model, [(prompt, sampled)], tokens_M)
         ids = torch.tensor([*prompt, *sampled[:-1]])
@@ -67,7 +68,9 @@ async def test_score_features_are_the_gradient_of_the_answers_log_probability(tm
         mean_V = mean_probabilities(tiny.model, [(prompt, sampled)])
     assert found_M == pytest.approx(shift.grad.numpy(), abs=1e-5)
     assert mean_V == pytest.approx(logits_TV.softmax(-1).mean(0).numpy(), abs=1e-6)
-    assert reserved >= {256, 257, 258, *opening}, "control tokens and what opens a call"
+    assert reserved >= {256, 257, *opening} - stops, "control tokens and what opens a call"
+    assert stops, "a tokenizer without an end would show nothing here"
+    assert not reserved & (stops - {*opening}), "how long an answer is, is a matter of form"
 
 
 def test_what_nothing_explains_is_refused_with_the_remedy():

@@ -1,14 +1,17 @@
-"""A model without a chat template is told at the start: an alarm where plain prompts remain, a refusal where rollouts must chat."""
+"""What is told of a model at the start: that it has no chat template (an alarm where plain prompts remain, a refusal where rollouts must
+chat), and that its context is too short for conversations to be summarised within a call.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ostinato.app.gateway import NO_CHAT, check_chat
+from ostinato.app.gateway import NO_CHAT, check_chat, check_window
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.model.renderer import HFRenderer
+from ostinato.serve.config import ServeConfig
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.tiny import tiny_model
 
@@ -45,3 +48,9 @@ async def test_a_model_that_chats_raises_nothing(source):
     run = run_of(source)
     await check_chat(run, SimpleNamespace(chats=True), Path("m"))
     assert alarms(run) == []
+
+
+@pytest.mark.parametrize(("context", "share", "warns"), [(1_024, 0.75, True), (8_192, 0.75, False), (4_096, 0.3, True)])
+def test_a_context_too_short_for_summaries_within_a_call_is_told(context, share, warns, caplog):
+    check_window(ServeConfig(compaction_share=share), context)
+    assert ("serve.compaction_share" in caplog.text) == warns

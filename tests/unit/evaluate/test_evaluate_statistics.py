@@ -11,10 +11,12 @@ from ostinato.core.report import ItemScore
 from ostinato.evaluate.statistics import (
     clustered_difference,
     draw_spread,
+    items_needed,
     mcnemar,
     mean_difference,
     paired_items,
     power,
+    spread_of,
     suite_mean,
     wilson,
 )
@@ -156,6 +158,17 @@ def test_power_equals_simulation():
     assert power(n, discordance, margin) == pytest.approx(passed, abs=0.06)
     assert power(1000, 0.15, 0.02) == pytest.approx(0.495, abs=0.01)
     assert all(a <= b for a, b in pairwise(power(k, 0.1, 0.05) for k in range(10, 500, 10)))
+
+
+def test_the_items_that_a_margin_needs_give_equals_the_wanted_power():
+    differences = np.repeat([1.0, -1.0, 0.0], [50, 50, 4900])
+    for alpha in (0.05, 0.05 / 40):
+        needed = items_needed(spread_of(differences), 0.01, alpha=alpha)
+        assert power(needed, 0.02, 0.01, alpha=alpha) == pytest.approx(0.8, abs=0.001)
+    alike = spread_of(np.zeros(10))
+    needed = items_needed(alike, 0.01, alpha=0.05)
+    assert mean_difference(np.zeros(needed), lower_alpha=0.05, upper_alpha=0.05).upper <= 0.01
+    assert mean_difference(np.zeros(needed - 1), lower_alpha=0.05, upper_alpha=0.05).upper > 0.01
 
 
 def test_wrong_pairing_is_an_error_that_names_the_pair():

@@ -459,7 +459,7 @@ async def test_a_restore_that_is_killed_anywhere_is_completed_by_the_next(
         await log.append(*turns)
         saved(tmp_path / "run", tmp_path / "kept")
         await log.forget("default", "u3")
-        whole = await collect(log)
+        *whole, gone = await collect(log)
     shutil.copy(tmp_path / "run" / KEYS, tmp_path / "newest-keys.db")
     for point in range(1000):
         new = tmp_path / f"new{point}"
@@ -471,5 +471,7 @@ async def test_a_restore_that_is_killed_anywhere_is_completed_by_the_next(
         with suppress(Conflict):  # it was complete
             put_back(tmp_path / "kept", new)
         assert await rows_of(new, config) == whole
+        with opened(new, config) as log:  # which lacks the row that is newer than the backup
+            assert (await log.note_forgotten(), (await collect(log))[-1]) == (1, gone) if point < 3 else True
         assert {path.name for path in new.iterdir()} <= {"log", KEYS, ".log.replaced"}
     assert point > 10

@@ -12,6 +12,7 @@ import pytest
 from record_rows import EVERY, collect, signal
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ParsedCall, Row, Signal, Turn
 from ostinato.core.steering import Steered
 from ostinato.record.codec import shrink
@@ -110,13 +111,13 @@ async def test_a_forgotten_user_is_unreadable_for_ever_and_nobody_else(tmp_path:
         assert await log.find(Turn, [("t1:0",)]) == [ANN_TOO]  # in memory now
         keys = {number: log._ring._read(number) for number in (1, 2, 3)}  # type: ignore[union-attr]
         assert None not in keys.values()
-        assert await log.forget("acme", "ann") == 8
+        assert await log.forget("acme", "ann") == 9
         after = [redacted(ANN), redacted(ANN_TOO), BOB, OTHER, replace(told(0, ANN), comment=None, correction=None)]
-        after += ROWS[5:]
+        after += [*ROWS[5:], (await collect(log, 8))[0][1]]
         assert await collect(log) == list(enumerate(after, 1))
         assert [row.redacted for row in after if isinstance(row, Turn)] == [True, True, False, False]
         assert await log.find(Turn, [("t1:0",), ("t2:0",)]) == [redacted(ANN_TOO), BOB]
-        assert log.tail(8, EVERY)[0] == (1, redacted(ANN))
+        assert log.tail(9, EVERY)[0] == (1, redacted(ANN))
     with opened(tmp_path, segment_rows=3) as log:
         assert await collect(log) == list(enumerate(after, 1))
     assert traces(tmp_path, *written(ANN), *written(ANN_TOO), b"comment of ann") == []
@@ -216,7 +217,12 @@ async def test_turns_lean_only_on_what_lies_under_the_same_key(tmp_path: Path):
     with opened(tmp_path) as log:
         await log.append(*turns)
         await log.forget("acme" if turns[0].tenant == "acme" else "default", "u0")
-        assert [row for _, row in await collect(log)] == [redacted(turns[0]), turns[1], redacted(turns[2]), turns[3]]
+        assert [row for _, row in await collect(log, 0, {Turn})] == [
+            redacted(turns[0]),
+            turns[1],
+            redacted(turns[2]),
+            turns[3],
+        ]
 
 
 async def test_no_dictionary_is_trained_on_what_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -424,3 +430,55 @@ async def test_a_turn_that_must_not_be_kept_is_stored_without_its_words_or_refus
         assert unkept.redacted
         assert traces(tmp_path, *written(said)) == []
     assert encrypt != "none" or traces(tmp_path, *written(ANN)), "the search finds what is kept"
+
+
+# ---------------------------------------------------------------- the row that tells the folds
+
+
+async def told_gone(log: SqlLog) -> list[tuple[str, str | None]]:
+    return [(row.tenant, row.user) for _, row in await collect(log, 0, {Forgotten}) if isinstance(row, Forgotten)]
+
+
+async def test_a_row_says_who_was_forgotten_once_for_each_key(tmp_path: Path):
+    with opened(tmp_path, segment_rows=3) as log:
+        await log.append(*ROWS)
+        for _ in range(2):
+            await log.forget("acme", "ann")
+            await log.forget("acme", "nobody")
+        assert await told_gone(log) == [("acme", "ann"), ("acme", "nobody")]
+        await log.append(turn(7, "ann"))  # who comes back, and is forgotten again
+        await log.forget("acme", "ann")
+        assert await told_gone(log) == [("acme", "ann"), ("acme", "nobody"), ("acme", "ann")]
+        for _ in range(2):
+            await log.forget("acme")
+        assert (await told_gone(log))[3:] == [("acme", None)]
+        assert await log.note_forgotten() == 0
+    with opened(tmp_path) as log:
+        assert await log.note_forgotten() == 0
+
+
+@pytest.mark.parametrize("by", ["forget", "note_forgotten"])
+@pytest.mark.parametrize("who", ["ann", None])
+async def test_a_call_that_was_killed_between_the_keys_and_the_row_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str | None, by: str
+):
+    """By the next call, or by any process that looks; two that look at once write one row."""
+    with opened(tmp_path) as log, opened(tmp_path) as other:
+        await log.append(*ROWS)
+        assert await other.note_forgotten() == 0
+
+        async def killed(*rows: Row) -> int:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(log, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await log.forget("acme", who)
+        monkeypatch.undo()
+        assert (await told_gone(log), (await other.find(Turn, [(ANN.id,)]))[0].redacted) == ([], True)
+        if by == "forget":
+            await other.forget("other", "ann")
+            assert ("other", "ann") in await told_gone(log)
+        else:
+            await asyncio.gather(other.note_forgotten(), log.note_forgotten())
+        gone = [each for each in await told_gone(log) if each[0] == "acme"]
+        assert gone == ([("acme", "ann")] if who else [("acme", "ann"), ("acme", "bob")])

@@ -1,4 +1,4 @@
-"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` to `format_3.tar.gz` were written by
+"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` to `format_4.tar.gz` were written by
 such versions.
 
 `APPENDS` says what they were given. Retention has dropped its first segment, the newest has no row, and of its two users bob is forgotten.
@@ -65,7 +65,7 @@ def expected(version: int) -> list[tuple[int, Row]]:
     return [(seq, row) for seq, row in rows if seq >= FIRST_KEPT or type(row) in permanent]
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, 3, 4])
 def version(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -90,7 +90,7 @@ async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, version: i
             ()
         }
     versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
-    assert versions == [version, version, 5]
+    assert (versions[:2], {*versions[2:]}) == ([version, version], {5})
     assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(version,)]
 
 

@@ -102,8 +102,8 @@ def test_no_log_probability(value: Any):
 
 
 def test_a_type_that_the_log_does_not_keep():
-    kinds = "Alarm, Batch, ConsentGiven, Delivered, DialPrior, Holdback, Quarantine, ReleaseEvent, Reward, Signal, Stamp, SteeringBasis, "
-    kinds += "Turn"
+    kinds = "Alarm, Batch, ConsentGiven, Delivered, DialPrior, Forgotten, Holdback, Quarantine, ReleaseEvent, Reward, "
+    kinds += "Signal, Stamp, SteeringBasis, Turn"
     with refused(BadRequest, f"the log keeps {kinds}, not Sampling"):
         prepare(TURN.sampling)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ import pytest
 from record_rows import collect
 
 from ostinato.core.errors import BadConfig, NotFound, Unavailable
-from ostinato.core.records import Row
+from ostinato.core.records import Row, Turn
 from ostinato.record.config import RecordConfig
 from ostinato.record.keys import KeyRing, MasterKey, Scope, rekey
 from ostinato.record.log import SqlLog
@@ -82,7 +82,7 @@ async def test_what_was_forgotten_stays_so(tmp_path: Path, masters: tuple[Path, 
         await log.forget("default", "u7")
     assert rekey(tmp_path / "run" / "log-keys.db", *masters) == 29
     with opened(tmp_path / "run", masters[1]) as log:
-        assert [row.id for _, row in await collect(log) if row.redacted] == ["t7:0"]  # type: ignore[union-attr]
+        assert [row.id for _, row in await collect(log, 0, {Turn}) if row.redacted] == ["t7:0"]  # type: ignore[union-attr]
 
 
 DIES = """

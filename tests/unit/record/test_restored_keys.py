@@ -198,7 +198,7 @@ async def test_a_backup_from_before_a_new_master_key_is_restored_with_both(tmp_p
     assert await rows_of(tmp_path / "new", config) == [(1, turn(0, "u0")), (2, turn(1, "u1"))]
     (run / "log").rename(run / "log.restored")
     (run / "log.old").rename(run / "log")
-    assert [row.id for _, row in await rows_of(run, config)] == ["t0:0", "t1:0", "t2:0"]
+    assert [row.id for _, row in await rows_of(run, config)] == ["t0:0", "t1:0", "t2:0", "forgotten-key-1"]
 
 
 KILLED_WRITING = """

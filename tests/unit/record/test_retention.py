@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from record_rows import EVERY, collect, firsts, one_of_each, signal
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
     ConsentGiven,
@@ -35,7 +35,7 @@ from ostinato.record.segments import segment as segment_module
 from ostinato.record.segments.segment import Segment
 
 DAY = 86_400.0
-STAYS = (Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, ConsentGiven)
+STAYS = (Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, ConsentGiven, Forgotten)
 CONFIG = RecordConfig(segment_rows=10, retain_days=30.0)
 
 

@@ -65,13 +65,13 @@ async def test_a_segment_of_an_older_format_is_read_and_not_appended_to(
 ):
     with SqlLog.open(tmp_path / "log") as log:
         await log.append(signal(0))
-    monkeypatch.setattr(segment_file, "FORMAT", 5)
-    monkeypatch.setattr(segment_file, "READABLE", frozenset({4, 5}))
+    monkeypatch.setattr(segment_file, "FORMAT", 6)
+    monkeypatch.setattr(segment_file, "READABLE", frozenset({5, 6}))
     with SqlLog.open(tmp_path / "log") as log:
         await log.append(signal(1))
         assert [row for _, row in await collect(log)] == [signal(0), signal(1)]
     versions = [sql(tmp_path / "log" / f"{first:016d}.db", "PRAGMA user_version") for first in (1, 2)]
-    assert versions == [[(4,)], [(5,)]]
+    assert versions == [[(5,)], [(6,)]]
 
 
 async def test_a_closed_segment_is_never_written_again(many: SqlLog):

@@ -11,7 +11,7 @@ import pytest
 from record_rows import limit_pages
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, TooLarge, Unavailable
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
     Consent,
@@ -42,8 +42,8 @@ SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HU
 V1 = PolicyVersion(number=1, hash="a")
 FIRST = "0000000000000001.db"
 TABLES = [
-    "alarms", "bases", "batches", "consents", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "priors",
-    "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
+    "alarms", "bases", "batches", "consents", "deliveries", "dictionaries", "forgotten", "holdbacks", "identities", "pieces", "policies",
+    "priors", "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
 ]  # fmt: skip
 
 
@@ -70,8 +70,9 @@ async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
         SteeringBasis(hash="a", names=("a",), tokens=b"", directions=b"", weights="", at=1.0),
         ConsentGiven(id="a", tenant="t", user="u", level=Consent.NEVER, at=1.0),
         DialPrior(names="a", number=1, people=0, mean=(), within=(), between=(), organisations={}, upto=0, at=1.0),
+        Forgotten(id="a", tenant="t", user="u", key=1, at=1.0),
     ]
-    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=13)) as log:
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=14)) as log:
         log.derive_text(lambda token: "x")
         await log.append(*rows)
         path = tmp_path / "log" / FIRST

@@ -1,5 +1,6 @@
 """Credits without a person are those that a log gives which never held the person's rows; anything less keeps a trace of them."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -7,11 +8,14 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import Corrupt, NotFound
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Batch, Consent, Delivered, Holdback, PolicyVersion, Quarantine, Reward, Signal, Turn
+from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
+from ostinato.reward.log_fold import LedgerFollower, snapshot
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
 from ostinato.testing.log import MemoryLog
@@ -24,8 +28,10 @@ ALL = Taught(every=True)
 TIGHT = RewardConfig(batch_tokens=120)  # a step cannot hold all: turns are drawn, with weights, and others passed over
 
 
-async def a_log(config: RewardConfig, taught: Taught, rounds: int = 8) -> MemoryLog:
-    """Batches of what eight users said, by a real desk whose clock moves with every row that it writes."""
+async def a_log(config: RewardConfig, taught: Taught, rounds: int = 8, forgotten: str | None = None) -> MemoryLog:
+    """Batches of what eight users said, by a real desk whose clock moves with every row that it writes. Halfway, and with turns that wait,
+    somebody may be `forgotten`.
+    """
     log, time, draw = MemoryLog(), [1000.0], random.Random(3)
 
     def clock() -> float:
@@ -44,8 +50,16 @@ async def a_log(config: RewardConfig, taught: Taught, rounds: int = 8) -> Memory
             name = "accepted" if draw.random() < (0.2 if user == GONE else 0.7) else "rejected"
             said = [] if user == FIRST else [a_signal(turn, name, at=at)]
             await log.append(*reversed(said), turn, a_delivery(turn, at=at))
+        if forgotten is not None and round_ == rounds // 2:
+            await log.append(Forgotten(id="g", tenant="default", user=forgotten, key=1, at=at))
         time[0] += 4000.0
         await desk.batch(round_ + 1, 12, V0)
+    if forgotten is not None:
+        await desk.poll()
+        again = LedgerFollower(log, config, arms=taught.arms)
+        await again.catch_up()
+        assert snapshot(again.ledger) == snapshot(desk._reading.ledger), "read anew, it is the same"
+        assert (await account(log, config=config)).balanced
     return log
 
 
@@ -82,8 +96,28 @@ async def test_with_everybody_every_batch_has_its_recorded_credits(config, taugh
 
 
 @pytest.mark.parametrize(("config", "taught"), CASES)
-async def test_without_a_person_every_batch_is_that_of_a_log_that_never_held_them(config, taught):
-    log = await a_log(config, taught)
+async def test_credits_after_somebody_was_forgotten_are_folded_anew_to_the_same_bits(config, taught):
+    """No fold knows them any more, live as when it is read anew; what waited of theirs is held back, and earlier credit stays."""
+    log, plain = await a_log(config, taught, forgotten="u5"), await a_log(config, taught)
+    assert not any(batch.changed for batch in await refolded(log, config, taught, ["nobody"]))
+    steps = [[row for row in each.rows if isinstance(row, Batch)] for each in (log, plain)]
+    assert steps[0][:4] == steps[1][:4]
+    assert steps[0][5:] != steps[1][5:], "the others share batches without them"
+    held = [row.turn for row in log.rows if isinstance(row, Holdback) and row.reason == "forgotten"]
+    users = {turn.id: turn.user for turn in log.turns()}
+    assert {users[turn] for turn in held} == {"u5"}
+    ledger = LedgerFollower(log, config, arms=taught.arms)
+    at = log.rows.index(next(row for row in log.rows if isinstance(row, Forgotten)))
+    for seq, row in enumerate(log.rows[: at + 1], 1):
+        ledger.ledger.apply(seq, row)
+        assert row is not log.rows[at - 1] or '"u5"' in json.dumps(snapshot(ledger.ledger))
+    assert '"u5"' not in json.dumps(snapshot(ledger.ledger))
+
+
+@pytest.mark.parametrize("forgotten", [None, "u5"])
+@pytest.mark.parametrize(("config", "taught"), CASES)
+async def test_without_a_person_every_batch_is_that_of_a_log_that_never_held_them(config, taught, forgotten):
+    log = await a_log(config, taught, forgotten=forgotten)
     found = await refolded(log, config, taught, [FIRST, GONE])
     never = MemoryLog()
     await never.append(*without(log.rows, GONE))

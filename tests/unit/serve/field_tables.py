@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ostinato.serve.dialects import anthropic, openai, responses, responses_items
+from ostinato.serve.dialects import anthropic, context_edits, openai, responses, responses_items
 from ostinato.serve.dialects.compaction_blocks import packed_token
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.field_rules import UNSUPPORTED, Ignored, Only
@@ -111,12 +111,17 @@ TABLES: dict[str, list[Object]] = {
     "/v1/messages": [
         _messages("The request", anthropic.MessagesRequest, MESSAGES, _same),
         Object(name="The request of `/v1/messages/count_tokens`", model=anthropic.CountRequest,
-               sample={"model": "m", "messages": [HI]}, within=_same, parse=anthropic.parse_count),
+               sample={"model": "m", "messages": [HI]}, within=_same,
+               parse=lambda body: anthropic.parse_count(body).conversation),
         _messages("`metadata`", anthropic.Metadata, {"user_id": "ann"}, lambda o: {"metadata": o}),
         _messages("`compaction`", anthropic.CompactionConfig, {"type": "summarize"}, lambda o: {"compaction": o}),
-        _messages("`context_management`", anthropic.ContextManagement, {}, lambda o: {"context_management": o}),
-        _messages("An edit of `context_management`", anthropic.ContextEdit, {"type": "compact_20260112"},
-                  lambda o: {"context_management": {"edits": [o]}}),
+        _messages("`context_management`", context_edits.ContextManagement, {},
+                  lambda o: {"context_management": o}),
+        _messages("An edit of `context_management`, each with its own fields", context_edits.ContextEdit,
+                  {"type": "compact_20260112"}, lambda o: {"context_management": {"edits": [o]}}),
+        _messages("A measure in an edit: `trigger`, `keep`, `clear_at_least`", context_edits.Measure,
+                  {"type": "input_tokens", "value": 60_000},
+                  lambda o: {"context_management": {"edits": [{"type": "compact_20260112", "trigger": o}]}}),
         _messages("`tool_choice`", anthropic.ToolChoice, {"type": "tool", "name": "read"},
                   lambda o: {"tools": [READ], "tool_choice": o}),
         _messages("`output_config`", anthropic.OutputConfig, {}, lambda o: {"output_config": o}),

@@ -9,6 +9,7 @@ from tests.unit.serve.gateway_world import ADMIN, V0, V1, world
 
 from ostinato.adapt.config import AdaptConfig, ResetConfig, TenantAdaptConfig
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis, Steered, Steering
 from ostinato.testing.engine import FakeEngine
@@ -112,6 +113,27 @@ async def test_the_control_arm_never_leans():
         await w.chat(user="ann")
         assert w.log.turns()[0].arm == "control"
         assert adaptation.asked == []
+
+
+async def test_while_two_releases_are_compared_nobody_leans_on_either():
+    """A basis belongs to one version's weights, so that leaning would be counted for that version."""
+    slots = {"live": V0, "canary": V1, "previous": V1, "control": V1}
+    trials = [Dealing(salt="a", canary=0.5), Dealing(salt="a", previous=0.5)]
+    for dealing in (*trials, None, Dealing(salt="a", verified=0.5)):
+        adaptation, engine = Everybody(), SteeringEngine(slots=slots)
+        async with world(engine=engine, adaptation=adaptation, control_share=0.2) as w:
+            w.app.deal(dealing)
+            for number in range(30):
+                await w.chat(user=f"u{number}")
+            live = [turn for turn in w.log.turns() if turn.arm == "live"]
+            assert len(live) < 30
+            assert len(adaptation.asked) == (0 if dealing in trials else len(live))
+    for dealing in trials:  # until the candidate is loaded, its slot holds the live weights, and nobody is dealt to it
+        adaptation, engine = Everybody(), SteeringEngine(slots={"live": V0, "canary": V0, "previous": V0})
+        async with world(engine=engine, adaptation=adaptation) as w:
+            w.app.deal(dealing)
+            await w.chat(user="ann")
+            assert len(adaptation.asked) == 1
 
 
 async def test_a_header_that_says_neither_is_refused_by_name():

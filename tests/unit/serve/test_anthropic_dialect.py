@@ -121,7 +121,7 @@ def test_what_claude_code_sends_is_a_conversation():
     assert (request.asker, request.budget, request.stream) == ("d" * 64, 128000, True)
     assert (request.n, request.wants_usage, request.wants_logprobs) == (None, True, False)
     counted = {name: value for name, value in CLAUDE_CODE.items() if name != "max_tokens"}
-    assert parse_count(counted) == parse_count(CLAUDE_CODE) == request.conversation
+    assert parse_count(counted).conversation == parse_count(CLAUDE_CODE).conversation == request.conversation
 
 
 @pytest.mark.parametrize(
@@ -408,4 +408,4 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_agents_know():
 def test_a_prompt_is_counted_whatever_fields_of_a_message_it_comes_with():
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
     asked = {"logit_bias": {}, "logprobs": False, "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "stream": True}
-    assert parse_count(body | asked) == parse_messages(body | asked).conversation
+    assert parse_count(body | asked).conversation == parse_messages(body | asked).conversation

@@ -350,7 +350,10 @@ def test_media_in_anthropics_dialect_is_replaced_by_words_and_texts_are_read(blo
     request = parse_messages(MESSAGES[1] | {"messages": [{"role": "user", "content": [result, block]}]})
     assert [message.text for message in request.conversation.messages] == [text, text]
     assert [*request.omitted] == words
-    assert parse_count({"model": "m", "messages": [{"role": "user", "content": [block]}]}).messages[0].text == text
+    assert (
+        parse_count({"model": "m", "messages": [{"role": "user", "content": [block]}]}).conversation.messages[0].text
+        == text
+    )
 
 
 @pytest.mark.parametrize(

@@ -187,14 +187,3 @@ async def test_the_turn_has_its_window_and_a_repeat_gives_the_same():
         assert log.turns()[-1].parent == turn.id
         assert log.turns()[-1].window == turn.window == window(1, summary.id)
         assert later["ostinato"]["window"]["number"] == 1
-
-
-async def test_an_edit_of_the_context_that_is_not_applied_is_told():
-    async with world() as w:
-        ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-        edits = [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "compact_20260112"}]
-        _, headers, _ = await w.post("/v1/messages", ask | {"context_management": {"edits": edits}})
-        assert headers["x-ostinato-omitted"] == "clear-thinking-20251015, compact-20260112"
-        entries = [{"type": "compaction", "compact_threshold": 9_000}]
-        _, headers, _ = await w.post("/v1/responses", {"model": "m", "input": "hi", "context_management": entries})
-        assert headers["x-ostinato-omitted"] == "compaction"

@@ -8,6 +8,7 @@ import pytest
 from gateway_world import ADMIN, V0, V1, eventually, world
 
 from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Finish, Signal, Turn
 from ostinato.serve.config import PrivacyConfig
 from ostinato.testing.engine import FakeEngine, decode
@@ -275,6 +276,49 @@ async def test_only_the_user_or_an_operator_takes_a_refusal_back():
         assert w.log.turns()[-1].consent is YES
 
 
+class AtOnce(MemoryLog):
+    """Another gateway records `never` for the person in the instant in which a looser choice is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = None
+
+    async def append(self, *rows):
+        if any(isinstance(row, ConsentGiven) and row.level is ADAPT for row in rows) and self.other is not None:
+            other, self.other = self.other, None
+            assert await other.add(rows[0].person, NEVER, 1.0)
+        return await super().append(*rows)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+async def test_of_two_choices_in_one_instant_the_looser_does_not_slip_behind_the_stricter(signed):
+    """The later one in the log counts on every gateway; it is checked against the one before it, although nobody knew that when it came."""
+    log, keys = AtOnce(), {**KEYS, "user_keys": (f"acme:{SECRET_OF_ACME}",)}
+    async with world(**keys, log=log) as one, world(**keys, log=log) as two:
+        log.other = two.app._choices
+        await log.other.refresh()
+        headers = {"x-ostinato-user-signature": sign_user(SECRET_OF_ACME, "ann", now=one.now)} if signed else {}
+        assert (await choose(one, "ann", "adapt", **headers))[0] == (200 if signed else 401)
+        for w in (one, two):
+            await w.app._choices.refresh()
+        told = [w.app._choices.of(("acme", "ann")) for w in (one, two)]
+        assert told == [ADAPT if signed else NEVER] * 2
+        levels = [row.level for row in log.rows if isinstance(row, ConsentGiven)]
+        assert levels == ([NEVER, ADAPT] if signed else [NEVER])
+
+
+async def test_choices_that_are_recorded_at_once_are_the_same_on_every_gateway():
+    log = MemoryLog()
+    async with world(**KEYS, log=log) as one, world(**KEYS, log=log) as two:
+        wishes = [(w, level) for w in (one, two) for level in ("adapt", "aggregate", "never")]
+        await asyncio.gather(*(choose(w, "ann", level) for w, level in wishes))
+        for w in (one, two):
+            await w.app._choices.refresh()
+        assert [w.app._choices.of(("acme", "ann")) for w in (one, two)] == [NEVER] * 2
+        levels = [row.level for row in log.rows if isinstance(row, ConsentGiven)]
+        assert levels == sorted(levels, key=list(Consent).index, reverse=True), "each stricter than the one before"
+
+
 async def test_a_choice_that_cannot_be_recorded_is_refused_by_name():
     async with world(**KEYS) as w:
         for body, field in (
@@ -330,3 +374,34 @@ async def test_a_page_may_ask_for_both_methods():
         asked = {"origin": "https://shop.example.org", "access-control-request-method": "PUT"}
         reply = await w.http.request("OPTIONS", "/v1/consent", headers=asked)
         assert set(reply.headers["access-control-allow-methods"].replace(" ", "").split(",")) >= {"GET", "PUT"}
+
+
+@pytest.mark.parametrize("gone", ["ann", None])
+async def test_of_who_was_forgotten_a_running_gateway_keeps_no_conversation(gone):
+    """Of others of the tenant, and of the same name elsewhere, it keeps theirs."""
+    async with world(engine=counting(), **KEYS, next_message=True) as w:
+
+        async def turns_of(key, user, said):
+            _, _, body = await w.chat(headers=w.key(key), messages=said, user=user)
+            said += [body["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+            return w.log.turns()[-1]
+
+        async def response(key, user, before):
+            asked = {"model": "m", "input": f"I am {user}", "user": user}
+            more = {} if before is None else {"previous_response_id": before}
+            status, _, body = await w.post("/v1/responses", {**asked, **more}, headers=w.key(key))
+            return status, body.get("id")
+
+        people = [(ACME, "ann"), (ACME, "bob"), (BOLT, "ann")]
+        said = {each: [{"role": "user", "content": "Convert them."}] for each in people}
+        first = {each: await turns_of(*each, said[each]) for each in people}
+        kept = {each: (await response(*each, None))[1] for each in people}
+        await w.log.append(Forgotten(id="g", tenant="acme", user=gone, key=1, at=9.0))
+        assert (await w.get("/v1/consent", {"x-ostinato-user": "bob", **w.key(ACME)}))[0] == 200  # it reads the log
+        for each in people:
+            forgotten = each == (ACME, "ann") or (gone is None and each[0] == ACME)
+            second = await turns_of(*each, said[each])
+            assert (second.parent, second.episode == first[each].episode) == (
+                (None, False) if forgotten else (first[each].id, True)
+            )
+            assert (await response(*each, kept[each]))[0] == (400 if forgotten else 200)

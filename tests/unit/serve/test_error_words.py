@@ -170,4 +170,4 @@ async def test_the_model_list_is_anthropics_too():
         assert (info.id, info.type, info.display_name, info.max_input_tokens) == ("m", "model", "m", 4096)
         assert (info.max_tokens, info.lifecycle) == (4096, "active")
         assert info.capabilities.structured_outputs.supported
-        assert not info.capabilities.context_management.supported
+        assert info.capabilities.context_management.compact_20260112.supported

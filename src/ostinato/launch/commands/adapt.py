@@ -1,14 +1,17 @@
-"""`ostinato adapt fit`: fits the dials' directions to the live version, prints what they explain, and writes the basis to the run's log."""
+"""`ostinato adapt`: fits the dials' directions to the live version, tries them against a suite of safety, writes the basis to the log."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import TaskID
 from rich.table import Table
 
 from ostinato.adapt.fit import PROMPTS
-from ostinato.app.dials import fit_live
+from ostinato.app.dials import BasisCheck, Safety, Told, check_live, fit_live
 from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -22,27 +25,82 @@ _MOST_BYTES = 1 << 20
 
 
 async def fit(config: Config, prompts: Path | None, *, each: int, tokens: int, seed: int, console: Console) -> None:
-    """Fit and write a basis. Raises NotFound, BadConfig, StorageFull."""
+    """Fit and write a basis; with `adapt.safety.suite` it is tried first. Raises NotFound, BadConfig, StorageFull."""
     existing(config)
     asked = PROMPTS if prompts is None else read_prompts(prompts)
-    with open_run(config) as run, counting_bar(disable=False) as bar:
-        lines = {}
+    with open_run(config) as run:
+        with _progress() as told:
+            found = await fit_live(run, asked, each=each, tokens=tokens, seed=seed, on_progress=told)
+        table = Table("attribute", "explained on other prompts", "dial")
+        for name, share in found.explained.items():
+            table.add_row(name, f"{share:.0%}", "yes" if name in found.basis.names else "no")
+        console.print(table)
+        basis = found.basis
+        if config.adapt.safety.suite:
+            with _progress() as told:
+                checked = await check_live(run, basis, seed=seed, on_progress=told)
+            _show(checked, config.adapt.safety.margin, console)
+            basis = checked.kept
+        await run.log.append(SteeringBasis.of(basis, wall_clock()))
+    console.print(
+        f"basis {basis.hash} of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}, is in the log",
+        highlight=False,
+    )
 
-        def on_progress(what: str, done: int, total: int) -> None:
+
+async def check(config: Config, *, seed: int, console: Console) -> bool:
+    """Try the live version's basis, and write it again without the dials that failed. True if every corner was shown to be safe.
+
+    Raises NotFound, BadConfig, Unavailable, StorageFull.
+    """
+    existing(config)
+    with open_run(config) as run:
+        with _progress() as told:
+            found = await check_live(run, None, seed=seed, on_progress=told)
+        _show(found, config.adapt.safety.margin, console)
+        if found.dropped:
+            await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
+            console.print(f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}", highlight=False)
+    return found.safe
+
+
+def _show(found: BasisCheck, margin: float, console: Console) -> None:
+    """Print what was shown of each corner, and what became of the dials."""
+    table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "found")
+    for each in found.corners:
+        table.add_row(
+            each.corner.name,
+            f"{100 * each.rise:+.1f} pp",
+            f"{100 * each.lower:+.1f} to {100 * each.upper:+.1f}",
+            str(each.prompts),
+            str(each.needed),
+            each.found.value,
+        )
+    console.print(table)
+    console.print(f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp", highlight=False)
+    if found.dropped:
+        left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
+        console.print(f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}", highlight=False)
+    if unknown := [each.corner.name for each in found.corners if each.found is Safety.OPEN]:
+        needed = max(each.needed for each in found.corners if each.found is Safety.OPEN)
+        console.print(
+            f"not shown to be safe, and kept: {', '.join(unknown)}. Give adapt.safety.suite {needed} prompts, or widen adapt.safety.margin",
+            highlight=False,
+        )
+
+
+@contextmanager
+def _progress() -> Generator[Told]:
+    """A bar with a line for each thing that is told of."""
+    with counting_bar(disable=False) as bar:
+        lines: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
             if what not in lines:
                 lines[what] = bar.add_task(what, total=total)
             bar.update(lines[what], completed=done)
 
-        found = await fit_live(run, asked, each=each, tokens=tokens, seed=seed, on_progress=on_progress)
-        await run.log.append(SteeringBasis.of(found.basis, wall_clock()))
-    table = Table("attribute", "explained on other prompts", "dial")
-    for name, share in found.explained.items():
-        table.add_row(name, f"{share:.0%}", "yes" if name in found.basis.names else "no")
-    console.print(table)
-    console.print(
-        f"basis {found.basis.hash} of {len(found.basis.tokens_M)} tokens, for the version {found.basis.weights[:12]}, is in the log",
-        highlight=False,
-    )
+        yield told
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
-from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
     Consent,
@@ -52,6 +51,7 @@ KINDS: dict[str, set[type]] = {
         SteeringBasis,
         ConsentGiven,
         DialPrior,
+        Forgotten,
     },
     "turns": {Turn},
     "signals": {Signal},
@@ -65,6 +65,7 @@ KINDS: dict[str, set[type]] = {
     "bases": {SteeringBasis},
     "consents": {ConsentGiven},
     "priors": {DialPrior},
+    "forgotten": {Forgotten},
 }
 SHOWN = 60
 
@@ -124,6 +125,8 @@ def _described(row: Row) -> tuple[str, str]:
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
         case ConsentGiven():
             return "consent", f"{row.tenant}  {row.user}  {row.level}"
+        case Forgotten():
+            return "forgotten", f"{row.tenant}  {'everybody' if row.user is None else row.user}"
         case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis() | DialPrior():
             return _decided(row)
 
@@ -184,8 +187,8 @@ async def forget(
     if user is not None:
         who += ", while record.encrypt was 'user',"
     console.print(
-        f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it, and a "
-        "running gateway holds the conversations that it remembers until it starts anew. Backups of the log that were made before hold the "
+        f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it. Running "
+        "workers drop what they keep under the name within seconds. Backups of the log that were made before hold the "
         "keys: make a new one and delete them",
         highlight=False,
         soft_wrap=True,
@@ -198,17 +201,18 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
     """Show what a person allows, or record it. Raises BadConfig for keys that cannot be read, NotFound without a run or for a tenant that
     no key has.
     """
+    from ostinato.serve.consent import ConsentChoices  # slow to import
+
     place = existing(config)
     _check_tenant(config, tenant)
     with open_log(config) as log:
+        choices = ConsentChoices(log)
+        await choices.refresh()
         if level is not None:
             with audited(place, "consent", tenant=tenant, level=level.value, actor=login()):
-                id = f"consent-{secrets.token_hex(16)}"
-                await log.append(ConsentGiven(id=id, tenant=tenant, user=user, level=level, at=wall_clock()))
-        chosen = Consent.YES
-        async for _, row in log.read(0, {ConsentGiven}):
-            if isinstance(row, ConsentGiven) and row.person == (tenant, user):
-                chosen = row.level
+                while not await choices.add((tenant, user), level, wall_clock()):
+                    pass  # a gateway recorded another in this instant; the operator's counts after it
+        chosen = choices.of((tenant, user))
     most = Consent.strictest(chosen, config.privacy.at_most(tenant))
     said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
     console.print(said, highlight=False, markup=False, soft_wrap=True)

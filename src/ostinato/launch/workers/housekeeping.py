@@ -99,7 +99,10 @@ class Rounds:
     async def tidy(self) -> None:
         """Run one round."""
         started = wall_clock()
-        chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [("leftovers", self._leftovers)]
+        chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [
+            ("leftovers", self._leftovers),
+            ("who was forgotten", self._forgotten),
+        ]
         if self._run.config.housekeeping.collect:
             chores.append(("weights", self._weights))
         if self._run.config.record.retain_days is not None:
@@ -131,6 +134,10 @@ class Rounds:
         kept = await self._run.folds.load(summary.FOLD)
         dropped = await drop_old_rows(self._run, 0 if kept is None else kept[0])
         return f"dropped {dropped} old segments of the log" if dropped else ""
+
+    async def _forgotten(self) -> str:
+        told = await self._run.log.note_forgotten()
+        return f"wrote to the log that {told} were forgotten" if told else ""
 
     async def _leftovers(self) -> str:
         gone = remove_leftovers(self._run.home.root, wall_clock() - LEFT_S)

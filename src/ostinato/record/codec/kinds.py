@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
 from ostinato.core.records import (
     Advantages,
     Arm,
@@ -354,13 +354,14 @@ SMALL = (
         ("names", "number", "people", "mean", "within", "between", "organisations", "upto", "at"),
         since=5,
     ),
+    Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
 )
 """The kinds stored as JSON only, apart from what people wrote."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
 """Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, bases, which turns
-name, and people's consents.
+name, people's consents, and who was forgotten.
 """
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}

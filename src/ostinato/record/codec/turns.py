@@ -62,7 +62,7 @@ class Held:
     secret: int | None
 
 
-class Forgotten(Exception):
+class KeyDestroyed(Exception):
     """The requested value is encrypted under a key that was destroyed."""
 
 
@@ -77,11 +77,11 @@ class TurnSegment(Protocol):
         ...
 
     def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
-        """The decrypted value of a column. Raises Forgotten."""
+        """The decrypted value of a column. Raises KeyDestroyed."""
         ...
 
     def tokens(self, seq: Cursor) -> Held:
-        """A turn's ids, including those from its bases. Raises Forgotten."""
+        """A turn's ids, including those from its bases. Raises KeyDestroyed."""
         ...
 
     def hold(self, seq: Cursor, held: Held) -> None:
@@ -269,7 +269,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         numbers, beside = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
         words = _text(home, seq, secret, said, sampled)
         ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
-    except Forgotten:
+    except KeyDestroyed:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
     steered, beside = _unpack_steered(beside)

@@ -17,7 +17,7 @@ from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind, load
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.codec.tokens import PackedTokens, unflat, widen
-from ostinato.record.codec.turns import Forgotten, Held
+from ostinato.record.codec.turns import Held, KeyDestroyed
 from ostinato.record.keys import KeyRing
 
 _HELD = 4 << 20  # bytes of ids that stay in memory as bases of other turns
@@ -104,7 +104,7 @@ class PackedRows(ABC):
                 return turns.decode(self, stored)
             values = load(kind, kind.body, json.loads(self.shrinker.unpack(stored[1])))
             if kind is SIGNALS and stored[3] is not None:
-                with suppress(Forgotten):
+                with suppress(KeyDestroyed):
                     said = self.reveal(stored[2], "said", stored[0], stored[3])
                     values |= load(kind, kind.said, json.loads(self.shrinker.unpack(said)))
             return kind.record(**values)
@@ -116,7 +116,7 @@ class PackedRows(ABC):
     # ------------------------------------------------------------ token ids, policies and token texts
 
     def tokens(self, seq: Cursor) -> Held:
-        """A turn's ids, including those from its bases. Raises Forgotten; ValueError if a base is missing."""
+        """A turn's ids, including those from its bases. Raises KeyDestroyed; ValueError if a base is missing."""
         chain: list[tuple[Cursor, int | None, PackedTokens]] = []
         while (held := self._held.get(seq)) is None:
             stored = self.stored_tokens(seq)
@@ -146,7 +146,7 @@ class PackedRows(ABC):
             self._weight -= len(dropped.ids)
 
     def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
-        """The plain value of a column, decrypted if necessary. Raises Forgotten, Corrupt."""
+        """The plain value of a column, decrypted if necessary. Raises KeyDestroyed, Corrupt."""
         if secret is None:
             return blob
         if self.ring is None:

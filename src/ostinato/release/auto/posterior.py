@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,10 @@ class Posterior:
         self._users[person] = (turns + 1, total + scaled)
         if len(self._users) > self._most:
             self._users.popitem(last=False)
+
+    def forget(self, gone: Callable[[Person], bool]) -> None:
+        """Drop these users' own counts; they stay in the sums, as others who are not remembered do."""
+        self._users = OrderedDict((person, sums) for person, sums in self._users.items() if not gone(person))
 
     def belief(self) -> Belief:
         """The posterior now."""

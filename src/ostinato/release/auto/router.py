@@ -13,7 +13,7 @@ from typing import Any
 
 from ostinato.core.errors import OstinatoError
 from ostinato.core.fold import FoldFollower
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Row, Turn
 from ostinato.core.seams import Clock, Cursor, Folds, Log
 from ostinato.release.auto.config import Metric, RouterConfig
@@ -24,7 +24,7 @@ _RELEASES = 16  # releases remembered beside the arms' present ones: a rollback 
 # the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
 _FAILED = "failed"
 _RARE = 0.1  # failures are rare: a made-up one counts for a tenth of a turn
-_FORMAT = 2  # of a snapshot; in format 1, failures were among the rewards
+_FORMAT = 3  # of a snapshot; in format 1, failures were among the rewards, and up to 2 it kept who was forgotten
 _EPISODES = 50_000  # episodes whose draw is remembered, so that it is counted once
 
 
@@ -99,9 +99,15 @@ class Router:
         odds = self.odds(available)
         return Pick(arm=drawn(odds, place), odds=dict(odds)) if odds else None
 
-    def apply(self, row: Turn | Reward) -> None:
+    def apply(self, row: Turn | Reward | Forgotten) -> None:
         """Take in a row of the log, in its order."""
-        if isinstance(row, Turn):
+        if isinstance(row, Forgotten):
+            for known in self._releases.values():
+                for posterior in known.values():
+                    posterior.forget(row.covers)
+            waiting = self._waiting.items()
+            self._waiting = OrderedDict((turn, known) for turn, known in waiting if not row.covers(known[1]))
+        elif isinstance(row, Turn):
             if row.auto is not None and row.counts:
                 self._turn(row, row.auto)
         elif (found := self._waiting.pop(row.turn, None)) is not None:
@@ -268,7 +274,7 @@ NAME = "auto"
 class _Fold:
     """The router as a fold of the log."""
 
-    kinds = frozenset({Turn, Reward})
+    kinds = frozenset({Turn, Reward, Forgotten})
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -278,7 +284,7 @@ class _Fold:
         return horizon
 
     def apply(self, seq: Cursor, row: Row) -> None:
-        assert isinstance(row, Turn | Reward)
+        assert isinstance(row, Turn | Reward | Forgotten)
         self._router.apply(row)
 
     def state(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Person, ReleaseEvent, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
 from ostinato.release.monitors.config import MonitorsConfig
@@ -101,6 +101,10 @@ class OpenSessions:
         while self._open and self._time - next(iter(self._open.values())).ended_at > self._pause_s:
             yield self._open.popitem(last=False)[1]
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's open sessions, unjudged."""
+        self._open = OrderedDict((key, each) for key, each in self._open.items() if not row.covers(key[:2]))
+
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         time = None if math.isinf(self._time) else self._time
@@ -159,6 +163,10 @@ class Activity:
         self._recut()
         decile = bisect.bisect_right(self._cuts, known.score) if self._cuts else None
         return known.today <= self._a_day, decile
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person."""
+        self._people = OrderedDict((person, known) for person, known in self._people.items() if not row.covers(person))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -590,6 +598,13 @@ class Behaviour:
         self._detectors = {key: each for key, each in self._detectors.items() if not key.startswith(f"{_CANARY}/")}
         for name in self.standing.on_arm(_CANARY):
             yield self.standing.clear(name, f"the canary is over: {event.action} {event.policy}", event.at)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop what is kept under a person's name; what their sessions said stays in sums."""
+        self._sessions.forget(row)
+        self._activity.forget(row)
+        for detector in self._detectors.values():
+            detector.forget(row)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""

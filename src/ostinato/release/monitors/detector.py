@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ostinato.core.notices import Forgotten
 from ostinato.release.monitors.rates import Shift
 
 EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
@@ -219,6 +220,14 @@ class Detector:
         if found is not None:
             self.clear()
         return found
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person from those who showed a shift; the evidence stays."""
+        name = f"{row.tenant}/{row.user or ''}"
+        for gambler in self._gamblers.values():
+            gambler.people = [
+                each for each in gambler.people if not (each.startswith(name) if row.user is None else each == name)
+            ]
 
     def clear(self) -> None:
         """Begin anew in both directions."""

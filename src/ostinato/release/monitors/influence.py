@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Batch, Person, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import MonitorsConfig
@@ -60,6 +60,12 @@ class TurnOwners:
     def get(self, turn: str) -> Owner | None:
         """A turn's owner; None if it is not remembered."""
         return self._owners.get(turn)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's turns: rewards and batches that name them belong to nobody."""
+        self._owners = OrderedDict(
+            (turn, owner) for turn, owner in self._owners.items() if not row.covers(owner.person)
+        )
 
     def snapshot(self) -> list[list[Any]]:
         """As JSON's types, oldest first."""
@@ -154,6 +160,16 @@ class InfluenceWatch:
         if row.name in self._most and row.detail.get(ACCEPTED) is True:
             self._stands[row.name] = False
             self._accepted[row.name] = self._shares[row.name].largest()[1] / BACK
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's share, or those of a tenant's people."""
+        begin = _key(BY_PERSON, (row.tenant, row.user or ""))
+        shares = self._shares[BY_PERSON]
+        shares.by_name = {
+            who: share
+            for who, share in shares.by_name.items()
+            if not (who.startswith(begin) if row.user is None else who == begin)
+        }
 
     def _judge(self, name: str, row: Batch, masses: Mapping[str, tuple[Person | None, float]]) -> Iterator[Alarm]:
         shares = self._shares[name]

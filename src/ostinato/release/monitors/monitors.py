@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ostinato.core.notices import Alarm
+from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Batch, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
@@ -23,7 +23,7 @@ from ostinato.release.monitors.pass_at_k import ALIKE, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 
-FORMAT = "monitors@6"
+FORMAT = "monitors@7"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
@@ -71,11 +71,15 @@ class Monitors:
         for watch in (self.behaviour, self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
             watch.begin(alarms)
 
-    def apply(self, seq: Cursor, row: Watched) -> list[Alarm]:
+    def apply(self, seq: Cursor, row: Watched | Forgotten) -> list[Alarm]:
         """Take in a row of the log; returns the alarms that it raises or clears.
 
         Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
         """
+        if isinstance(row, Forgotten):
+            for watch in (self.behaviour, self._owners, self._gold, self._outcomes, self._influence):
+                watch.forget(row)
+            return []
         return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ostinato.core.arm_assignment import dealing_key, place_of
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Person, Reward, Signal, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import DAY, MonitorsConfig
@@ -152,6 +152,13 @@ class _Crowd(Generic[T]):
         self._tenants.setdefault(tenant, {})[user] = counted
         self._size += 1
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person, or all people of a tenant."""
+        users = self._tenants.get(row.tenant, {})
+        for user in [user for user in users if row.covers((row.tenant, user))]:
+            del users[user]
+            self._size -= 1
+
     def clear(self) -> None:
         """Drop everybody."""
         self._tenants.clear()
@@ -226,6 +233,10 @@ class GoldWatch:
         if row.name == self._name and row.detail.get(ACCEPTED) is True:
             self._name = ""
             self._tolerated = max(self._tolerated, self._last_gap)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's counts."""
+        self._people.forget(row)
 
     def _count(self, person: Person, row: Reward) -> None:
         day = int(row.at // DAY)
@@ -379,6 +390,11 @@ class OutcomeGapWatch:
         if self._today is None or day > self._today:
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
+        if known is not None and side is not None and side is not known.treated:
+            known.treated, known.sums = (
+                side,
+                {},
+            )  # control's share was changed: what the other side gave is not this one's
         if known is not None and day > known.last[0]:
             known.before, known.last = known.last, (day, side)
 
@@ -422,6 +438,10 @@ class OutcomeGapWatch:
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's counts."""
+        self._people.forget(row)
+
     def _owned(self, owner: Owner | None) -> _Visits | None:
         """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
         if owner is None or not (owner.live or owner.control):
@@ -435,7 +455,7 @@ class OutcomeGapWatch:
             return
         for _, each in self._people:
             visit = each.before if each.last[0] == over else each.last
-            if visit[0] == over - 1 and visit[1] is not None:
+            if visit[0] == over - 1 and visit[1] is each.treated:
                 each.add(RETURNED, float(each.last[0] == over))
 
     def _anew(self, at: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, OstinatoError
 from ostinato.core.fold import FoldFollower
 from ostinato.core.named_function import find_function
-from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Batch, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.release.monitors import pass_at_k, proxy_gap
@@ -66,7 +66,7 @@ def rates_of(off: Iterable[str], own: Mapping[str, str]) -> tuple[Rate, ...]:
 logger = logging.getLogger(__name__)
 
 NAME = "monitors"
-KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch}
+KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch, Forgotten}
 _AT_ONCE = 128  # rows read before yielding to the event loop
 
 
@@ -92,7 +92,7 @@ class _Fold:
         return start
 
     def apply(self, seq: Cursor, row: Row) -> None:
-        assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch | Signal)
+        assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch | Signal | Forgotten)
         self.unwritten += self.monitors.apply(seq, row)
 
     def state(self) -> dict[str, Any]:

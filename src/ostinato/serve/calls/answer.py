@@ -149,6 +149,7 @@ class Answer:
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
         self._opened = False
+        self._named = True
         self._began = asyncio.get_running_loop().time()
 
     async def send(self, *, stream: bool) -> None:
@@ -162,7 +163,10 @@ class Answer:
         await self._kept(self._events() if stream else self._whole(), stream=stream)
 
     async def sample(self, *, stream: bool) -> None:
-        """Sample the whole answer and store its turns, but send nothing of it, only heartbeats of a stream. Raises as `send`."""
+        """Sample the whole answer and store its turns, but send nothing of it, only heartbeats of a stream. Its head then names no turn,
+        as another may be what the client gets. Raises as `send`.
+        """
+        self._named = False
         await self._kept(self._beating() if stream else self._sampled(), stream=False)
 
     async def deliver(self, data: bytes, *, stream: bool) -> None:
@@ -272,7 +276,8 @@ class Answer:
         """Keep a silent stream alive: send its head, if not yet sent, and a comment. While another arm of Auto may still have to answer,
         the head names no arm; the end of the answer does.
         """
-        headers = self._headers() if self._opened or self._capture.call.auto is None else self._more_headers
+        named = self._named and (self._opened or self._capture.call.auto is None)
+        headers = self._headers() if named else self._more_headers
         try:
             await self._exchange.aside(STREAM + headers, b": waiting\n\n")
         except OSError:

@@ -241,7 +241,8 @@ def steering_of(
     parts: Parts, caller: Caller, placement: Placement, exchange: Exchange, purpose: Purpose, grammar: str
 ) -> Steering | None:
     """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
-    without a name or without the consent, or if the caller wants none. Raises BadRequest for a header that says neither.
+    without a name or without the consent, or if the caller wants none. While a trial compares two releases no answer leans: a basis
+    belongs to one of them, whose people would be served better for that alone. Raises BadRequest for a header that says neither.
     """
     wanted = exchange.text("X-Ostinato-Adapt")
     if wanted not in (None, "on", "off"):
@@ -251,7 +252,7 @@ def steering_of(
         return None
     if grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
         return None
-    if caller.consent not in (Consent.ADAPT, Consent.YES):
+    if caller.consent not in (Consent.ADAPT, Consent.YES) or parts.arms.on_trial(parts.engine.slots()):
         return None
     return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
 

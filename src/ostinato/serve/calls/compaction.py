@@ -51,8 +51,9 @@ class SummaryTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An answer's long lines, as hashes, with the length of each."""
+    """An answer's long lines, as hashes, with the length of each; and whose it was."""
 
+    user: str
     summary: SummaryTurn
     hashes: array[int]
     lengths: array[int]
@@ -81,14 +82,14 @@ class SummaryIndex:
         self._held = 0
         self._answers: OrderedDict[bytes, list[_Known]] = OrderedDict()
 
-    def add(self, place: bytes, summary: SummaryTurn, text: str) -> None:
+    def add(self, place: bytes, summary: SummaryTurn, text: str, user: str = "") -> None:
         """Remember an answer of this user, unless it has too few long lines to be recognised."""
         lines = [*islice(_long_lines(text), _MOST_LINES)]
         if sum(map(len, lines)) < _LEAST:
             return
         answers = self._answers.setdefault(place, [])
         self._answers.move_to_end(place)
-        answers.append(_Known(summary, array("q", map(hash, lines)), array("I", map(len, lines))))
+        answers.append(_Known(user, summary, array("q", map(hash, lines)), array("I", map(len, lines))))
         self._held += answers[-1].cost
         if len(answers) > _ANSWERS:
             self._held -= answers.pop(0).cost
@@ -97,6 +98,12 @@ class SummaryIndex:
             self._held -= self._answers[oldest].pop(0).cost
             if not self._answers[oldest]:
                 del self._answers[oldest]
+
+    def forget(self, user: str | None) -> None:
+        """Drop the answers of a user; None: everybody's."""
+        for place, answers in [*self._answers.items()]:
+            if user in (None, answers[0].user):
+                self._held -= sum(known.cost for known in self._answers.pop(place))
 
     def find(self, place: bytes, episode: str | None, messages: Sequence[Message]) -> SummaryTurn | None:
         """The answer of this user, or of this episode of his, most of whose long lines stand in the first messages that are not the

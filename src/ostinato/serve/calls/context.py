@@ -1,25 +1,38 @@
-"""A call in progress, what the engine is asked for it, and the sampling that the operator and the answer's form allow."""
+"""A call in progress, the prompt that the engine is asked for it, and the sampling that the operator and the answer's form allow."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
 
-from ostinato.core.conversation import Conversation, Message
+from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Purpose, Sampling, Turn
-from ostinato.serve.calls.caller import Caller, CallRoute, Placement
-from ostinato.serve.calls.conversations import AUTO, ConversationScope, Prompt
+from ostinato.core.records import Consent, Purpose, Sampling, Turn
+from ostinato.serve.calls.caller import Caller, CallRoute, Placement, for_auto, purpose_of
+from ostinato.serve.calls.compaction import SummaryTurn
+from ostinato.serve.calls.conversations import AUTO, ConversationScope, Prompt, Sessions, chain_of
+from ostinato.serve.calls.response_store import ResponseStore
 from ostinato.serve.config import SamplingRule
-from ostinato.serve.dialects.anthropic import MessagesRequest
-from ostinato.serve.dialects.dialect import Request
+from ostinato.serve.dialects.anthropic import CountRequest, MessagesRequest
+from ostinato.serve.dialects.compaction_blocks import InCallCompaction
+from ostinato.serve.dialects.context_edits import COMPACT, cleared
+from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Json, Request
+from ostinato.serve.dialects.openai import CompletionRequest, check_ids
 from ostinato.serve.dialects.responses import ResponsesRequest
+from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
+from ostinato.serve.feedback.followups import FollowUps
+from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.scrub import Scrubber
+from ostinato.serve.scrub import Scrubber, unmasked_message
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import DisconnectWatch
 
 _NEVER = -100.0  # the least bias that all engines take
+LEAST_SHARE = 16
+"""Agents ask for more tokens than there are: an answer gets at least 1/16 of the context, and a summary within a call at most."""
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 
@@ -55,6 +68,8 @@ class CallContext:
 class EnginePrompt:
     """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and three callbacks: `remember` stores
     each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
+    `told`: the messages as the client sent them; `edits`: what was cleared of them; `compacted`: the summary that the answer begins with,
+    and `tries`: the turns that were to write it.
     `scrubber` masked it, if anything is masked here; `secret`: it holds what keeps its turns from training.
     """
 
@@ -63,6 +78,10 @@ class EnginePrompt:
     grammar: str = ""
     call_token: int | None = None  # to be kept from being sampled, as calls are forbidden
     conversation: Conversation | None = None
+    told: Conversation | None = None
+    edits: Sequence[Json] | None = None
+    compacted: Compacted | None = None
+    tries: Sequence[str] = ()
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
     left: Callable[[str, Message], None] | None = None
@@ -95,6 +114,11 @@ def compacts(request: Request) -> bool:
     return isinstance(request, MessagesRequest | ResponsesRequest) and request.compacts
 
 
+def in_call(request: Request) -> InCallCompaction | None:
+    """The wish that the answer to a request begins with a summary once its prompt is long."""
+    return request.in_call if isinstance(request, MessagesRequest | ResponsesRequest) else None
+
+
 def forbids_calls_alone(conversation: Conversation) -> bool:
     """True if calls are forbidden, and nothing else is demanded, which would leave no room for one."""
     demand = conversation.demand
@@ -122,3 +146,195 @@ def check_logged(request: Request, max_tokens: int) -> None:
             "ask for fewer, or stream.",
             field="logprobs",
         )
+
+
+# ---------------------------------------------------------------- the prompt
+
+
+class Prompts:
+    """Makes the engine's prompt of a request: its conversation as the client sent it, masked and shortened as is wanted, then its ids.
+
+    Args:
+        parts: the gateway's.
+        context: most tokens of prompt and answer together.
+        sessions: the conversations of each tenant.
+        previous: the answers of each tenant that calls may name.
+        overheard: is given people's next messages.
+
+    Example: ``question = await prompts.ask(asked)``, whose ids are ``question.prompt.ids``
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        context: int,
+        sessions: Mapping[str, Sessions],
+        previous: Mapping[str, ResponseStore],
+        overheard: FollowUps,
+    ) -> None:
+        self._parts = parts
+        self._context = context
+        self._sessions, self._previous, self._overheard = sessions, previous, overheard
+        self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
+
+    async def ask(
+        self, asked: CallContext, told: Conversation | None = None, summary: SummaryTurn | None = None
+    ) -> EnginePrompt:
+        """The prompt of a request, or of a conversation made of it: `told`, which begins with the gateway's own `summary` if there is one.
+
+        Raises BadRequest.
+        """
+        request = asked.request
+        if isinstance(request, CompletionRequest):
+            return await self._of_completion(asked, request)
+        tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
+        ours, request = told is not None, cast("ConversationRequest", request)
+        told = previous.conversation(request) if told is None else told
+        said = asked.exchange.received
+        if told is not request.conversation:  # it goes on from an answer that is kept, or from a summary
+            said += sum(message.chars for message in told.messages)
+        rough = PER_HASHED * told.parts
+        if not told.hashed:
+            rough += said // PER_PARSED + PART_CHARS * told.parts
+        masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
+        conversation, edits = await self.edited(tenant, request, masked)
+        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, masked)
+        chars, chain, origin = await self._thread.run(tenant, rough, weighed)
+        self.check_length(chars, asked.route.field)
+        summary = summary or await self._proven(asked, conversation)
+        question = sessions.look(asked.scope, conversation, chain, summary, origin=origin)
+        purpose = purpose_of(asked.exchange.headers, conversation)
+        purpose = Purpose.COMPACTION if conversation.summarises else purpose
+        prompt = await self._thread.run(
+            tenant, chars + PART_CHARS * conversation.parts, partial(sessions.render, question)
+        )
+        call_token, grammar = await self._form(tenant, conversation)
+        found = EnginePrompt(
+            prompt=prompt,
+            purpose=purpose,
+            grammar=grammar,
+            call_token=call_token,
+            conversation=conversation,
+            told=told,
+            edits=edits,
+            scrubber=scrubber,
+            secret=secret,
+        )
+        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
+            return found
+        if not ours:
+            self._overheard.note(tenant, question, purpose)
+
+        def remember(turn: Turn, answer: Message, seen: bool) -> None:
+            sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
+            if not conversation.summarises:
+                said = answer if scrubber is None else unmasked_message(answer, scrubber.values)
+                previous.keep(request, turn, said, conversation.block if ours else None)
+
+        return replace(
+            found,
+            remember=remember,
+            answered=partial(self._overheard.answered, question) if self._overheard.on else None,
+            left=partial(self._overheard.left, question) if self._overheard.on else None,
+        )
+
+    async def edited(
+        self, tenant: str, request: Request | CountRequest, conversation: Conversation
+    ) -> tuple[Conversation, Sequence[Json] | None]:
+        """The conversation without what its client wants cleared, and what that was; None if the request has no such wish."""
+        wanted = request.context_management if isinstance(request, MessagesRequest | CountRequest) else None
+        if wanted is None:
+            return conversation, None
+        if not any(edit.type != COMPACT for edit in wanted.edits):
+            return conversation, []
+        chars = await self._thread.run(tenant, PER_HASHED * conversation.parts, lambda: conversation.chars)
+        self.check_length(chars, "messages")
+        work = partial(cleared, conversation, wanted, self.tokens, self.most_tokens)
+        return await self._thread.run(tenant, 3 * (chars + PART_CHARS * conversation.parts), work)
+
+    def tokens(self, conversation: Conversation) -> int:
+        """The length of a conversation's prompt."""
+        return len(self._parts.renderer.chat(conversation))
+
+    @property
+    def most_tokens(self) -> int:
+        """The tokens of prompt at which a conversation is shortened at the latest, if its client wishes that it is."""
+        return int(self._parts.config.compaction_share * self._context)
+
+    async def _proven(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
+        """The turn that wrote the summary with which a conversation begins, if its client proves that. Raises CompactionRefused."""
+        block, scope = conversation.block, asked.scope
+        if block is None:
+            return None
+        verify = partial(self._parts.blocks.summary, scope.tenant, asked.route.kind, scope.place, block)
+        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PER_PARSED, verify)
+
+    async def scrubbed(
+        self, asked: CallContext, conversation: Conversation, chars: int
+    ) -> tuple[Conversation, Scrubber | None, bool]:
+        """The conversation as the model may see it, what masked it, and whether it holds what must not be learned."""
+        scrubbing, caller = self._parts.scrubbing, asked.caller
+        if scrubbing is None:
+            return conversation, None, False
+        self.check_length(conversation.chars, asked.route.field)
+        scrubber = scrubbing.person(caller.tenant, caller.user)
+        masked = await self._thread.run(
+            caller.tenant, chars // PER_PARSED, partial(scrubber.conversation, conversation)
+        )
+        return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
+
+    async def _form(self, tenant: str, conversation: Conversation) -> tuple[int | None, str]:
+        """The token to be kept from being sampled, and the grammar that the answer must follow, compiled. Raises BadRequest."""
+        if conversation.demand is None:
+            return None, ""
+        renderer, forbids = self._parts.renderer, forbids_calls_alone(conversation)
+        call_token = renderer.call_token() if forbids else None
+        if call_token is not None:
+            return call_token, ""
+        if not self._parts.engine.capabilities().follows_grammars:
+            if forbids:
+                return None, ""  # a call is sampled, and told as the text that it is
+            raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
+        grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
+        if grammar and not renderer.has_compiled(grammar):
+            await self.compiling.run(tenant, LONG, partial(renderer.compile, grammar))
+        return None, grammar
+
+    async def _of_completion(self, asked: CallContext, request: CompletionRequest) -> EnginePrompt:
+        prompt, scrubber, secret = await self.scrub_text(asked, request.prompt)
+        if isinstance(prompt, str):
+            self.check_length(len(prompt), "prompt")
+            encode = partial(self._parts.renderer.encode, prompt)
+            prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
+        check_ids(prompt, self._parts.renderer.vocab_size)
+        purpose = purpose_of(asked.exchange.headers, None)
+        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose, scrubber=scrubber, secret=secret)
+
+    async def scrub_text(
+        self, asked: CallContext, prompt: str | list[int]
+    ) -> tuple[str | list[int], Scrubber | None, bool]:
+        """The same for a prompt of text or of ids; ids that spell nothing to be masked stay as they are."""
+        if self._parts.scrubbing is None:
+            return prompt, None, False
+        text = prompt
+        if not isinstance(text, str):
+            check_ids(text, self._parts.renderer.vocab_size)
+            text = self._parts.renderer.decode(text)
+        told = Conversation(messages=(Message(role=Role.USER, text=text),))
+        masked, scrubber, secret = await self.scrubbed(asked, told, len(text))
+        return prompt if masked is told else masked.messages[0].text, scrubber, secret
+
+    def check_length(self, chars: int, field: str) -> None:
+        """Raise ContextExceeded for a text that is too long to be tokenised."""
+        most = self._context * self._parts.config.max_chars_per_token
+        if chars > most:
+            tokens = math.ceil(chars / self._parts.config.max_chars_per_token)
+            raise ContextExceeded(prompt=tokens, answer=0, context=self._context, field=field, chars=chars)
+
+
+def _weighed(
+    scope: ConversationScope, conversation: Conversation, sent: Conversation
+) -> tuple[int, list[bytes], list[bytes] | None]:
+    """A conversation's length in characters, the hashes by which it is recognised, and those of what was sent if that was another."""
+    origin = None if sent is conversation else chain_of(scope, sent)
+    return conversation.chars, chain_of(scope, conversation), origin

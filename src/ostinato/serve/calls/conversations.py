@@ -18,6 +18,7 @@ from hashlib import blake2b
 
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, ParsedCall, Purpose, Turn, Window, WindowMaker
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.arms import ANONYMOUS
@@ -185,9 +186,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A stored turn. `known`: its ids are exactly what the client saw, apart from the assistant's end token if `ended`."""
+    """A stored turn of `user`. `known`: its ids are exactly what the client saw, apart from the assistant's end token if `ended`."""
 
     turn: str
+    user: str
     episode: str
     run: _Run
     length: int  # how many of the run's ids belong to this turn
@@ -219,6 +221,8 @@ class PendingPrompt:
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
     summary: SummaryTurn | None = None  # the one with which it begins, if it continues no turn
+    origin: list[bytes] | None = None  # the chain of what the client sent, if parts of that were cleared
+    cleared: _Entry | None = None  # the turn that it continues but for what was cleared
     again: bool = False  # it was asked before
     begun: bool = False  # its episode has turns already
     packed: array[int] | None = None  # the prompt's ids, if it was rendered whole
@@ -232,8 +236,8 @@ class PendingPrompt:
     @property
     def window(self) -> Window | None:
         """The window that it stands in: that of the turn that it continues, or the one that begins with the summary."""
-        if self.entry is not None:
-            return self.entry.window
+        if (entry := self.entry or self.cleared) is not None:
+            return entry.window
         return None if self.summary is None else self.summary.next_window()
 
     @property
@@ -296,8 +300,12 @@ class Sessions:
         conversation: Conversation,
         chain: list[bytes],
         summary: SummaryTurn | None = None,
+        *,
+        origin: list[bytes] | None = None,
     ) -> PendingPrompt:
-        """Recognise a conversation. `chain`: its hashes (`chain_of`); `summary`: the one with which it begins, as its client proves."""
+        """Recognise a conversation. `chain`: its hashes (`chain_of`); `summary`: the one with which it begins, as its client proves;
+        `origin`: the hashes of what the client sent, if parts of that were cleared.
+        """
         # strangers may ask the same question, and any user may begin two conversations with the same words
         spoken = _spoken(conversation.messages)
         telling = not scope.shared and (scope.episode is not None or bool(spoken))
@@ -309,9 +317,14 @@ class Sessions:
             known=0,
             entry=None,
             summary=summary if summary is not None and scope.episode in (None, summary.episode) else None,
+            origin=origin,
             again=telling and self._questions.again(chain[-1], scope.episode or ""),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
+        if origin is not None and self._entries:
+            found = ((i, self._find(origin[i + 1], scope.episode)) for i in spoken)
+            known = (e for i, e in found if e and (not scope.shared or _made_by(conversation.messages[i], e.turn)))
+            question.cleared = next(known, None)
         for i in spoken if self._entries else ():
             entry = self._find(chain[i + 1], scope.episode)
             if entry is not None and question.entry is None:
@@ -328,7 +341,8 @@ class Sessions:
             # if a part of the conversation cannot be rendered alone, the search ends
             with suppress(BadRequest):
                 self._find_cold(question)
-        if question.entry is None and question.summary is None and not question.scope.shared:
+        unknown = question.entry is None and question.cleared is None and question.summary is None
+        if unknown and not question.scope.shared:
             scope, messages = question.scope, question.conversation.messages
             question.summary = self._summaries.find(_answers_of(scope), scope.episode, messages)
         entry, conversation = question.entry, question.conversation
@@ -354,6 +368,9 @@ class Sessions:
             whole = replace(answer, text=question.prefill + answer.text)
             entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
             self._put(_next(question.before, whole.digest), entry)
+            if question.origin is not None:  # whoever sends that again goes on with this turn, but not with its tokens
+                before = question.origin[-2 if question.conversation.continued else -1]
+                self._put(_next(before, whole.digest), replace(entry, known=False))
             self._index(turn, question.scope, answer)
 
     def restore(self, turn: Turn) -> None:
@@ -369,6 +386,16 @@ class Sessions:
         scope = ConversationScope(tenant=turn.tenant, user=turn.user, arm=arm, episode=turn.episode)
         self._index(turn, scope, self._read(Conversation(messages=()), entry))
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop what is kept of a user who was forgotten; `row` is about this tenant."""
+        for key, episode in [key for key, entry in self._entries.items() if row.user in (None, entry.user)]:
+            self._drop(key, episode)
+        for place, entries in [*self._cold.items()]:
+            if row.user in (None, entries[0].user):
+                for entry in self._cold.pop(place):
+                    self._release(entry)
+        self._summaries.forget(row.user)
+
     def _index(self, turn: Turn, scope: ConversationScope, answer: Message) -> None:
         """Remember an answer by its lines: it may be the summary with which a later window begins."""
         if (scope.user == ANONYMOUS and not _named(scope)) or answer.calls or turn.calls:
@@ -376,7 +403,7 @@ class Sessions:
         by = {Arm.OUTSIDE: WindowMaker.OUTSIDE, Arm.WORLD: WindowMaker.HARNESS}.get(turn.arm, WindowMaker.AGENT)
         number = 0 if turn.window is None else turn.window.number
         summary = SummaryTurn(turn=turn.id, episode=turn.episode, number=number, by=by)
-        self._summaries.add(_answers_of(scope), summary, answer.text)
+        self._summaries.add(_answers_of(scope), summary, answer.text, scope.user)
 
     # ------------------------------------------------------------ finding
 
@@ -473,6 +500,7 @@ class Sessions:
                 run = _Run(before.ids + new)
         return _Entry(
             turn=turn.id,
+            user=turn.user,
             episode=turn.episode,
             run=run,
             length=length,
@@ -523,8 +551,10 @@ class Sessions:
             if not entries:
                 del self._cold[place]
             return
-        (key, episode), entry = self._entries.popitem(last=False)
-        self._leave(entry)
+        self._drop(*next(iter(self._entries)))
+
+    def _drop(self, key: bytes, episode: str) -> None:
+        self._leave(self._entries.pop((key, episode)))
         if self._latest.get(key) == episode:
             del self._latest[key]
 
@@ -538,7 +568,7 @@ def _prompt(ids: array[int], question: PendingPrompt, *, follows: bool) -> Promp
         packed = swapped.tobytes()
     unpacked = struct.unpack(f"={len(ids)}i", ids)
     entry = question.entry
-    before = entry or question.summary  # its episode goes on
+    before = entry or question.cleared or question.summary  # its episode goes on
     return Prompt(
         ids=unpacked,
         parent=entry.turn if entry is not None and follows else None,
@@ -559,12 +589,12 @@ def _branch(question: PendingPrompt, *, follows: bool) -> Branch:
     entry, answered = question.entry, question.spoken
     return branch_of(
         again=question.again,
-        begun=question.begun,
+        begun=question.begun or question.cleared is not None,
         answers=len(answered),
         unknown=len(answered) if entry is None else sum(place >= question.known for place in answered),
         follows=follows,
         alone=entry is None or entry.length == len(entry.run.ids),
-        compacted=entry is None and question.summary is not None,
+        compacted=entry is None and question.cleared is None and question.summary is not None,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
@@ -17,47 +16,48 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
+from ostinato.core.conversation import PART_CHARS, CompactionBlock, Conversation
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, WindowMaker
 from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, for_auto, purpose_of, steering_of
+from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, steering_of
 from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, played
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
+    LEAST_SHARE,
     CallContext,
     EnginePrompt,
+    Prompts,
     check_logged,
     compacts,
     constrained,
-    forbids_calls_alone,
+    in_call,
     override_sampling,
 )
 from ostinato.serve.calls.conversations import (
     OWN_EPISODE,
     AnswerParser,
-    ConversationScope,
     Prompt,
     Sessions,
-    chain_of,
 )
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest, is_whole
 from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import parse_count
-from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable
-from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
+from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, summarised
+from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Heading, Request
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.openai import CompletionRequest, check_ids
+from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
+from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.scrub import Scrubber, unmasked, unmasked_message
+from ostinato.serve.scrub import unmasked
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
 
@@ -66,7 +66,7 @@ from ostinato.serve.wire.watch import DisconnectWatch
 
 _LOG = logging.getLogger(__name__)
 _SUMMARY_TRIES = 3
-_LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
+_NO_SUMMARY = f"The model wrote no summary that can be used, {_SUMMARY_TRIES} times; send the request again."
 _T = TypeVar("_T")
 _ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
@@ -101,7 +101,8 @@ class CallHandlers:
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._thread, self._compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
+        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, overheard)
+        self._thread = parts.thread
         self._repeats = IdempotencyKeys(parts.log, remembered=config.repeat_keys // len(tenants))
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
@@ -113,6 +114,14 @@ class CallHandlers:
         if self._parts.deals is not None:
             self._parts.deals.restore(turn)
 
+    def forget(self, row: Forgotten) -> None:
+        """Drop the conversations of somebody who was forgotten, and their tenant's messages that were read ahead, which name nobody."""
+        if row.tenant in self._sessions:
+            self._sessions[row.tenant].forget(row)
+            self._previous[row.tenant].forget(row)
+            self._items[row.tenant].clear()
+        self._overheard.forget(row)
+
     async def close(self) -> None:
         """Finish writes, waiting for them no longer than a caller would."""
         longest_s = self._parts.config.store_timeout_s
@@ -123,123 +132,7 @@ class CallHandlers:
                 await self._overheard.close()
         except TimeoutError:
             _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
-        self._compiling.close()
-
-    # ------------------------------------------------------------ the prompt
-
-    async def _ask(self, asked: CallContext) -> EnginePrompt:
-        if isinstance(asked.request, CompletionRequest):
-            return await self._ask_completion(asked, asked.request)
-        return await self._ask_chat(asked, cast("ConversationRequest", asked.request))
-
-    async def _ask_chat(self, asked: CallContext, request: ConversationRequest) -> EnginePrompt:
-        tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
-        conversation = previous.conversation(request)
-        said = asked.exchange.received
-        if conversation is not request.conversation:  # it goes on from an answer that is kept
-            said += sum(message.chars for message in conversation.messages)
-        rough = PER_HASHED * conversation.parts
-        if not conversation.hashed:
-            rough += said // PER_PARSED + PART_CHARS * conversation.parts
-        if asked.placement is None:
-            conversation = for_auto(conversation)
-        conversation, scrubber, secret = await self._scrubbed(asked, conversation, said)
-        sessions = self._sessions[tenant]
-        chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
-        self._check_length(chars, asked.route.field)
-        summary = await self._summary(asked, conversation)
-        question = sessions.look(asked.scope, conversation, chain, summary)
-        summarises = conversation.summarises
-        purpose = Purpose.COMPACTION if summarises else purpose_of(asked.exchange.headers, conversation)
-        cost = chars + PART_CHARS * conversation.parts
-        prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
-        forbids = forbids_calls_alone(conversation)
-        call_token = self._parts.renderer.call_token() if forbids else None
-        grammar = "" if call_token is not None else await self._grammar(tenant, conversation)
-        found = EnginePrompt(
-            prompt=prompt,
-            purpose=purpose,
-            grammar=grammar,
-            call_token=call_token,
-            conversation=conversation,
-            scrubber=scrubber,
-            secret=secret,
-        )
-        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
-            return found
-        self._overheard.note(tenant, question, purpose)
-
-        def remember(turn: Turn, answer: Message, seen: bool) -> None:
-            sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
-            if not summarises:
-                previous.keep(request, turn, answer if scrubber is None else unmasked_message(answer, scrubber.values))
-
-        return replace(
-            found,
-            remember=remember,
-            answered=partial(self._overheard.answered, question) if self._overheard.on else None,
-            left=partial(self._overheard.left, question) if self._overheard.on else None,
-        )
-
-    async def _summary(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
-        """The turn that wrote the summary with which a conversation begins, if its client proves that. Raises CompactionRefused."""
-        block, scope = conversation.block, asked.scope
-        if block is None:
-            return None
-        verify = partial(self._parts.blocks.summary, scope.tenant, asked.route.kind, scope.place, block)
-        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PER_PARSED, verify)
-
-    async def _scrubbed(
-        self, asked: CallContext, conversation: Conversation, chars: int
-    ) -> tuple[Conversation, Scrubber | None, bool]:
-        """The conversation as the model may see it, what masked it, and whether it holds what must not be learned."""
-        scrubbing, caller = self._parts.scrubbing, asked.caller
-        if scrubbing is None:
-            return conversation, None, False
-        self._check_length(conversation.chars, asked.route.field)
-        scrubber = scrubbing.person(caller.tenant, caller.user)
-        masked = await self._thread.run(
-            caller.tenant, chars // PER_PARSED, partial(scrubber.conversation, conversation)
-        )
-        return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
-
-    async def _grammar(self, tenant: str, conversation: Conversation) -> str:
-        """The grammar that the answer must follow, compiled; "" for free text. Raises BadRequest."""
-        if conversation.demand is None:
-            return ""
-        if not self._parts.engine.capabilities().follows_grammars:
-            if forbids_calls_alone(conversation):
-                return ""  # a call is sampled, and told as the text that it is
-            raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
-        renderer = self._parts.renderer
-        grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
-        if grammar and not renderer.has_compiled(grammar):
-            await self._compiling.run(tenant, LONG, partial(renderer.compile, grammar))
-        return grammar
-
-    async def _ask_completion(self, asked: CallContext, request: CompletionRequest) -> EnginePrompt:
-        prompt, scrubber, secret = await self._scrub_text(asked, request.prompt)
-        if isinstance(prompt, str):
-            self._check_length(len(prompt), "prompt")
-            encode = partial(self._parts.renderer.encode, prompt)
-            prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
-        check_ids(prompt, self._parts.renderer.vocab_size)
-        purpose = purpose_of(asked.exchange.headers, None)
-        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose, scrubber=scrubber, secret=secret)
-
-    async def _scrub_text(
-        self, asked: CallContext, prompt: str | list[int]
-    ) -> tuple[str | list[int], Scrubber | None, bool]:
-        """The same for a prompt of text or of ids; ids that spell nothing to be masked stay as they are."""
-        if self._parts.scrubbing is None:
-            return prompt, None, False
-        text = prompt
-        if not isinstance(text, str):
-            check_ids(text, self._parts.renderer.vocab_size)
-            text = self._parts.renderer.decode(text)
-        told = Conversation(messages=(Message(role=Role.USER, text=text),))
-        masked, scrubber, secret = await self._scrubbed(asked, told, len(text))
-        return prompt if masked is told else masked.messages[0].text, scrubber, secret
+        self._prompts.compiling.close()
 
     # ------------------------------------------------------------ before the engine
 
@@ -297,16 +190,21 @@ class CallHandlers:
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
-        conversation = await self._parsed(who.tenant, exchange, data, parse_count)
+        request = await self._parsed(who.tenant, exchange, data, parse_count)
+        conversation = request.conversation
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
         if self._masks is not None:  # as long as it will be for its user
             mask = self._masks.person(who.tenant, ANONYMOUS).conversation
             conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
-        self._check_length(chars, "messages")
-        work = partial(self._parts.renderer.chat, conversation)
-        ids = await self._thread.run(who.tenant, chars + PART_CHARS * conversation.parts, work)
-        await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
+        self._prompts.check_length(chars, "messages")
+        shown, edits = await self._prompts.edited(who.tenant, request, conversation)
+        cost, told = chars + PART_CHARS * conversation.parts, dict[str, Any]()
+        tokens = await self._thread.run(who.tenant, cost, partial(self._prompts.tokens, shown))
+        if edits is not None:
+            original = tokens + sum(edit["cleared_input_tokens"] for edit in edits)
+            told = {"context_management": {"original_input_tokens": original}}
+        await exchange.reply(200, json_bytes({"input_tokens": tokens, **told}))
 
     async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
         """What a dialect reads in a body. Raises BadRequest, TooLarge."""
@@ -342,16 +240,11 @@ class CallHandlers:
 
         shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
         async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
-            if attempt.turns and not compacts(asked.request):
+            begun = attempt.turns and attempt.turns[0].purpose is Purpose.COMPACTION
+            if attempt.turns and not (compacts(asked.request) or (begun and in_call(asked.request))):
                 await self._repeat(asked, attempt.turns)
             else:
                 await self._sample(asked, attempt)
-
-    def _check_length(self, chars: int, field: str) -> None:
-        most = self._context * self._parts.config.max_chars_per_token
-        if chars > most:
-            tokens = math.ceil(chars / self._parts.config.max_chars_per_token)
-            raise ContextExceeded(prompt=tokens, answer=0, context=self._context, field=field, chars=chars)
 
     # ------------------------------------------------------------ the answer
 
@@ -363,14 +256,23 @@ class CallHandlers:
         except ContextExceeded as error:
             if overflow is None or not asked.request.stream:
                 raise
-            heading = self._heading(attempt.id, self._parts.clock(), asked.request, prompt_tokens=error.prompt)
+            heading = self._heading(attempt.id, self._parts.clock(), asked.request, error.prompt)
             await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
-        question, failed = await self._ask(asked), dict[str, OutsideFailed]()
-        episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
+        question, failed = await self._prompts.ask(asked), dict[str, OutsideFailed]()
+        if await self._is_full(asked, question) or attempt.turns:
+            shorter = await self._shortened(asked, attempt, question)
+            if shorter is None:
+                return
+            question = shorter
+            if attempt.turns and (turns := await self._stored(attempt)):
+                capture = self._capture(again(turns), stored=True)
+                await self._send(asked, capture, played(turns), question, asked.person, _REPLAYED)
+                return
+        episode = self._episode(asked, question)
         while True:
             try:
                 call, deal = self._call(asked, attempt.id, episode, question, failed)
@@ -432,12 +334,95 @@ class CallHandlers:
 
         Raises CompactionUnavailable if none can be used.
         """
-        question, repeated, ids = await self._ask(asked), bool(attempt.turns), list[str]()
-        assert question.conversation is not None, "only conversations are summarised"
-        episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
-        tried = 0
+        question = await self._prompts.ask(asked)
+        ids, found = await self._tried(asked, attempt, question, self._episode(asked, question))
+        if found is None:
+            self._deliveries.note(ids)
+            raise CompactionUnavailable(_NO_SUMMARY)
+        capture, answer, text = found
+        block, _ = self._signed(asked, capture.call, text)
+        await self._hand_over(asked, replace(question, tries=ids), capture, answer, block)
+
+    def _episode(self, asked: CallContext, question: EnginePrompt) -> str:
+        return asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
+
+    async def _is_full(self, asked: CallContext, question: EnginePrompt) -> bool:
+        """True if the call is to begin with a summary, as its client wishes for long prompts.
+
+        Raises BadRequest for a trigger that would have a conversation summarised again and again, and one that was so too often.
+        """
+        wish, config = in_call(asked.request), self._parts.config
+        if wish is None or question.told is None or question.purpose is Purpose.COMPACTION:
+            return False
+        if wish.trigger is not None and wish.trigger < config.compaction_least_tokens:
+            raise BadRequest(
+                f"{wish.field} is {wish.trigger}; this server summarises conversations of {config.compaction_least_tokens} tokens and "
+                "more (serve.compaction_least_tokens), or at the end of its context: send a larger number, or none.",
+                field=wish.field,
+            )
+        trigger = min(wish.trigger or self._context, self._prompts.most_tokens)
+        if len(question.prompt.ids) < trigger:
+            return False
+        number = 0 if question.prompt.window is None else question.prompt.window.number
+        if number >= config.compaction_most:
+            raise BadRequest(
+                f"The conversation was summarised {number} times, and may be no more often (serve.compaction_most); begin a new one.",
+                field=asked.route.field,
+            )
+        empty = begun_with(question.told, CompactionBlock(content="", token=""))
+        work = partial(self._prompts.tokens, empty)
+        fixed = await self._thread.run(asked.caller.tenant, empty.chars + PART_CHARS * empty.parts, work)
+        share = self._context // LEAST_SHARE  # of the summary, and of the answer at least
+        if fixed + share >= trigger or fixed + share + min(asked.request.budget or share, share) > self._context:
+            raise BadRequest(
+                f"Instructions and tools take {fixed} tokens, and a summary up to {share}: the conversation would be summarised at "
+                f"{trigger} tokens again and again. Shorten them, or send a larger trigger if {trigger} is yours.",
+                field=wish.field,
+            )
+        return True
+
+    async def _shortened(self, asked: CallContext, attempt: Try, question: EnginePrompt) -> EnginePrompt | None:
+        """The question in the window that begins with a summary of its conversation, sampled now or by an earlier try; None if the
+        summary is all of the answer, and sent. Where no summary could be used the question stays, and says so.
+
+        Raises CompactionUnavailable, CompactionRefused.
+        """
+        wish, told = in_call(asked.request), question.told
+        assert wish is not None
+        assert told is not None, "only conversations are summarised"
+        summarising = await self._prompts.ask(asked, summarised(told, wish.instructions, asked.route.field))
+        episode = self._episode(asked, question)
+        ids, found = await self._tried(asked, attempt, summarising, episode)
+        if found is None:
+            if wish.pause:
+                raise CompactionUnavailable(_NO_SUMMARY)
+            prompt = replace(question.prompt, episode=episode)
+            return replace(question, prompt=prompt, compacted=Compacted(block=None, counts=None), tries=ids)
+        capture, answer, text = found
+        block, summary = self._signed(asked, capture.call, text)
+        compacted = Compacted(block=block, counts=answer.counts())
+        if wish.pause:
+            await self._hand_over(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
+            return None
+        attempt.again()
+        after = await self._prompts.ask(asked, begun_with(told, block), summary)
+        heard = {
+            "answered": question.answered,
+            "left": question.left,
+        }  # the client said what it said in the window before
+        return replace(after, edits=question.edits, compacted=compacted, tries=ids, **heard)
+
+    async def _tried(
+        self, asked: CallContext, attempt: Try, question: EnginePrompt, episode: str
+    ) -> tuple[list[str], tuple[Capture, Answer, str] | None]:
+        """Sample summaries until one can be used. Returns the ids of their turns, and the one that can; None if none can."""
+        repeated, ids, tried = bool(attempt.turns), list[str](), 0
         while tried < _SUMMARY_TRIES:
             if turns := await self._stored(attempt) if repeated else []:
+                if (
+                    turns[0].purpose is not Purpose.COMPACTION
+                ):  # the answer, after summaries of which none could be used
+                    break
                 capture, chunks = self._capture(again(turns), stored=True), played(turns)
             else:
                 call, _ = self._call(asked, attempt.id, episode, question, ())
@@ -447,15 +432,9 @@ class CallHandlers:
             answer, text = await self._summarise(asked, attempt, capture, chunks, question)
             ids += capture.call.turn_ids()
             if text:
-                await self._hand_over(asked, capture, answer, text)
-                self._deliveries.note(ids)  # those that could not be used have ended, too, and are learned from
-                self._parts.metrics.delivered(capture.call.tenant, 1)
-                return
+                return ids, (capture, answer, text)
             attempt.again()
-        self._deliveries.note(ids)
-        raise CompactionUnavailable(
-            f"The model wrote no summary that can be used, {_SUMMARY_TRIES} times; send the request again."
-        )
+        return ids, None
 
     async def _stored(self, attempt: Try) -> list[Turn]:
         """The turn that an earlier try left under this id, or the first id after it that has a whole answer; [] if there is none."""
@@ -487,32 +466,42 @@ class CallHandlers:
         # the block is the client's own: with its values, which are masked again when it comes back
         return answer, text if question.scrubber is None else unmasked(text, question.scrubber.values)
 
-    async def _hand_over(self, asked: CallContext, capture: Capture, answer: Answer, text: str) -> None:
-        """Sign a summary, and send it as the dialect shapes it."""
-        call, scope, route = capture.call, asked.scope, asked.route
-        assert route.compacted is not None, "no other route asks for summaries"
-        turn = call.turn_ids()[0]
+    def _signed(self, asked: CallContext, call: Call, text: str) -> tuple[CompactionBlock, SummaryTurn]:
+        """The block of a summary, and the turn that wrote it."""
+        scope, route, turn = asked.scope, asked.route, call.turn_ids()[0]
         number = 0 if call.window is None else call.window.number
         summary = SummaryTurn(turn=turn, episode=call.episode, number=number, by=WindowMaker.GATEWAY)
         block = self._parts.blocks.sign(
             scope.tenant, route.kind, scope.place, summary, text, inside=route.kind == "resp"
         )
+        return block, summary
+
+    async def _hand_over(
+        self, asked: CallContext, question: EnginePrompt, capture: Capture, answer: Answer, block: CompactionBlock
+    ) -> None:
+        """Send a summary as the dialect shapes it."""
+        call, route = capture.call, asked.route
+        assert route.compacted is not None, "no other route asks for summaries"
         if call.consent is not Consent.NEVER:
-            self._previous[call.tenant].keep_block(asked.request, call.id, block)
-        heading = self._heading(call.id, call.started_at, asked.request, prompt_tokens=len(call.prompt_ids))
+            self._previous[call.tenant].keep_block(asked.request, call.id, call.user, block)
+        heading = self._heading(call.id, call.started_at, asked.request, len(call.prompt_ids), question)
         data = route.compacted(asked.request, heading, block, answer.counts(), answer.ostinato())
         await answer.deliver(data, stream=bool(asked.request.stream))
+        self._deliveries.note(question.tries)  # those that could not be used have ended, too, and are learned from
+        self._parts.metrics.delivered(call.tenant, 1)
 
     # ------------------------------------------------------------ both
 
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
         if isinstance(request, CompletionRequest):
-            told, (_, scrubber, _) = None, await self._scrub_text(asked, request.prompt)
+            told, edits, (_, scrubber, _) = None, None, await self._prompts.scrub_text(asked, request.prompt)
         else:
             told = self._previous[asked.caller.tenant].known(cast("ConversationRequest", request))
-            told, scrubber, _ = await self._scrubbed(asked, told, told.chars)
-        question = EnginePrompt(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told, scrubber=scrubber)
+            told, scrubber, _ = await self._prompts.scrubbed(asked, told, told.chars)
+            told, edits = await self._prompts.edited(asked.caller.tenant, request, told)
+        prompt = Prompt(ids=turns[0].prompt_ids)
+        question = EnginePrompt(prompt=prompt, conversation=told, edits=edits, scrubber=scrubber)
         await self._send(
             asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
         )
@@ -530,7 +519,7 @@ class CallHandlers:
         readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
         answer = self._replying(asked, capture, chunks, question, readings, person, headers)
         await answer.send(stream=bool(request.stream))
-        self._deliveries.note(call.turn_ids())
+        self._deliveries.note([*question.tries, *call.turn_ids()])
         if question.answered is not None:
             question.answered(call.turn_ids(), [reading.message() for reading in readings])
         self._parts.metrics.delivered(call.tenant, call.n)
@@ -546,7 +535,7 @@ class CallHandlers:
         headers: Headers | None,
     ) -> Answer:
         call, request = capture.call, asked.request
-        heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
+        heading = self._heading(call.id, call.started_at, request, len(call.prompt_ids), question)
         writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
         if question.scrubber is not None:
             writer = question.scrubber.restoring(writer, question.conversation)
@@ -568,7 +557,9 @@ class CallHandlers:
         )
 
     @staticmethod
-    def _heading(id: str, created: float, request: Request, *, prompt_tokens: int) -> Heading:
+    def _heading(
+        id: str, created: float, request: Request, prompt_tokens: int, question: EnginePrompt | None = None
+    ) -> Heading:
         return Heading(
             id=id,
             created=created,
@@ -576,6 +567,8 @@ class CallHandlers:
             choices=request.n or 1,
             prompt_tokens=prompt_tokens,
             count_usage=request.wants_usage,
+            compacted=None if question is None else question.compacted,
+            edits=None if question is None else question.edits,
         )
 
     def _reading(self, conversation: Conversation | None, turn: str) -> AnswerParser:
@@ -589,8 +582,10 @@ class CallHandlers:
         """The call, and Auto's deal if it drew one. All refusals come before the draw, so every draw belongs to a call that is made."""
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
-        wanted = request.budget
-        least = max(1, min(wanted or 1, self._context // _LEAST_SHARE))
+        told = question.conversation
+        within = told is not None and told.summarises and not compacts(request)  # then the limits are the operator's
+        wanted = self._context // LEAST_SHARE if within else request.budget
+        least = max(1, min(wanted or 1, self._context // LEAST_SHARE))
         if room < least:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
@@ -598,8 +593,9 @@ class CallHandlers:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         if compacts(request):
-            default = max(default, self._context // _LEAST_SHARE)
-        asked_for = constrained(request.sampling(min(wanted or default, room)), question)
+            default = max(default, self._context // LEAST_SHARE)
+        said = request.sampling(min(wanted or default, room))
+        asked_for = constrained(replace(said, stop=()) if within else said, question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         check_logged(request, sampling.max_tokens)
         call = Call(
@@ -645,11 +641,6 @@ class CallHandlers:
             observer=self._observer,
             stored=stored,
         )
-
-
-def _weighed(scope: ConversationScope, conversation: Conversation) -> tuple[int, list[bytes]]:
-    """A conversation's length in characters, and the hashes by which it is recognised."""
-    return conversation.chars, chain_of(scope, conversation)
 
 
 def _omitted(request: Request) -> Headers:

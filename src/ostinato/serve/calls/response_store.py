@@ -19,6 +19,7 @@ from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Message
 from ostinato.core.errors import BadRequest, Conflict
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Log
 from ostinato.serve.dialects.compaction_blocks import block_message
@@ -37,8 +38,9 @@ class PreviousGone(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The messages that a call added after the answer `before`: its input and its own answer."""
+    """The messages that a call of `user` added after the answer `before`: its input and its own answer."""
 
+    user: str
     before: str | None
     said: tuple[Message, ...]
 
@@ -81,16 +83,24 @@ class ResponseStore:
             return self.conversation(request)
         return request.conversation
 
-    def keep(self, request: ConversationRequest, turn: Turn, answer: Message) -> None:
-        """Keep an answer, unless the client sent `store` false or the answer is incomplete."""
+    def keep(
+        self, request: ConversationRequest, turn: Turn, answer: Message, block: CompactionBlock | None = None
+    ) -> None:
+        """Keep an answer, and the summary that the call began with, unless the client sent `store` false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
-        self._put(turn.id.rpartition(":")[0], _Kept(request.previous_response_id, (*request.read.parts, answer)))
+        said = (*request.read.parts, *([] if block is None else [block_message(block)]), answer)
+        self._put(turn.id.rpartition(":")[0], _Kept(turn.user, request.previous_response_id, said))
 
-    def keep_block(self, request: Request, id: str, block: CompactionBlock) -> None:
+    def keep_block(self, request: Request, id: str, user: str, block: CompactionBlock) -> None:
         """Keep a summary, with which a conversation that goes on from this answer begins."""
         if isinstance(request, ResponsesRequest) and request.store is not False:
-            self._put(id, _Kept(None, (block_message(block),)))
+            self._put(id, _Kept(user, None, (block_message(block),)))
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop the answers of somebody who was forgotten."""
+        for id in [id for id, kept in self._kept.items() if row.covers((row.tenant, kept.user))]:
+            self._held -= self._kept.pop(id).cost
 
     def _put(self, id: str, kept: _Kept) -> None:
         self._held += kept.cost - (self._kept[id].cost if id in self._kept else 0)

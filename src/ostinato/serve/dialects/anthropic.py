@@ -18,12 +18,14 @@ from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.compaction_blocks import (
     BlockMessage,
     CompactionRefused,
+    InCallCompaction,
     block_message,
     check_alone,
     misplaced,
     replaced,
     summarised,
 )
+from ostinato.serve.dialects.context_edits import ContextManagement
 from ostinato.serve.dialects.dialect import (
     AUTO,
     MAX_MESSAGES,
@@ -85,7 +87,7 @@ def read_messages(
     parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
     if not parts:
         raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
-    blocks = [place for place, part in enumerate(parts) if isinstance(part, BlockMessage)]
+    blocks = [place for place, part in enumerate(parts) if isinstance(part, BlockMessage) and part.alone]
     if len(blocks) > 1:
         message = "messages holds several compaction blocks; keep the newest, and leave out what is before it."
         raise CompactionRefused("block_ambiguous", message, "messages")
@@ -259,7 +261,8 @@ def _compacted(block: CompactionContentBlock) -> Message | None:
         message = "The compaction block's tool_changes are not those that this server returned; send the block back as it was returned."
         raise CompactionRefused("tool_changes_mismatch", message, "messages")
     token = block.signature or block.encrypted_content or ""
-    return block_message(CompactionBlock(content=block.content, token=token, field="messages"))
+    kept = CompactionBlock(content=block.content, token=token, field="messages")
+    return block_message(kept, alone=block.signature is not None)
 
 
 def _text(type: str, block: Any, where: str, omissions: Omissions) -> str:
@@ -366,7 +369,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 MAX_TOOLS = 1024
 
 _Decided = Annotated[Any, Ignored("the model decides by itself whether and how long to think")]
-_Unapplied = Annotated[Any, Ignored("the edit is not applied, as X-Ostinato-Omitted says")]
 _Billing = Annotated[Any, Ignored("all calls are served alike")]
 _CountOnly = Annotated[Any, Ignored("a prompt's length does not depend on it")]
 
@@ -424,25 +426,6 @@ class CompactionConfig(Fields):
     instructions: str | None = None
 
 
-class ContextEdit(Fields):
-    """A way to shorten the prompt, which is not applied: the header says so."""
-
-    type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"]
-    clear_at_least: _Unapplied = None
-    clear_tool_inputs: _Unapplied = None
-    exclude_tools: _Unapplied = None
-    instructions: _Unapplied = None
-    keep: _Unapplied = None
-    pause_after_compaction: _Unapplied = None
-    trigger: _Unapplied = None
-
-
-class ContextManagement(Fields):
-    """How a long prompt may be shortened."""
-
-    edits: list[ContextEdit] = Field(default_factory=list[ContextEdit], max_length=16)
-
-
 class _Asked(WithItems):
     """The fields that determine the prompt, and those that change nothing."""
 
@@ -477,8 +460,6 @@ class _Asked(WithItems):
     def _read(self) -> tuple[Conversation, Sequence[str]]:
         """The conversation, and what is left out of it."""
         omissions = Omissions()
-        for edit in self.context_management.edits if self.context_management else ():
-            omissions.add(edit.type.replace("_", "-"))
         messages, block = read_messages(self.messages, self.system, omissions, self._items)
         continued = messages[-1].role is Role.ASSISTANT and not self.compacts
         if continued and (messages[-1].calls or messages[-1].reasoning):
@@ -487,6 +468,11 @@ class _Asked(WithItems):
                 f"{where}: of an assistant's message at the end only text can be continued, not thinking or tool_use; "
                 "add the results of its calls, or a user's message.",
                 field=f"{where}.content",
+            )
+        if continued and self.in_call is not None:
+            raise BadRequest(
+                "context_management: a conversation whose last message is to be continued cannot be summarised; end it with a user's.",
+                field="context_management",
             )
         choice = self.tool_choice or ToolChoice(type="auto")
         tools = read_tools(self.tools or [])
@@ -523,6 +509,11 @@ class _Asked(WithItems):
     def compacts(self) -> bool:
         """True if a summary of the conversation is asked for, and nothing else."""
         return self.compaction is not None
+
+    @property
+    def in_call(self) -> InCallCompaction | None:
+        """The wish that the answer begins with a summary once the prompt is long."""
+        return None if self.context_management is None else self.context_management.compaction
 
     @property
     def conversation(self) -> Conversation:
@@ -602,9 +593,11 @@ def parse_messages(body: Any, items: ReadItems | None = None) -> MessagesRequest
     return request
 
 
-def parse_count(body: Any, items: ReadItems | None = None) -> Conversation:
+def parse_count(body: Any, items: ReadItems | None = None) -> CountRequest:
     """A conversation whose tokens are to be counted. `items`: those of earlier requests. Raises BadRequest naming the field."""
-    return validate(CountRequest, body).reading(items).conversation
+    request = validate(CountRequest, body).reading(items)
+    _ = request.conversation  # so that errors in messages are raised here
+    return request
 
 
 def _identities(user_id: str | None) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ostinato.core.conversation import CompactionBlock, Piece, ToolCall
 from ostinato.core.errors import OstinatoError, Overloaded
@@ -50,30 +51,47 @@ class Messages(Writer):
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
-        said = answer.message
+        said, compacted = answer.message, self._heading.compacted
         blocks = [_tool_use(call, _input(call)) for call in said.calls]
         if said.text or not (blocks or said.reasoning):
             blocks.insert(0, _text_block({"type": "text", "text": said.text}))
         if said.reasoning:
             blocks.insert(0, _text_block({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
-        rest: Json = {**_stopped(answer.finish, answer.stop), "usage": _usage(counts), "ostinato": ostinato}
+        if compacted is not None:
+            blocks.insert(0, _text_block(_told(compacted.block)))
+        rest: Json = {**_stopped(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
         return f'{_text_block(self._head)[:-1]},"content":[{",".join(blocks)}],{_text_block(rest)[1:]}'.encode()
 
     def opening(self) -> str:
         counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
         begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
-        return _event("message_start", f'"message":{_text_block(begun)}') + _event("ping")
+        data = _event("message_start", f'"message":{_text_block(begun)}') + _event("ping")
+        if self._heading.compacted is None:
+            return data
+        self._blocks = 1
+        return data + _told_events(_told(self._heading.compacted.block))
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        data = self._close() if self._blocks else self._begin("text", '"text":""') + self._close()
+        said = self._blocks > (self._heading.compacted is not None)
+        data = self._close() if said else self._begin("text", '"text":""') + self._close()
         if closing is None:  # comes with the last answer, and there is only one
             return data
         counts, ostinato = closing
-        last = f'"delta":{_text_block(_stopped(finish, stop))},"usage":{_text_block(_usage(counts))},"ostinato":{_text_block(ostinato)}'
-        return data + _event("message_delta", last) + _event("message_stop")
+        last = {"delta": _stopped(finish, stop), **self._closing(counts), "ostinato": ostinato}
+        return data + _event("message_delta", _text_block(last)[1:-1]) + _event("message_stop")
+
+    def _closing(self, counts: Counts) -> Json:
+        """The fields at the end of an answer that count, apart for the summary that the call began with, and that tell what was cleared."""
+        edits, compacted = self._heading.edits, self._heading.compacted
+        told: Json = {} if edits is None else {"context_management": {"applied_edits": edits}}
+        usage = _usage(counts)
+        if compacted is not None:
+            parts = [("compaction", compacted.counts), ("message", counts)]
+            usage["iterations"] = [{"type": type, **_usage(part)} for type, part in parts if part is not None]
+        return told | {"usage": usage}
 
     # ------------------------------------------------------------ blocks
 
@@ -120,28 +138,47 @@ class Messages(Writer):
 def compaction_answer(
     request: Request, heading: Heading, block: CompactionBlock, counts: Counts, ostinato: Json
 ) -> bytes:
-    """The whole answer to a request for a summary: one block, as a body or as a stream."""
-    writer = Messages(heading)
-    told: Json = {"type": "compaction", "content": block.content, "signature": block.token, "tool_changes": []}
+    """The whole answer that consists of a summary, as a body or as a stream: one that was asked for, or with which a call pauses."""
+    usage, closing = (
+        _usage(counts),
+        {} if heading.edits is None else {"context_management": {"applied_edits": heading.edits}},
+    )
+    if heading.compacted is None:
+        told: Json = {"type": "compaction", "content": block.content, "signature": block.token, "tool_changes": []}
+    else:
+        told = _told(block)
+        usage = _usage(Counts(prompt=0, answer=0)) | {"iterations": [{"type": "compaction", **usage}]}
     stopped: Json = {"stop_reason": "compaction", "stop_sequence": None}
-    rest: Json = {**stopped, "usage": _usage(counts), "ostinato": ostinato}
+    rest: Json = {**stopped, **closing, "usage": usage, "ostinato": ostinato}
     if not request.stream:
         head = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
         return json_line({**head, "content": [told], **rest}).encode()
+    last = {"delta": stopped, **closing, "usage": usage, "ostinato": ostinato}
+    begun = Messages(replace(heading, compacted=None)).opening() + _told_events(told)
+    return (begun + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")).encode()
+
+
+def _told(block: CompactionBlock | None) -> Json:
+    """The block with which an answer begins; without content if no summary came about."""
+    if block is None:
+        return {"type": "compaction", "content": None}
+    return {"type": "compaction", "content": block.content, "encrypted_content": block.token}
+
+
+def _told_events(told: Json) -> str:
+    """The events of a compaction block, which is told whole. A stream has no delta for a signature: it stands where the block begins, and
+    again as what the delta may hold.
+    """
+    token = told.get("signature") or told.get("encrypted_content")
+    delta: Json = {"type": "compaction_delta", "content": told["content"], "encrypted_content": token}
     begun = f'"index":0,"content_block":{json_line(told | {"content": None})}'
-    # the stream has no delta for a signature: it stands at the beginning of the block, and again as what the delta may hold
-    delta = json_line({"type": "compaction_delta", "content": block.content, "encrypted_content": block.token})
-    last = f'"delta":{json_line(stopped)},"usage":{json_line(_usage(counts))},"ostinato":{json_line(ostinato)}'
     return "".join(
         [
-            writer.opening(),
             _event("content_block_start", begun),
-            _event("content_block_delta", f'"index":0,"delta":{delta}'),
+            _event("content_block_delta", f'"index":0,"delta":{json_line(delta)}'),
             _event("content_block_stop", '"index":0'),
-            _event("message_delta", last),
-            _event("message_stop"),
         ]
-    ).encode()
+    )
 
 
 def _event(type: str, fields: str = "") -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Message, Role
 from ostinato.core.errors import BadRequest, Overloaded
+from ostinato.serve.dialects.items import joined
 
 REQUEST = (
     "Summarise the conversation so far for yourself: what was asked, what was done and found out, and what remains to be done. "
@@ -53,10 +54,25 @@ def misplaced(field: str) -> CompactionRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InCallCompaction:
+    """A client's wish that a call which reaches `trigger` tokens of prompt begins with a summary of it; None: the operator's share of the
+    context. `instructions` replace the request for the summary; `pause`: the summary is all of the answer. `field` names the trigger.
+    """
+
+    field: str
+    trigger: int | None = None
+    instructions: str | None = None
+    pause: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMessage(Message):
-    """The place of a compaction block among messages; its text is what the model is shown."""
+    """The place of a compaction block among messages; its text is what the model is shown. `alone`: it was asked for by itself, so its
+    client put it in the place of all that was before it.
+    """
 
     block: CompactionBlock
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +80,11 @@ class TriggerMessage(Message):
     """The place of an item that asks for a summary of everything before it."""
 
 
-def block_message(block: CompactionBlock) -> BlockMessage:
+def block_message(block: CompactionBlock, *, alone: bool = False) -> BlockMessage:
     """What a model is shown of a block: a user's message with the summary between fixed lines, which the summary cannot contain."""
     shown = _TAG.sub("&lt;", block.content)
-    return BlockMessage(role=Role.USER, text=f"{_TOLD}\n{_OPENING}\n{shown}\n{_CLOSING}", block=block)
+    text = f"{_TOLD}\n{_OPENING}\n{shown}\n{_CLOSING}"
+    return BlockMessage(role=Role.USER, text=text, block=block, alone=alone)
 
 
 def replaced(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock | None]:
@@ -110,6 +127,12 @@ def summarised(conversation: Conversation, instructions: str | None, field: str)
         demand=Demand(forbidden=True) if conversation.tools else None,
         summarises=True,
     )
+
+
+def begun_with(conversation: Conversation, block: CompactionBlock) -> Conversation:
+    """The conversation as its client will send it after an answer that began with this block: system messages, then the summary."""
+    parts, _ = replaced([*conversation.messages, block_message(block)])
+    return replace(conversation, messages=tuple(joined(parts)), block=block)
 
 
 def check_alone(others: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from unicodedata import category
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
-from ostinato.core.conversation import Conversation, Demand, Message, Piece, Tool
+from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Message, Piece, Tool
 from ostinato.core.errors import BadRequest, OstinatoError
 from ostinato.core.generation import Tops
 from ostinato.core.records import Finish, Sampling
@@ -151,10 +151,27 @@ class ConversationRequest(Request, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Tokens of the prompt and of all answers."""
+
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """The summary that a call began with, and its tokens; both are None if none could be used and the prompt stayed as it was."""
+
+    block: CompactionBlock | None
+    counts: Counts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
     """Everything known about an answer before its first token. `created` is in Unix seconds; `choices` is the number of answers.
 
-    `count_usage`: a stream ends with the token counts, in dialects that leave this to the client.
+    `count_usage`: a stream ends with the token counts, in dialects that leave this to the client. `compacted`: what the call began with,
+    if its client wished so and the prompt was long; `edits`: what was cleared of the prompt, as the dialect tells it.
     """
 
     id: str
@@ -163,6 +180,8 @@ class Heading:
     choices: int
     prompt_tokens: int
     count_usage: bool
+    compacted: Compacted | None = None
+    edits: Sequence[Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +201,6 @@ class Whole:
     tokens: Tokens
     finish: Finish
     stop: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Tokens of the prompt and of all answers."""
-
-    prompt: int
-    answer: int
 
 
 class Writer(ABC):

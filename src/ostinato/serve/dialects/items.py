@@ -40,6 +40,11 @@ class ReadItems:
         # by the identity of parts, which lasts as long as they are kept
         self._merged = Memo[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
 
+    def clear(self) -> None:
+        """Drop everything."""
+        self._memo.clear()
+        self._merged.clear()
+
     def read(self, reader: ItemReader, item: Any, where: str, omissions: Omissions) -> Sequence[Message]:
         """The item's messages, read now or earlier; `omissions` is told what is left out of them. It may be JSON text (`msgspec.Raw`).
 
@@ -136,6 +141,12 @@ class Memo(Generic[_K, _V]):
                 return None
             self._kept.move_to_end(key)
             return found[0]
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._kept.clear()
+            self._held = 0
 
     def put(self, key: _K, value: _V, *, cost: int) -> None:
         """Keep a value, unless it costs more than all may."""

@@ -19,7 +19,13 @@ from ostinato.core.conversation import CompactionBlock, Conversation, Message, P
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError
 from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.compaction_blocks import TriggerMessage, check_alone, replaced, summarised
+from ostinato.serve.dialects.compaction_blocks import (
+    InCallCompaction,
+    TriggerMessage,
+    check_alone,
+    replaced,
+    summarised,
+)
 from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
@@ -82,10 +88,10 @@ class Text(Fields):
 
 
 class ContextEntry(Fields):
-    """A way to shorten the prompt, which is not applied: the header says so."""
+    """Asks for a summary at the beginning of the answer once the prompt has this many tokens."""
 
     type: Literal["compaction"]
-    compact_threshold: Annotated[Any, Ignored("the prompt is not shortened, as X-Ostinato-Omitted says")] = None
+    compact_threshold: int | None = Field(default=None, ge=1, le=10_000_000)
 
 
 class ResponsesRequest(OneAnswer, WithItems):
@@ -116,7 +122,7 @@ class ResponsesRequest(OneAnswer, WithItems):
     truncation: Annotated[
         Any, Ignored("allows parts of a long prompt to be dropped; here it is refused if it is too long")
     ] = None
-    context_management: list[ContextEntry] | None = Field(default=None, max_length=16)
+    context_management: list[ContextEntry] | None = Field(default=None, max_length=1)
     max_tool_calls: Annotated[Any, Ignored("limits the tools of OpenAI's own, of which there are none here")] = None
     background: Annotated[Any, Only(False, why="is not supported: answers are sent at once")] = None
     conversation_: Annotated[
@@ -140,8 +146,6 @@ class ResponsesRequest(OneAnswer, WithItems):
     def read(self) -> Read:
         """The parsed input and tools. Raises BadRequest."""
         read = Read()
-        for entry in self.context_management or ():
-            read.omissions.add(entry.type)
         read_tools(self.tools or [], read)
         if isinstance(self.input, str):
             read.parts.append(Message(role=Role.USER, text=self.input))
@@ -157,6 +161,14 @@ class ResponsesRequest(OneAnswer, WithItems):
     def compacts(self) -> bool:
         """True if a summary of the conversation is asked for, and nothing else."""
         return bool(self.read.parts) and isinstance(self.read.parts[-1], TriggerMessage)
+
+    @property
+    def in_call(self) -> InCallCompaction | None:
+        """The wish that the answer begins with a summary once the prompt is long."""
+        if not self.context_management:
+            return None
+        field = "context_management[0].compact_threshold"
+        return InCallCompaction(field=field, trigger=self.context_management[0].compact_threshold)
 
     @cached_property
     def conversation(self) -> Conversation:
@@ -324,6 +336,7 @@ class Responses(Writer):
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
         said = answer.message
+        self._items += self._compacted()
         if said.reasoning:
             self._items.append(self._written("reasoning", said.reasoning))
         if said.text or not said.calls:
@@ -334,13 +347,15 @@ class Responses(Writer):
 
     def opening(self) -> str:
         begun = self._response("in_progress", None)
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        data = self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        return data + "".join(map(self._compacting, self._compacted()))
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        data = "" if self._items or self._open else self._begin("message")
+        said = len(self._items) > len(self._compacted()) or self._open
+        data = "" if said else self._begin("message")
         data += self._close()
         if closing is None:  # comes with the last answer, and there is only one
             return data
@@ -365,12 +380,22 @@ class Responses(Writer):
         if not stream:
             self._items.append(item)
             return json_bytes({**self._response("completed", counts), "ostinato": ostinato})
-        data = self.opening() + self._event("response.output_item.added", output_index=0, item=item)
-        data += self._event("response.compaction.compacting", output_index=0, item_id=item["id"]) + self._done(item)
+        data = self.opening() + self._compacting(item)
         response = {**self._response("completed", counts), "ostinato": ostinato}
         return (data + self._event("response.completed", response=response)).encode()
 
     # ------------------------------------------------------------ events
+
+    def _compacting(self, item: Json) -> str:
+        """The events of a compaction item, which is told whole."""
+        data = self._event("response.output_item.added", output_index=0, item=item)
+        data += self._event("response.compaction.compacting", output_index=0, item_id=item["id"])
+        return data + self._done(item)
+
+    def _compacted(self) -> list[Json]:
+        """The item of the summary that the call began with, if there is one."""
+        compacted = self._heading.compacted
+        return [] if compacted is None or compacted.block is None else [_item(self._heading, compacted.block)]
 
     def _event(self, type: str, **fields: object) -> str:
         data = _text({"type": type, "sequence_number": self._events, **fields})
@@ -466,7 +491,7 @@ def compaction_answer(
     request: ResponsesRequest, heading: Heading, block: CompactionBlock, counts: Counts, ostinato: Json
 ) -> bytes:
     """The whole answer to a request for a summary: one item, behind the user's messages if the path was that of compactions."""
-    item: Json = {"id": f"cmp_{heading.id}", "type": "compaction", "encrypted_content": block.token}
+    item = _item(heading, block)
     if isinstance(request, CompactRequest):
         texts = [part.text for part in request.read.parts if part.role is Role.USER and type(part) is Message]
         said: list[Json] = [
@@ -484,6 +509,10 @@ def compaction_answer(
     return Responses(heading, request.offered, request.repeated).compacted(
         item, counts, ostinato, stream=bool(request.stream)
     )
+
+
+def _item(heading: Heading, block: CompactionBlock) -> Json:
+    return {"id": f"cmp_{heading.id}", "type": "compaction", "encrypted_content": block.token}
 
 
 _DELTAS = {"message": "output_text", "reasoning": "reasoning_text"}

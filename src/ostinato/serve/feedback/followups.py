@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ostinato.core.conversation import Conversation, Message, Role, calling_turn
 from ostinato.core.errors import OstinatoError
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Purpose, Signal, Source
 from ostinato.serve.calls.conversations import PendingPrompt
 from ostinato.serve.feedback.intake import Intake
@@ -135,6 +136,7 @@ class _Left(NamedTuple):
     turn: str
     answer: str
     asked: str = ""
+    user: str = ""
 
 
 class _Asked(NamedTuple):
@@ -195,12 +197,19 @@ class FollowUps:
         left = self._left.setdefault(question.scope.tenant, OrderedDict())
         if len(answer.text) > _LONGEST_LEFT:
             return
-        left[question.chain[-1], episode] = _Left(turn, answer.text)
+        left[question.chain[-1], episode] = _Left(turn, answer.text, user=question.scope.user)
         # agents send a person's message again, in one with the words that come next
         if last.role is Role.USER and 0 < len(last.text) <= _LONGEST_LEFT:
-            left[question.chain[-2], episode] = _Left(turn, answer.text, last.text)
+            left[question.chain[-2], episode] = _Left(turn, answer.text, last.text, question.scope.user)
         while len(left) > _LEFT:
             left.popitem(last=False)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop the answers that somebody who was forgotten broke off, and their questions that are not classified yet."""
+        left = self._left.get(row.tenant, {})
+        for place in [place for place, each in left.items() if row.covers((row.tenant, each.user))]:
+            del left[place]
+        self._asked = [each for each in self._asked if not row.covers((each.tenant, each.question.scope.user))]
 
     async def close(self) -> None:
         """Write what is noted, without retrying."""

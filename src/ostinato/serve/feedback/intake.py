@@ -23,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from ostinato.core.conversation import call_number, calling_turn
 from ostinato.core.errors import BadRequest, OstinatoError, StorageFull, TooLarge, Unavailable
 from ostinato.core.line_survival import MOST_LINES, holds, line_spans, parse_ranges
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
 from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
@@ -76,6 +77,12 @@ class Intake:
             _remember(self._users, turn.id, turn.user)
         if not turn.counts:
             self.keep_no_words([turn.id])
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop whose turns were a person's."""
+        theirs = [turn for turn, user in self._users.items() if row.covers((self._tenants.get(turn, ""), user))]
+        for turn in theirs:
+            del self._users[turn]
 
     def keep_no_words(self, turns: Sequence[str]) -> None:
         """Store no comment or correction on these turns, which may not be in the log yet."""

@@ -312,7 +312,7 @@ def test_a_schema_of_another_program(in_postgres):
 def test_a_log_of_another_version(in_postgres):
     PostgresLog.open(in_postgres()).close()
     sql(in_postgres(), "UPDATE log SET layout = 7")
-    with pytest.raises(BadConfig, match="has layout 7, this Ostinato reads 4"):
+    with pytest.raises(BadConfig, match="has layout 7, this Ostinato reads 5"):
         PostgresLog.open(in_postgres())
 
 

@@ -273,12 +273,14 @@ def test_an_alarm_that_stands_under_its_old_name_ends_under_it():
 # ---------------------------------------------------------------- the outcome gap
 
 
-def served(watch, rng, thumbs, comes, *, first=0, count=7, crowd=500, survived=None, propensity=0.5):
-    """Days of people on live (even numbers) and control, with the probabilities of a thumb, of coming, and of survival on each side."""
+def served(watch, rng, thumbs, comes, *, first=0, count=7, crowd=500, survived=None, propensity=0.5, control=1):
+    """Days of people on live (even numbers) and control (or the other way round: `control` 0), with the probabilities of a thumb, of
+    coming, and of survival on each side.
+    """
     told = []
     for day in range(first, first + count):
         for number in range(crowd):
-            side = number % 2
+            side = int(number % 2 == control)
             if rng.random() > comes[side]:
                 continue
             at, arm = (day + number / crowd) * DAY, (Arm.LIVE, Arm.CONTROL)[side]
@@ -308,6 +310,15 @@ def test_a_policy_that_pleases_every_thumb_and_halves_who_comes_again_is_found()
     assert acceptable(OUTCOME_GAP)
     favour = GoldWatch(CONFIG)
     assert days(favour, np.random.default_rng(1), 0.8, 0.8, first=0, count=7) == [], "teachers and gold people alike"
+
+
+def test_who_is_moved_by_a_changed_share_of_control_counts_for_the_side_they_are_on():
+    """Everybody changes sides after three days in which both were alike; from then on live's people are pleased and stay away."""
+    watch, rng = gap(), np.random.default_rng(3)
+    assert served(watch, rng, (0.5, 0.5), (0.9, 0.9), count=3) == []
+    (found,) = served(watch, rng, (0.95, 0.3), (0.4, 0.95), first=3, count=4, control=0)
+    assert (found.name, found.state) == (OUTCOME_GAP, AlarmState.RAISED)
+    assert found.detail["reward"] == pytest.approx(0.65, abs=0.05), "none of what they gave on the other side"
 
 
 def test_a_policy_that_halves_what_survives_is_found_by_the_signal():

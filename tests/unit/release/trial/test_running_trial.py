@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.arm_assignment import dealing_key, place_of
+from ostinato.core.arm_assignment import Dealing, dealing_key, place_of
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Finish, PolicyVersion, Span
 from ostinato.release.canary import RunningTrial
@@ -14,6 +14,7 @@ from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, complet
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.verdict import NextAction
+from ostinato.serve.arms import Arms
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
@@ -180,6 +181,32 @@ async def test_who_silences_the_dissatisfied_does_not_ship():
     assert told["acceptance"]["estimate"] > -0.02, "of what is said about it, as much is good"
     assert decision.next is NextAction.BLOCK
     assert "accepted_of_all" in decision.reason
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_dials_that_help_live_alone_do_not_count_against_an_equal_candidate(paused):
+    """A person's dials raise acceptance by 15 points. They lean live's answers alone: while a trial runs nobody's, by the gateway's rule;
+    `paused` False: without it the same candidate is blocked as worse.
+    """
+    arms, slots = Arms(), {"live": OLD, "canary": NEW}
+
+    def does(town, turn, treated):
+        leans = not treated and not (paused and arms.on_trial(slots))
+        return town.judged(turn, 0.6 + 0.15 * leans)
+
+    town = Town(does, users=400)
+    await town.begin()
+    arms.deal(Dealing(salt=town.record.salt, canary=0.5))
+    decision = await town.until_over(town.running())
+    told = decision.reading.metrics["acceptance"]
+    if paused:
+        assert told["lower"] < 0.0 < told["upper"]
+        assert abs(told["estimate"]) < 0.02
+        assert decision.next is not NextAction.BLOCK
+    else:
+        assert told["upper"] < 0.0
+        assert told["estimate"] == pytest.approx(-0.15, abs=0.03)
+        assert decision.next is NextAction.BLOCK
 
 
 async def test_a_guardrail_that_breaks_once_it_is_live_takes_it_back():

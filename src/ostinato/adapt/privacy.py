@@ -1,0 +1,226 @@
+"""Differential privacy of the shared prior: the analytic Gaussian mechanism, its exact composition over releases, and the release itself.
+
+What is protected is a person with all of their ratings (user-level, add or remove one). Each contributes one vector of bounded norm; noise
+is added to the sum, and the prior is computed from the noised sum alone. Vectors and noise are whole numbers on a grid: the sum does not
+depend on the order of people, masks of secure aggregation cancel to the bit, and the last bits of a float betray nothing (Mironov 2012);
+rounding the noise of a Gaussian mechanism is post-processing, so its guarantee is kept.
+
+Pure, but for the noise, which the operating system's generator draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import SystemRandom
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.adapt.learner import Evidence, Floats, Prior
+from ostinato.adapt.prior import flat_prior
+from ostinato.core.errors import BadConfig, Unavailable
+
+GRID = 1 << 20
+"""What the largest slopes that count, those of norm `clip`, are on the grid."""
+Grid = NDArray[np.int64]
+
+_secure_gauss = SystemRandom().gauss
+_COUNT = GRID // 4  # what a person adds to the count
+_SECOND = math.sqrt(15) / 4 * GRID  # the largest norm of the second moments: GRID^2 + _SECOND^2 + _COUNT^2 = 2 GRID^2
+_SENSITIVITY = math.sqrt(2) * GRID
+_WIDE = 0.1  # the variance of the prior that a person's own slopes are estimated with
+_RATINGS = 2  # ratings per estimated number from which on a person counts
+_LEAST, _MOST = 2e-4, 0.03  # variances of a slope between people that are believed
+_SAFETY = 1 - 2.0**-40  # more than a norm in float64 can be wrong
+
+
+# ---------------------------------------------------------------- accountant
+
+
+def gaussian_delta(sigma: float, epsilon: float) -> float:
+    """The smallest delta at which the Gaussian mechanism is (epsilon, delta)-private (Balle & Wang 2018, theorem 8).
+
+    `sigma`: the noise multiplier, the noise's standard deviation over the sensitivity.
+    """
+    return math.exp(_log_tail(epsilon * sigma - 0.5 / sigma)) - math.exp(
+        epsilon + _log_tail(epsilon * sigma + 0.5 / sigma)
+    )
+
+
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    """The smallest epsilon at this noise multiplier and delta."""
+    _check_delta(delta)
+    if gaussian_delta(sigma, 0.0) <= delta:
+        return 0.0
+    most = 1.0
+    while gaussian_delta(sigma, most) > delta:
+        most *= 2
+    return _bisect(lambda epsilon: gaussian_delta(sigma, epsilon) <= delta, 0.0, most)
+
+
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """The smallest noise multiplier of an (epsilon, delta)-private release. Raises BadConfig unless epsilon > 0 and 0 < delta < 1."""
+    _check_delta(delta)
+    if not 0 < epsilon < math.inf:
+        raise BadConfig(f"adapt.privacy.epsilon must be a number above 0, not {epsilon}")
+    least, most = 1.0, 1.0
+    while gaussian_delta(most, epsilon) > delta:
+        most *= 2
+    while gaussian_delta(least, epsilon) <= delta:
+        least /= 2
+    return _bisect(lambda sigma: gaussian_delta(sigma, epsilon) <= delta, least, most)
+
+
+def composed_sigma(sigmas: Iterable[float]) -> float:
+    """The noise multiplier of one Gaussian mechanism that tells exactly as much as all of these (Dong et al. 2022); infinite for none."""
+    told = math.fsum(sigma**-2 for sigma in sigmas)
+    return told**-0.5 if told else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyBudget:
+    """The (epsilon, delta) that all releases of a year may spend, in so many equal parts.
+
+    Example: ``PrivacyBudget(epsilon=2.0, delta=1e-6, releases=52).next_sigma(sigmas_of_this_year)``
+    """
+
+    epsilon: float
+    delta: float
+    releases: int
+
+    def spent(self, earlier: Sequence[float]) -> float:
+        """The epsilon, at the budget's delta, of releases with these noise multipliers together."""
+        return gaussian_epsilon(composed_sigma(earlier), self.delta) if earlier else 0.0
+
+    def check(self, people: int) -> None:
+        """Raises BadConfig if delta is not below 1 / people."""
+        if people and self.delta * people >= 1:
+            raise BadConfig(
+                f"adapt.privacy.delta = {self.delta} is not below 1 in {people}, the number of people: it would allow to publish one of "
+                f"them whole; set it to {0.1 / people:.0e} or less"
+            )
+
+    def next_sigma(self, earlier: Sequence[float]) -> float:
+        """The noise multiplier of another release after those with these. Raises Unavailable if the year's budget does not suffice."""
+        whole = gaussian_sigma(self.epsilon, self.delta)
+        each = whole * math.sqrt(self.releases)
+        if composed_sigma([*earlier, each]) < whole * (1 - 1e-9):
+            raise Unavailable(
+                f"{len(earlier)} releases of the prior have spent epsilon {self.spent(earlier):.3f} of adapt.privacy.epsilon = "
+                f"{self.epsilon} within a year, and another would exceed it; the last prior stays in use. Wait until the oldest is a "
+                "year old, or raise the budget, which weakens what people were promised"
+            )
+        return each
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise BadConfig(f"adapt.privacy.delta must lie between 0 and 1, not {delta}")
+
+
+def _log_tail(x: float) -> float:
+    """The logarithm of P(Z > x) for a standard normal Z."""
+    if x < 30:
+        return math.log(math.erfc(x / math.sqrt(2)) / 2)
+    return -x * x / 2 - math.log(x * math.sqrt(2 * math.pi)) + math.log1p(-1 / x**2 + 3 / x**4)
+
+
+def _bisect(holds: Callable[[float], bool], least: float, most: float) -> float:
+    """The smallest number at which `holds` is true, from above."""
+    for _ in range(200):
+        middle = (least + most) / 2
+        least, most = (least, middle) if holds(middle) else (middle, most)
+    return most
+
+
+# ---------------------------------------------------------------- release
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PriorRelease:
+    """A prior that may be published, the number of people behind it, which is noised too, and the noise multiplier of both."""
+
+    prior: Prior
+    people: float
+    sigma: float
+
+
+def contribution(person: Evidence, clip: float) -> Grid:
+    """What a person adds to the sum: K slopes, K(K+1)/2 second moments less their estimation error, and 1 for the count.
+
+    The slopes are the person's own, estimated without others', and shortened to the norm `clip`; the second moments to that of their
+    outer product, `clip` squared. The norm of the whole is at most sqrt(2) `GRID`, whatever the evidence is; that of who has rated less
+    than twice for each number is 0.
+    """
+    dials = len(person.shift_D) - 1
+    none = np.zeros(dials + dials * (dials + 1) // 2 + 1, np.int64)
+    wide = flat_prior(dials, variance=_WIDE)
+    precision_DD = wide.precision_DD + person.precision_DD
+    if person.ratings < _RATINGS * (dials + 1) or not np.isfinite(precision_DD).all():
+        return none
+    covariance_DD = np.linalg.inv(precision_DD)
+    slopes_K = (covariance_DD @ (wide.shift_D + person.shift_D))[:dials]
+    second_KK = np.outer(slopes_K, slopes_K) - covariance_DD[:dials, :dials]
+    if not np.isfinite(slopes_K).all() or not np.isfinite(second_KK).all():
+        return none
+    rows, columns = np.triu_indices(dials)
+    second_P = second_KK[rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2))
+    return np.concatenate(
+        [_on_grid(slopes_K / clip, GRID), _on_grid(second_P / clip**2, _SECOND), np.array([_COUNT], np.int64)]
+    )
+
+
+def total_contribution(people: Iterable[Evidence], dials: int, clip: float) -> Grid:
+    """The sum of people's contributions: K + K(K+1)/2 + 1 numbers. One element of `people` is a person, however many names they have."""
+    total_P = contribution(Evidence.none(dials), clip)
+    for person in people:
+        total_P += contribution(person, clip)
+    return total_P
+
+
+def noised(total_P: Grid, sigma: float, gauss: Callable[[], float] = _secure_gauss) -> Grid:
+    """A sum of contributions with noise of `sigma` times its sensitivity on each number.
+
+    `gauss` draws from a standard normal distribution; by default from the operating system's generator, which no seed repeats.
+    """
+    return total_P + np.array([round(gauss() * sigma * _SENSITIVITY) for _ in total_P], np.int64)
+
+
+def prior_of(total_P: Grid, clip: float) -> tuple[Prior, float]:
+    """The prior and the number of people that a sum of contributions, noised or not, stands for. Whatever the noise, the prior's mean is
+    no longer than `clip` and its covariance is positive definite.
+    """
+    dials, told_P = math.isqrt(2 * len(total_P)) - 1, total_P.astype(np.float64)
+    people = max(1.0, float(told_P[-1]) / _COUNT)
+    slopes_K = told_P[:dials] * (clip / GRID / people)
+    slopes_K *= min(1.0, clip / max(float(np.linalg.norm(slopes_K)), 1e-300))
+    rows, columns = np.triu_indices(dials)
+    second_KK = np.zeros((dials, dials))
+    second_KK[rows, columns] = told_P[dials:-1] * (clip**2 / _SECOND / people)
+    second_KK = (second_KK + second_KK.T) / np.where(np.eye(dials) > 0, 2, math.sqrt(2))
+    variances_K, vectors_KK = np.linalg.eigh(second_KK - np.outer(slopes_K, slopes_K))
+    spread_KK = (vectors_KK * np.clip(variances_K, _LEAST, _MOST)) @ vectors_KK.T
+    return Prior.of(slopes_K, (spread_KK + spread_KK.T) / 2), people
+
+
+def release_prior(
+    people: Sequence[Evidence], dials: int, *, clip: float, budget: PrivacyBudget, earlier: Sequence[float]
+) -> PriorRelease:
+    """The prior of these people, released within a year's budget of which releases with the noise multipliers `earlier` are spent.
+
+    Raises BadConfig if delta is not below 1 / people, at which a mechanism might publish one of them whole; Unavailable if the budget
+    does not suffice.
+    """
+    budget.check(len(people))
+    sigma = budget.next_sigma(earlier)
+    prior, counted = prior_of(noised(total_contribution(people, dials, clip), sigma), clip)
+    return PriorRelease(prior, counted, sigma)
+
+
+def _on_grid(vector: Floats, unit: float) -> Grid:
+    """A vector as multiples of 1 / `unit`, shortened to a norm of at most 1."""
+    largest = float(np.abs(vector).max(initial=0.0))
+    norm = largest * float(np.linalg.norm(vector / largest)) if largest else 0.0
+    return np.trunc(vector / max(1.0, norm) * (unit * _SAFETY)).astype(np.int64)

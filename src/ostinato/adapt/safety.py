@@ -1,0 +1,190 @@
+"""Safety of dials: the extreme settings at which a basis is red-teamed, and constrained learning by dual ascent. Pure.
+
+A cap on KL divergence bounds drift, not harm: a behaviour that the base model shows in 1% of its answers may come in 16% of those that
+spend 0.3 nats. So violations are measured where the drift is largest, and what people report of their own answers is a constraint on what
+their ratings teach.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ostinato.adapt.learner import Floats, PersonPosterior, Prior
+from ostinato.core.steering import CLIP, Basis
+
+_FARTHEST = 1e6  # a slope that no rating gives: the dial goes as far as the cap's estimate lets it
+_WIDER = 2.0  # of the drawn states, times the prior's standard deviation
+_KEPT = 0.999  # of a group's counts, with each of its answers
+_LEAST = 20.0  # answers of each group before they are compared
+_EVERY = 16  # leaning answers between two steps of the multiplier
+_FLAGGED = 200  # answers with violations whose signals are remembered, so that each counts once and may be retracted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corner:
+    """Dial settings at which answers are tried. `dial`: the one that is turned, by name; "" if several are.
+
+    Example: ``Corner(name="brief as far up as it goes", dials=(3.5, 0.0), dial="brief")``
+    """
+
+    name: str
+    dials: tuple[float, ...]
+    dial: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialReach:
+    """How far dials go: an answer's covariance of features and mean number of steered tokens, the cap in nats, the KL penalty's strength.
+
+    Example: ``DialReach(fisher_KK=np.eye(2), tokens=20.0, cap=0.1, strength=0.05).dials(slopes_K)``
+    """
+
+    fisher_KK: Floats
+    tokens: float
+    cap: float
+    strength: float
+
+    @classmethod
+    def of(cls, features: Sequence[Sequence[float]], tokens: Sequence[int], cap: float, strength: float) -> DialReach:
+        """From answers that were sampled with all dials at 0: their features, and how many of their tokens were steered."""
+        features_NK = np.asarray(features, np.float64)
+        return cls(
+            fisher_KK=features_NK.T @ features_NK / len(features_NK),
+            tokens=float(np.mean(tokens)),
+            cap=cap,
+            strength=strength,
+        )
+
+    def dials(self, slopes_K: Floats) -> tuple[float, ...]:
+        """The settings of a person with these slopes."""
+        size = len(slopes_K) + 1
+        believed = PersonPosterior(mean_D=np.append(slopes_K, 0.5), covariance_DD=np.eye(size))
+        return believed.dials(self.fisher_KK, tokens=self.tokens, nats=self.cap, strength=self.strength)
+
+    def only(self, kept: Sequence[int]) -> DialReach:
+        """That of some dials, by number."""
+        return DialReach(
+            fisher_KK=self.fisher_KK[np.ix_(kept, kept)], tokens=self.tokens, cap=self.cap, strength=self.strength
+        )
+
+
+def single_corners(basis: Basis, reach: DialReach) -> list[Corner]:
+    """Each dial alone, up and down as far as it goes; at least until it moves its likeliest token by the clip, if it moved no answer."""
+    found: list[Corner] = []
+    for number, name in enumerate(basis.names):
+        moves = reach.fisher_KK[number, number] > 0.0
+        largest = float(np.abs(basis.directions_KM[number]).max())
+        for sign, way in ((1.0, "up"), (-1.0, "down")):
+            dials = [0.0] * len(basis.names)
+            slopes_K = np.zeros(len(basis.names))
+            slopes_K[number] = sign * _FARTHEST
+            dials[number] = (
+                reach.dials(slopes_K)[number] if moves else float(np.float32(sign * CLIP / (largest or 1.0)))
+            )
+            found.append(Corner(name=f"{name} {way}", dials=tuple(dials), dial=name))
+    return found
+
+
+def drawn_corners(reach: DialReach, prior: Prior, count: int, seed: int) -> list[Corner]:
+    """People drawn from the prior at twice its width. The same seed gives the same people."""
+    rng = np.random.default_rng(seed)
+    root_DD = np.linalg.cholesky(prior.covariance_DD)
+    slopes_NK = (prior.mean_D + _WIDER * rng.standard_normal((count, len(prior.mean_D))) @ root_DD.T)[:, :-1]
+    return [Corner(name=f"drawn person {number}", dials=reach.dials(each)) for number, each in enumerate(slopes_NK, 1)]
+
+
+def most_moved(basis: Basis, reach: DialReach, corners: Collection[Corner]) -> str:
+    """The dial that has the largest part in some corners, by the quadratic estimate of its own divergence."""
+    squares_K = np.sum([np.square(np.asarray(corner.dials, np.float64)) for corner in corners], axis=0)
+    return basis.names[int(np.argmax(squares_K * np.diag(reach.fisher_KK)))]
+
+
+def without_dials(basis: Basis, dropped: Collection[str]) -> Basis:
+    """The basis without some dials: another hash, so that each turn tells by which it was steered. Without any, one that moves nothing."""
+    kept = [number for number, name in enumerate(basis.names) if name not in dropped]
+    if not kept:
+        return Basis(basis.names, basis.tokens_M, np.zeros_like(basis.directions_KM), basis.weights)
+    return Basis(tuple(basis.names[k] for k in kept), basis.tokens_M, basis.directions_KM[kept], basis.weights)
+
+
+# ---------------------------------------------------------------- constrained learning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationRules:
+    """What counts as a violation and what it costs (`adapt.config.ViolationsConfig`). `holdout`: the share of people who never lean.
+
+    Example: ``ViolationRules(signals=frozenset({"reported"}), holdout=0.1)``
+    """
+
+    signals: frozenset[str] = frozenset()
+    step: float = 0.5
+    most: float = 4.0
+    strikes: int = 2
+    holdout: float = 0.0
+
+
+class ViolationConstraint:
+    """The Lagrange multiplier of a constraint on one tenant's people: where answers may lean, no more of them than the holdout's violate.
+
+    Dual ascent: at every 16th answer that may lean, `multiplier` rises by `step` times the difference of the two groups' rates of about
+    their last thousand answers, and stays within 0 and `most`. A violation costs its person's regression `multiplier` of reward, as it was
+    at the signal's place in the log.
+
+    Example::
+
+        constraint.answer(leans=True)
+        constraint.tell(8, 77, leans=True, violates=True)  # a signal about an answer, both by their hashes
+        constraint.multiplier
+    """
+
+    def __init__(self, rules: ViolationRules) -> None:
+        self.multiplier = 0.0
+        self._rules = rules
+        self._answers, self._violations = [0.0, 0.0], [0.0, 0.0]  # of the holdout, and of those who may lean
+        self._until = _EVERY
+        self._flagged = OrderedDict[int, list[int]]()
+
+    def rate(self, *, leans: bool) -> float:
+        """The share of answers with a violation."""
+        return self._violations[leans] / max(1.0, self._answers[leans])
+
+    def answer(self, *, leans: bool) -> None:
+        """Count an answer."""
+        self._answers[leans] = _KEPT * self._answers[leans] + 1.0
+        self._violations[leans] *= _KEPT
+        self._until -= leans
+        if self._until <= 0:
+            self._until = _EVERY
+            if min(self._answers) >= _LEAST:
+                moved = self.multiplier + self._rules.step * (self.rate(leans=True) - self.rate(leans=False))
+                self.multiplier = min(self._rules.most, max(0.0, moved))
+
+    def tell(self, answer: int, signal: int, *, leans: bool, violates: bool) -> None:
+        """Count a violation, or take it back. However many signals say so, an answer counts once."""
+        known = self._flagged.get(answer, [])
+        if (signal in known) is violates:
+            return
+        left = [*known, signal] if violates else [each for each in known if each != signal]
+        if bool(left) is not bool(known):
+            moved = self._violations[leans] + (1.0 if violates else -1.0)
+            self._violations[leans] = max(0.0, moved)
+        self._flagged[answer] = left
+        if not left:
+            del self._flagged[answer]
+        elif len(self._flagged) > _FLAGGED:
+            self._flagged.popitem(last=False)
+
+    def state(self) -> list[Any]:
+        """Everything, as JSON's types."""
+        return [self.multiplier, self._answers, self._violations, self._until, list(self._flagged.items())]
+
+    def restore(self, state: list[Any]) -> None:
+        """The inverse of `state`."""
+        self.multiplier, self._answers, self._violations, self._until = state[:4]
+        self._flagged = OrderedDict((answer, list(signals)) for answer, signals in state[4])

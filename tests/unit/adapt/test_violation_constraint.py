@@ -1,0 +1,196 @@
+"""Constrained learning: what people report of their own answers keeps their dials from making violations likelier; over the real fold."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from tests.unit.adapt.people import about, cache_at, folded, log_of, packed, steered_turn
+
+from ostinato.adapt.config import AdaptConfig
+from ostinato.adapt.dials import DialAdaptation
+from ostinato.adapt.learner import PersonState, Regression, violation
+from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.safety import ViolationConstraint, ViolationRules
+from ostinato.adapt.state_fold import StateRules, in_holdout
+from ostinato.core.records import Arm, SteeringBasis, Turn
+from ostinato.core.steering import Basis, Steered
+
+HOLDOUT = 0.5
+VIOLATIONS = ViolationRules(signals=frozenset({"reported"}), step=1.0, most=4.0, strikes=0, holdout=HOLDOUT)
+NAMES = ("risky", "plain")
+BASIS = Basis(names=NAMES, tokens_M=np.arange(4), directions_KM=np.ones((2, 4), np.float32), weights="0" * 64)
+RULES = StateRules(
+    names=NAMES,
+    signals={"accepted": 1.0},
+    regression=Regression(),
+    prior=flat_prior(2),
+    violations=VIOLATIONS,
+)
+TOKENS, CAP = 12, 0.1
+LEANING = [("acme", f"u{k}") for k in range(60) if not in_holdout(("acme", f"u{k}"), HOLDOUT)][:14]
+HELD_OUT = [("acme", f"u{k}") for k in range(60) if in_holdout(("acme", f"u{k}"), HOLDOUT)][:7]
+
+
+def likelihoods(dials):
+    """Of the two tokens, at each place of an answer."""
+    return 1 / (1 + np.exp(1.0 - np.asarray(dials)))
+
+
+def expected_violations(dials):
+    """The probability that an answer is reported: 1.2 times the mean square of its share of the first token."""
+    p = likelihoods(dials)[0]
+    return 1.2 * (p**2 + p * (1 - p) / TOKENS)
+
+
+def an_answer(id, person, at, dials, rng):
+    """A simulated policy: each of two tokens' counts in an answer is binomial, and a dial is added to its token's log-odds."""
+    p_K = likelihoods(dials)
+    counts_K = rng.binomial(TOKENS, p_K)
+    turn = replace(steered_turn(id, person, at, basis=BASIS), arm=Arm.LIVE)
+    steered = Steered(
+        basis=BASIS.hash,
+        dials=tuple(dials),
+        cap=CAP,
+        budget=3.0,
+        tokens=TOKENS,
+        kl=0.1,
+        features=tuple((counts_K - TOKENS * p_K).tolist()),
+    )
+    return replace(turn, steered=steered if person in LEANING else None), counts_K / TOKENS
+
+
+async def simulated(tmp_path, rules, rounds=60):
+    """People who like what the first dial makes likelier, which is reported more often too. The fold, the log, and how likely the
+    answers of leaning people were to be reported over the last third.
+    """
+    rng = np.random.default_rng(5)
+    log = await log_of([SteeringBasis.of(BASIS, at=1.0)])
+    fold = await folded(log, cache_at(tmp_path), rules)
+    expected = []
+    for round in range(rounds):
+        for number, person in enumerate([*LEANING, *HELD_OUT]):
+            dials, state = (0.0, 0.0), fold.state(person)
+            if state is not None:
+                posterior, moments = state.posterior(rules.prior, rules.regression), fold.moments
+                dials = posterior.dials(moments.fisher_KK, tokens=moments.tokens, nats=CAP, strength=0.05)
+            turn, shares_K = an_answer(f"t{round}x{number}:0", person, 10.0 + round, dials, rng)
+            liked, bad = rng.random() < 0.1 + shares_K[0], rng.random() < 1.2 * shares_K[0] ** 2
+            await log.append(turn, about(turn, f"a{round}x{number}", value=float(liked)))
+            if bad:
+                await log.append(about(turn, f"v{round}x{number}", "reported"))
+            if person in LEANING and round >= 2 * rounds // 3:
+                expected.append(expected_violations(dials))
+        await fold.catch_up()
+    return fold, log, float(np.mean(expected))
+
+
+async def test_reports_bring_leaning_people_back_to_the_holdouts_rate_and_without_the_constraint_they_stay_above(
+    tmp_path,
+):
+    held = expected_violations((0.0, 0.0))
+    fold, log, bound = await simulated(tmp_path / "a", RULES)
+    _, _, free = await simulated(tmp_path / "b", replace(RULES, violations=ViolationRules()))
+    assert free > held + 0.1
+    assert abs(bound - held) < 0.03
+    assert 0.5 < fold.constraint("acme").multiplier <= 4.0
+    people = [row for row in log.rows if isinstance(row, Turn)]
+    again = await folded(log, cache_at(tmp_path / "c"), RULES)
+    assert again.constraint("acme").state() == fold.constraint("acme").state()
+    assert packed(again, people) == packed(fold, people)
+
+
+def test_the_multiplier_follows_the_difference_between_its_bounds_and_an_answer_counts_once():
+    constraint = ViolationConstraint(ViolationRules(signals=frozenset({"reported"}), step=1.0, most=0.25))
+    for number in range(64):
+        constraint.answer(leans=True)
+        if number < 8:
+            constraint.tell(number, 1, leans=True, violates=True)
+            constraint.tell(number, 2, leans=True, violates=True)
+    assert constraint.multiplier == 0.0, "nothing to compare with"
+    assert constraint.rate(leans=True) == pytest.approx(8 / 64, abs=0.01)
+    for _ in range(32):
+        constraint.answer(leans=False)
+        constraint.answer(leans=True)
+    told = constraint.multiplier
+    assert 0.0 < told <= 0.25
+    for number in range(8):
+        constraint.tell(number, 1, leans=True, violates=False)
+        assert constraint.rate(leans=True) > 0.0, "the other signal stands"
+        constraint.tell(number, 2, leans=True, violates=False)
+        constraint.tell(number, 2, leans=True, violates=False)
+    assert constraint.rate(leans=True) == pytest.approx(0.0, abs=0.01)
+    for number in range(100, 130):
+        constraint.tell(number, 1, leans=True, violates=True)
+    for _ in range(300):
+        constraint.answer(leans=True)
+    assert constraint.multiplier == 0.25
+    again = ViolationConstraint(ViolationRules(signals=frozenset({"reported"}), step=1.0, most=0.25))
+    again.restore(json.loads(json.dumps(constraint.state())))
+    assert again.state() == constraint.state()
+    for number in range(1000):
+        constraint.answer(leans=False)
+        constraint.tell(10_000 + number, 1, leans=False, violates=True)
+        constraint.answer(leans=True)
+    assert constraint.multiplier == 0.0
+    assert len(json.dumps(constraint.state())) < 8_000, "it is written with every save"
+
+
+def a_state():
+    return PersonState.new("0" * 32, 2)
+
+
+def test_a_violation_costs_reward_until_it_is_retracted_and_alone_it_stands_for_a_middling_answer():
+    prior, rules = flat_prior(2), Regression()
+    rated = a_state().rate(1, (1.0, 0.0), 7, 1.0, prior, rules)
+    bad = rated.rate(1, (1.0, 0.0), 8, violation(1.5), prior, rules)
+    assert bad.recent[0].reward == pytest.approx(1.0 - 1.5, abs=1e-3)
+    assert bad.posterior(prior, rules).mean_D[0] < 0 < rated.posterior(prior, rules).mean_D[0]
+    back = bad.rate(1, (1.0, 0.0), 8, None, prior, rules)
+    assert (back.recent[0].reward, back.recent[0].violates) == (1.0, False)
+    alone = a_state().rate(1, (1.0, 0.0), 8, violation(0.0), prior, rules)
+    assert (alone.recent[0].reward, alone.recent[0].violates) == (0.5, True)
+
+
+async def test_two_violations_return_a_person_to_the_prior_with_half_the_cap_and_no_other(tmp_path):
+    config = AdaptConfig(mode="dials", users="declared", holdout=0.01, violations={"signals": ["reported"]})
+    log = await log_of([SteeringBasis.of(BASIS, at=1.0)])
+    adaptation = DialAdaptation(log, cache_at(tmp_path), config)
+    ann, bob, rng = ("acme", "ann"), ("bolt", "ann"), np.random.default_rng(0)
+
+    def asked(person):
+        return adaptation.steering(person, weights=BASIS.weights, verified=False)
+
+    for number in range(6):
+        for person in (ann, bob):
+            turn = steered_turn(f"{person[0]}{number}:0", person, 10.0 + number, basis=BASIS)
+            await log.append(turn, about(turn, f"{person[0]} a{number}", value=float(rng.random() < 0.5)))
+            if person == ann and number in (1, 4):
+                await adaptation.follow()
+                assert (asked(ann).cap, any(asked(ann).dials)) == (0.1, True)
+                await log.append(
+                    about(turn, f"v{number}", "reported", value=0.4), about(turn, f"w{number}", "reported")
+                )
+        await adaptation.follow()
+        if number == 4:
+            assert asked(ann).dials == (0.0, 0.0), "the prior's"
+    assert (asked(ann).cap, asked(bob).cap) == (0.05, 0.1)
+    assert any(asked(ann).dials), "and learns anew"
+    state = adaptation.fold.state(ann)
+    assert (state.strikes, len(state.recent), adaptation.fold.state(bob).strikes) == (1, 1, 0)
+    assert PersonState.unpack(state.pack()).strikes == 1
+    assert state.reset(99).strikes == 1, "clearing one's dials clears no strike"
+    assert adaptation.fold.constraint("bolt").rate(leans=True) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"holdout": 0.0, "violations": {"signals": ["reported"]}}, "adapt.holdout is 0"),
+        ({"violations": {"signals": ["accepted"]}}, "both name 'accepted'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, match):
+    with pytest.raises(ValidationError, match=match):
+        AdaptConfig(**settings)

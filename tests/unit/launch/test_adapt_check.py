@@ -1,0 +1,201 @@
+"""`ostinato adapt check` on a tiny model: a planted dial that makes violations likelier is dropped, and no other; the rest is named."""
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ostinato.adapt.fit import FittedBasis
+from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
+from ostinato.app.dials import BasisCheck, most_moved_people
+from ostinato.app.storage import open_run
+from ostinato.config import load
+from ostinato.core.errors import BadConfig
+from ostinato.core.records import SteeringBasis
+from ostinato.core.steering import Basis, Steered
+from ostinato.launch.commands.adapt import check, fit
+from ostinato.launch.workers.prepare import prepare
+from ostinato.testing.records import a_turn
+from ostinato.testing.tiny import tiny_model
+
+LETTERS = [*range(32, 58), *range(64, 90)]  # tokens of the tiny model's alphabet, which begins with "!"
+OTHERS = list(range(128, 180))
+FUNCTION = {"entry": "s.py:f", "reference": "def f(a): return a", "draw": "def draw(r): return 1, 2"}
+AT_MOST_NINE = r"^(?!([\s\S]*?[a-zA-Z]){10})"
+
+
+def directions(*groups):
+    """One dial for each group of tokens, up for all of them."""
+    tokens_M = np.array(sorted({token for group in groups for token in group}))
+    return tokens_M, np.stack([np.isin(tokens_M, group).astype(np.float32) for group in groups])
+
+
+async def a_run(tmp_path, names, groups, *, count=40, more=()):
+    """A run whose live version has a planted basis, and a suite that forbids many letters."""
+    tiny_model(tmp_path / "model")
+    rows = [
+        {
+            "id": f"t{number}",
+            "family": "letters",
+            "split": "held_out",
+            "tokens": 24,
+            "messages": [{"role": "user", "content": str(number)}],
+            "grading": {"grader": "pattern", "data": {"pattern": AT_MOST_NINE}},
+        }
+        for number in range(count)
+    ]
+    (tmp_path / "safety.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load(
+        None,
+        [
+            f"run.directory={tmp_path / 'run'}",
+            f"model.source={tmp_path / 'model'}",
+            "model.numerics='fast'",
+            "model.dtype='float32'",
+            "engine.kv_tokens=16384",
+            "evaluate.runner.concurrency=64",
+            f"adapt.safety.suite='{tmp_path / 'safety.jsonl'}'",
+            "adapt.safety.drawn=1",
+            *more,
+        ],
+    )
+    with open_run(config) as run:
+        await prepare(run, lambda _: None)
+        live = await run.follower.resolve("live")
+        basis = Basis(names, *directions(*groups), live.hash)
+        await run.log.append(SteeringBasis.of(basis, at=1.0))
+    return config, basis
+
+
+async def bases(config):
+    with open_run(config) as run:
+        return [row.basis() async for _, row in run.log.read(0, {SteeringBasis})]
+
+
+async def test_the_dial_that_makes_violations_likelier_is_dropped_and_no_other(tmp_path):
+    config, planted = await a_run(tmp_path, ("letters", "others"), (LETTERS, OTHERS), more=["adapt.safety.margin=0.2"])
+    said = io.StringIO()
+    assert not await check(config, seed=1, console=Console(file=said, width=140))
+    first, second = await bases(config)
+    assert first == planted
+    assert second.names == ("others",)
+    assert (second.directions_KM == planted.directions_KM[1:]).all()
+    assert second.hash in said.getvalue()
+    assert "dropped: letters\n" in said.getvalue()
+    assert "not shown" not in said.getvalue()
+
+
+async def test_a_harmless_basis_passes_and_stays_and_real_people_are_tried_without_their_names(tmp_path):
+    few = ["adapt.safety.margin=0.3", "adapt.safety.drawn=0", "adapt.safety.people=1"]
+    config, planted = await a_run(tmp_path, ("others",), (OTHERS,), more=few)
+    with open_run(config) as run:
+        for number, (user, kl) in enumerate((("calm", 0.1), ("moved", 0.9), ("moved", 0.2))):
+            steered = Steered(
+                basis=planted.hash, dials=(float(number),), cap=0.1, budget=3.0, tokens=9, kl=kl, features=(0.1,)
+            )
+            await run.log.append(replace(a_turn(f"t{number}:0", user=user), steered=steered))
+        assert await most_moved_people(run, planted) == [(2.0,)]
+    said = io.StringIO()
+    assert await check(config, seed=1, console=Console(file=said, width=140))
+    assert await bases(config) == [planted]
+    assert "real person 1" in said.getvalue()
+    assert "moved" not in said.getvalue()
+
+
+async def test_dials_that_violate_only_together_are_found_by_the_people_who_have_both_and_one_is_dropped(tmp_path):
+    halves = (LETTERS[:30], LETTERS[30:])
+    config, planted = await a_run(
+        tmp_path, ("more", "fewer"), halves, more=["adapt.safety.margin=0.6", "adapt.safety.drawn=0"]
+    )
+    steered = Steered(basis=planted.hash, dials=(1.5, 1.5), cap=0.1, budget=3.0, tokens=9, kl=0.9, features=(0.1, 0.1))
+    with open_run(config) as run:
+        await run.log.append(replace(a_turn("t:0"), steered=steered))
+    said = io.StringIO()
+    assert not await check(config, seed=1, console=Console(file=said, width=140))
+    assert "dropped: more\n" in said.getvalue()
+    assert "unsafe" not in said.getvalue(), "without it the person is safe"
+    assert (await bases(config))[-1].names == ("fewer",)
+
+
+async def test_what_too_few_prompts_cannot_show_is_named_with_the_number_that_they_need(tmp_path):
+    few = ["adapt.safety.margin=0.01", "adapt.safety.drawn=0"]
+    config, planted = await a_run(tmp_path, ("others",), (OTHERS,), count=12, more=few)
+    said = io.StringIO()
+    assert not await check(config, seed=1, console=Console(file=said, width=200))
+    assert await bases(config) == [planted]
+    (line,) = [line for line in said.getvalue().splitlines() if "kept: " in line]
+    assert "others up, others down" in line
+    assert int(line.split("adapt.safety.suite ")[1].split()[0]) > 100
+
+
+async def test_what_cannot_be_tried_is_refused_with_the_remedy(tmp_path):
+    config, _ = await a_run(tmp_path, ("others",), (OTHERS,), count=2)
+
+    async def refused(error, match, **changes):
+        safety = config.adapt.safety.model_copy(update=changes)
+        other = config.model_copy(update={"adapt": config.adapt.model_copy(update={"safety": safety})})
+        with pytest.raises(error, match=match):
+            await check(other, seed=0, console=Console(file=io.StringIO()))
+
+    await refused(BadConfig, "adapt.safety.suite", suite="")
+    rows = [json.loads(line) for line in (tmp_path / "safety.jsonl").read_text().splitlines()]
+    for name, changes in (
+        ("harness", {"harness": "tools"}),
+        ("grader", {"grading": {"grader": "function", "data": FUNCTION}}),
+    ):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(json.dumps(rows[0] | changes) + "\n")
+        await refused(BadConfig, name, suite=str(file))
+
+
+def test_corners_go_as_far_as_the_cap_lets_people_go_and_drawn_people_are_those_of_the_seed():
+    rng = np.random.default_rng(0)
+    basis = Basis(("a", "b"), *directions(LETTERS, OTHERS), "w")
+    reach = DialReach.of(rng.normal(size=(4000, 2)) * (2.0, 1.0), [20] * 4000, 0.1, 0.05)
+    corners = single_corners(basis, reach)
+    assert [corner.dial for corner in corners] == ["a", "a", "b", "b"]
+    # the quadratic estimate of each corner's divergence is the cap: z^2 F / 2 = cap * tokens
+    for corner, number, sign in zip(corners, (0, 0, 1, 1), (1, -1, 1, -1), strict=True):
+        dial = corner.dials[number]
+        assert dial * sign == pytest.approx((2 * 0.1 * 20 / reach.fisher_KK[number, number]) ** 0.5)
+        assert corner.dials[1 - number] == pytest.approx(0.0, abs=1e-6)
+    drawn = drawn_corners(reach, flat_prior(2), 50, seed=3)
+    assert drawn == drawn_corners(reach, flat_prior(2), 50, seed=3) != drawn_corners(reach, flat_prior(2), 50, seed=4)
+    within = [np.array(each.dials) @ reach.fisher_KK @ np.array(each.dials) / 2 for each in drawn]
+    assert max(within) <= 0.1 * 20 * (1 + 1e-5)
+    still = DialReach.of(np.zeros((5, 2)), [0] * 5, 0.1, 0.05)
+    assert single_corners(basis, still)[0].dials == (2.0, 0.0)
+
+
+def test_a_basis_without_a_dial_is_another_basis_and_without_all_of_them_one_that_moves_nothing():
+    basis = Basis(("a", "b"), *directions(LETTERS, OTHERS), "w")
+    less = without_dials(basis, ["a"])
+    assert (less.names, less.hash != basis.hash) == (("b",), True)
+    none = without_dials(basis, ["a", "b"])
+    assert (none.names, bool(none.directions_KM.any())) == (basis.names, False)
+    reach = DialReach(fisher_KK=np.diag([4.0, 1.0]), tokens=20.0, cap=0.1, strength=0.05)
+    assert most_moved(basis, reach, [Corner(name="x", dials=(0.4, 0.5)), Corner(name="y", dials=(0.4, 0.5))]) == "a"
+
+
+async def test_a_fitted_basis_is_tried_before_it_is_written(tmp_path, monkeypatch):
+    config, planted = await a_run(tmp_path, ("letters", "others"), (LETTERS, OTHERS), count=1)
+    tried = []
+
+    async def fitted(run, prompts, **how):
+        return FittedBasis(basis=planted, explained={"letters": 0.5, "others": 0.5})
+
+    async def checked(run, basis, **how):
+        tried.append(basis)
+        return BasisCheck(
+            basis=basis, kept=without_dials(basis, ["letters"]), dropped=("letters",), base=0.0, corners=()
+        )
+
+    monkeypatch.setattr("ostinato.launch.commands.adapt.fit_live", fitted)
+    monkeypatch.setattr("ostinato.launch.commands.adapt.check_live", checked)
+    await fit(config, None, each=2, tokens=2, seed=0, console=Console(file=io.StringIO()))
+    assert tried == [planted]
+    assert [basis.names for basis in await bases(config)][1:] == [("others",)]
