@@ -12,12 +12,17 @@ is capped.
 running mean of the rewards as baseline. Adversaries: `random` accepts by coin flips, `one-sided` accepts what raises the sum of the
 features, `wrong` always says the opposite, `inverted` wishes the opposite from the 50th rating on. `late` is honest: half of the signals
 come up to ten answers later, and half are sent wrong at first and retracted.
+
+Two organisations of opposite wishes beside five others go through the gateway's classes: their log is folded, the prior is fitted to it and
+written to it (`adapt.prior`), and new people come, with `prior = "own"` and with "shared".
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +31,16 @@ import numpy as np
 from benchmarks.contender import RESULTS
 from numpy.typing import NDArray
 
+from ostinato.adapt.config import AdaptConfig, TenantAdaptConfig
+from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression
-from ostinato.adapt.prior import fit_prior, flat_prior, organisation_prior
+from ostinato.adapt.prior import fit_prior, flat_prior
+from ostinato.core.records import Person, Row, SteeringBasis
+from ostinato.core.steering import Basis, Steered
+from ostinato.record.config import Encrypt
+from ostinato.record.person_cache import SqlPersonCache
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_signal, a_turn
 
 DIALS, STEERABLE, TOKENS, QUESTIONS = 8, 64, 24, 36
 CAP, NATS, CLIP = 0.1, 0.1, 2.0
@@ -214,10 +227,10 @@ def course(
     feedback: str = "honest",
     at: Sequence[int] = AT,
 ) -> Course:
-    """The product's learner over as many ratings as the last of `at`."""
+    """The product's learner over as many ratings as the last of `at`. As in a gateway, states are folded with the flat prior."""
     rng, count = np.random.default_rng(7), len(wishes_NK)
     states = [PersonState.new(_NAMES, DIALS) for _ in range(count)]
-    found, worst, early = dict[int, Floats](), 0.0, 0.0
+    found, worst, early, flat = dict[int, Floats](), 0.0, 0.0, flat_prior(DIALS)
     delays, waiting = np.random.default_rng(8), list[Arrival]()
     for turn in range(max(at) + 1):
         wishes = -wishes_NK if feedback == "inverted" and turn >= 50 else wishes_NK
@@ -228,13 +241,13 @@ def course(
         worst = max(worst, float(answers.worst_N.max()))
         liked = _liked(world, wishes, answers, rng.random(count), feedback)
         if turn == 50:
-            early = float(np.mean([state.evidence(prior, regression).resets > 0 for state in states]))
+            early = float(np.mean([state.evidence(flat, regression).resets > 0 for state in states]))
         if turn < max(at):
             waiting += _signals(turn, answers.features_NK, liked, delays, late=feedback == "late")
             for _, number, place, row, signal, reward in (each for each in waiting if each[0] <= turn):
-                states[number] = states[number].rate(place, row, signal, reward, prior, regression)
+                states[number] = states[number].rate(place, row, signal, reward, flat, regression)
             waiting = [each for each in waiting if each[0] > turn]
-    reset = float(np.mean([state.evidence(prior, regression).resets > 0 for state in states]))
+    reset = float(np.mean([state.evidence(flat, regression).resets > 0 for state in states]))
     return Course(found, dials, worst, reset, early)
 
 
@@ -298,15 +311,103 @@ def _table(world: World, count: int, others: int) -> dict[str, dict[str, float]]
     for name, how in (("inverted", regression), ("inverted, no reset", Regression(limit=np.inf))):
         came = course(world, wishes, prior, how, feedback="inverted", at=(50, 60, 70, 80, 90, 100, 120))
         row(name, came.acceptance, frozen, oracle, reset=came.reset, by_50=came.reset_early)
-    for name, sign in (("A", 1.0), ("B", -1.0)):
-        own = sign * np.random.default_rng(5).normal(size=DIALS) * 0.8
-        told = world.rated(20, 60, 30, world.people(20, 61, own))
-        wishes = world.people(count, 62, own)
-        frozen, oracle = world.acceptance(wishes, np.zeros((count, DIALS))), world.oracle(wishes)
-        for level, each in (("own", organisation_prior(told, prior)), ("shared", prior)):
-            came = course(world, wishes, each, regression, at=(0, 5, 20))
-            row(f"organisation {name}, {level} prior", came.acceptance, frozen, oracle)
+    for level in ("own", "shared"):
+        for tenant, (wishes, found) in asyncio.run(organisations(world, level, count)).items():
+            frozen, oracle = world.acceptance(wishes, np.zeros((count, DIALS))), world.oracle(wishes)
+            row(f"organisation {tenant}, {level} prior", found, frozen, oracle)
     return rows
+
+
+class Product:
+    """The gateway's dials over a log in memory, whose answers are the simulated model's."""
+
+    def __init__(self, world: World, config: AdaptConfig, directory: str) -> None:
+        self._world, self._at, self._rng = world, 1000.0, np.random.default_rng(8)
+        tokens_M = np.arange(STEERABLE)
+        names = tuple(f"dial {number}" for number in range(DIALS))
+        self._basis = Basis(names, tokens_M, world.directions_KV.astype(np.float32), "0" * 64)
+        self.log = MemoryLog()
+        cache = SqlPersonCache(Path(directory) / "people.sqlite", None, Encrypt.NONE, most=100_000)
+        self.adaptation = DialAdaptation(self.log, cache, config, clock=lambda: self._at)
+
+    async def start(self) -> None:
+        """Write the basis and read it."""
+        await self.log.append(SteeringBasis.of(self._basis, at=1.0))
+        await self.adaptation.follow()
+
+    def dials(self, people: Sequence[Person]) -> Floats:
+        """Everybody's dials (N, K), as their next answers would be steered."""
+        asked = [self.adaptation.steering(person, weights=self._basis.weights, verified=True) for person in people]
+        return np.array([steering.dials for steering in asked if steering is not None])
+
+    async def rate(self, people: Sequence[Person], wishes_NK: Floats) -> None:
+        """An answer to each of them, and what they say of it."""
+        self._at += 10.0
+        dials_NK = self.dials(people)
+        answers = self._world.answer(dials_NK, self._rng)
+        liked_N = self._rng.random(len(people)) < self._world.accepts(wishes_NK, answers)
+        rows = list[Row]()
+        for number, (tenant, user) in enumerate(people):
+            steered = Steered(
+                basis=self._basis.hash,
+                dials=tuple(dials_NK[number].tolist()),
+                cap=CAP,
+                budget=3.0,
+                tokens=TOKENS,
+                kl=float(answers.nats_N[number]),
+                features=tuple(answers.features_NK[number].tolist()),
+            )
+            turn = a_turn(f"{tenant} {user} {self._at:g}:0", user=user, ended_at=self._at)
+            turn = replace(turn, tenant=tenant, steered=steered)
+            rows += [turn, replace(a_signal(turn, id=turn.id, value=float(liked_N[number])), tenant=tenant)]
+        await self.log.append(*rows)
+        await self.adaptation.follow()
+
+
+async def organisations(
+    world: World,
+    level: str,
+    count: int,
+    *,
+    others: int = 40,
+    rated: int = 20,
+    ratings: int = 30,
+    at: Sequence[int] = (0, 5, 20),
+) -> dict[str, tuple[Floats, dict[int, Floats]]]:
+    """Of two organisations, the wishes of `count` new people each, and their acceptance after so many ratings.
+
+    Before them came `rated` people of each of the two, and `others` people of each of five other tenants, with `ratings` ratings each.
+    """
+    own = 0.8 * np.random.default_rng(5).normal(size=DIALS)
+    planted = {"A": own, "B": -own}
+    tenants = {tenant: TenantAdaptConfig.model_validate({"prior": level}) for tenant in planted}
+    config = AdaptConfig(mode="dials", holdout=0.0, tenants=tenants)
+    with tempfile.TemporaryDirectory() as directory:
+        product = Product(world, config, directory)
+        await product.start()
+        past = [(tenant, f"past {k}") for tenant in planted for k in range(rated)]
+        wishes = [world.people(rated, 61, mean_K) for mean_K in planted.values()]
+        past += [(f"other {tenant}", f"past {k}") for tenant in range(5) for k in range(others)]
+        wishes += [world.people(5 * others, 63)]
+        for _ in range(ratings):
+            await product.rate(past, np.concatenate(wishes))
+        assert await product.adaptation.refit()
+        await product.adaptation.follow()
+        found = dict[str, tuple[Floats, dict[int, Floats]]]()
+        for tenant, mean_K in planted.items():
+            new, wishes_NK, came = (
+                [(tenant, f"new {k}") for k in range(count)],
+                world.people(count, 62, mean_K),
+                dict[int, Floats](),
+            )
+            for turn in range(max(at) + 1):
+                if turn in at:
+                    came[turn] = world.acceptance(wishes_NK, product.dials(new))
+                if turn < max(at):
+                    await product.rate(new, wishes_NK)
+            found[tenant] = wishes_NK, came
+        await product.adaptation.close()
+    return found
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from ostinato.core.records import (
     WindowMaker,
 )
 from ostinato.core.seams import Log
-from ostinato.core.steering import Basis, DialSet, SetBy, Steered
+from ostinato.core.steering import Basis, DialPrior, DialSet, SetBy, Steered
 from ostinato.record.log import SqlLog
 from ostinato.testing.log import MemoryLog
 
@@ -97,8 +97,19 @@ DIALS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25
 BASIS = SteeringBasis.of(DIALS, at=90.0)
 CHOICE = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.AGGREGATE, at=91.0)
 SET = DialSet(id="d1", tenant="acme", user="ann", at=92.0, by=SetBy.PERSON, dials={"brief": -0.1, "lists": None})
+PRIOR = DialPrior(
+    names="9c",
+    number=2,
+    people=412,
+    mean=(0.1 + 0.2, 0.4),
+    within=(0.003, -1e-9, 0.02),
+    between=(0.0, 0.0, 0.0),
+    organisations={"acme": (31.0, 0.1, 0.5)},
+    upto=7,
+    at=92.0,
+)
 GONE = Forgotten(id="forgotten-tenant-7", tenant="acme", user=None, key=7, at=92.0)
-ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE, SET, GONE]
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE, SET, PRIOR, GONE]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 

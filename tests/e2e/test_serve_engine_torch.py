@@ -9,6 +9,7 @@ from threading import get_ident
 import pytest
 import torch
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.unit.serve.gateway_world import world
 
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Generate
@@ -248,3 +249,30 @@ async def test_weights_that_overflow_end_their_streams_only(tmp_path):
         assert [chunk.finish async for chunk in tiny.engine.generate(bad)] == [Finish.ERROR]
         request = ask("still well")
         assert (await answer(tiny.engine, request))[0] == reference(tiny.model, request)
+
+
+async def test_a_tenants_branch_answers_it_with_its_own_weights_and_swaps_beside_live(tmp_path):
+    acme, bolt = "sk-acme-0123456789abcdef", "sk-bolt-0123456789abcdef"
+    keys = {"api_keys": [f"acme:{acme}", f"bolt:{bolt}"], "branches": ["acme"]}
+    async with (
+        tiny_engine(tmp_path) as tiny,
+        world(engine=tiny.engine, renderer=ByteRenderer(), **keys) as w,
+    ):
+
+        async def sampled(key):
+            status, _, _ = await w.chat({"x-api-key": key}, user="ann", seed=5, max_tokens=8, temperature=1.0)
+            assert status == 200
+            turn = w.log.turns()[-1]
+            return [version.hash for version in turn.versions], turn.sampled_ids, turn.logprobs
+
+        shared = await sampled(bolt)
+        assert await sampled(acme) == shared
+        for number, seed in ((7, 1), (8, 2)):
+            snapshot = tiny_snapshot(tmp_path, number, seed=seed)
+            await tiny.engine.load("branch/acme", snapshot)
+            own = await sampled(acme)
+            assert own[0] == [snapshot.policy.hash]
+            assert own[2] != shared[2]
+            assert await sampled(bolt) == shared
+        await tiny.engine.load("live", snapshot)
+        assert await sampled(bolt) == own, "the branch's answers were those of its weights"

@@ -90,13 +90,14 @@ def test_a_state_keeps_its_bits_in_at_most_a_kilobyte(dials: int) -> None:
         for signal in range(6):
             state = state.rate(place, features(place, dials), signal, signal / 5, prior, REGRESSION)
     state = state.hold(dict.fromkeys(range(dials), 0.3), prior, REGRESSION).spend(0.7)
-    state = replace(state, cursor=1 << 40)
+    state = replace(state, cursor=1 << 40, private=bool(dials % 2))
     packed = state.pack()
     assert len(packed) <= MOST_BYTES
     assert len(state.recent) == window(dials) > 2
     again = PersonState.unpack(packed)
     assert again.pack() == packed
     assert (again.held, again.nats, again.cursor) == (state.held, state.nats, state.cursor)
+    assert again.private is state.private
     kept, whole = again.posterior(prior, REGRESSION), state.posterior(prior, REGRESSION)
     assert kept.mean_D.tobytes() == whole.mean_D.tobytes()
 

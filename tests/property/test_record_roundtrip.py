@@ -38,7 +38,7 @@ from ostinato.core.records import (
     WindowMaker,
     identity,
 )
-from ostinato.core.steering import DialSet, SetBy, Steered
+from ostinato.core.steering import DialPrior, DialSet, SetBy, Steered
 from ostinato.record import reader as reader_module
 from ostinato.record.codec.kinds import KINDS as ALL_KINDS
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs, shared_ids, unflat, unpack_logprobs, widen
@@ -192,8 +192,34 @@ dials = st.builds(
     by=st.sampled_from(SetBy),
     dials=st.none() | st.dictionaries(text, st.none() | real, max_size=3),
 )
+number_lists = st.lists(real, max_size=4).map(tuple)
+priors = st.builds(
+    DialPrior,
+    names=name,
+    number=st.integers(0, 2**62),
+    people=st.integers(0, 2**62),
+    mean=number_lists,
+    within=number_lists,
+    between=number_lists,
+    organisations=st.dictionaries(text, number_lists, max_size=3),
+    upto=st.integers(0, 2**62),
+    at=real,
+)
 rows = st.one_of(
-    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices, dials, gone
+    turns,
+    deliveries,
+    signals,
+    rewards,
+    quarantines,
+    holdbacks,
+    batches,
+    releases,
+    stamps,
+    alarms,
+    choices,
+    dials,
+    priors,
+    gone,
 )
 KINDS: set[type] = {kind.record for kind in ALL_KINDS}
 

@@ -83,8 +83,10 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
 class TenantAdaptConfig(BaseModel, frozen=True, extra="forbid"):
     """A tenant's own settings."""
 
-    prior: Literal["shared", "off"] = Field(
-        default="shared", description="What its people begin with: 'shared', as everybody; 'off': they have no dials."
+    prior: Literal["shared", "own", "off"] = Field(
+        default="shared",
+        description="What its people begin with. 'shared': as everybody. 'own': at their organisation's level, between everybody's prior "
+        "and what its own people say, which no other tenant's prior learns from. 'off': they have no dials.",
     )
 
 
@@ -131,6 +133,28 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         default={"accepted": 1.0, "rejected": 0.0, "undone": 0.0},
         description="The signals that count as ratings, each with the reward that it stands for, 0 to 1, at the value 1. At the value 0 it "
         "stands for the opposite. Several about one answer count as their mean.",
+    )
+    prior: Literal["fitted", "flat"] = Field(
+        default="fitted",
+        description="What people begin with before they have rated. 'fitted': with what the ratings of those say whose consent is 'yes', "
+        "fitted anew every `prior_every_s`; 'flat': with the base model's answers.",
+    )
+    prior_every_s: float = Field(
+        default=86_400.0,
+        ge=60.0,
+        description="Seconds between two fits of the prior. Who was forgotten or withdrew consent is out of it after the next.",
+    )
+    prior_people: int = Field(
+        default=100,
+        ge=20,
+        description="People who must have rated before a prior is fitted. The fewer, the more it tells of each of them.",
+    )
+    prior_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="The most that one tenant's people weigh in the shared prior, as a share of all, unless they are fewer than "
+        "`prior_people`: what a tenant can do to the others' prior.",
     )
     violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings may not teach.")
     safety: SafetyConfig = Field(default=SafetyConfig(), description="How the dials of a basis are red-teamed.")

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ostinato.adapt.config import AdaptConfig
-from ostinato.adapt.learner import MOST_DIALS, PersonState, Regression, names_hash
-from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.learner import MOST_DIALS, PersonState, Prior, Regression, names_hash
+from ostinato.adapt.prior import FEWEST, Organisation, Population, flat_prior
 from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
 from ostinato.adapt.view import person_view
 from ostinato.core.arm_assignment import holdout_place
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Person, SteeringBasis
-from ostinato.core.seams import Cursor, PersonCache
+from ostinato.core.records import Consent, Person, SteeringBasis
+from ostinato.core.seams import Clock, Cursor, PersonCache
 from ostinato.core.steering import Basis, NotSteered, PersonView, Steering
 
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # between two looks for what other gateways heard
 _SAVE_S = 0.25  # between two writes of states
+_REFIT_S = 300.0  # from one look at everybody's ratings to the next, at least
+_FITTED = 1000  # people of a tenant, those who rated last, that a fit takes: more would make a mean no better
 _SPREAD = 500  # people whose dials are summed up at once
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-FEWEST = 20
+SHOWN_PEOPLE = 20
 """Of fewer people no spread is told: a quantile would be somebody's own value."""
 
 
@@ -51,6 +55,8 @@ class DialAdaptation:
         cache: keeps states.
         config: the settings.
         protected: tokens that no dial may move; a basis that holds one is not used.
+        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
+        clock: decides when a prior is fitted anew.
 
     Example::
 
@@ -60,9 +66,17 @@ class DialAdaptation:
     """
 
     def __init__(
-        self, log: PlacedLog, cache: PersonCache, config: AdaptConfig, *, protected: Collection[int] = ()
+        self,
+        log: PlacedLog,
+        cache: PersonCache,
+        config: AdaptConfig,
+        *,
+        protected: Collection[int] = (),
+        consent: Callable[[str], Consent] = lambda _: Consent.YES,
+        clock: Clock = wall_clock,
     ) -> None:
         self._log, self._cache, self._config, self._protected = log, cache, config, frozenset(protected)
+        self._consent, self._clock = consent, clock
         self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
@@ -108,12 +122,25 @@ class DialAdaptation:
         names = None if self._rules is None else self._rules.names
         return all(each in self._bases and self._bases[each].names == names for each in weights)
 
+    def prior_of(self, tenant: str) -> Prior:
+        """What is believed of a tenant's people before they have rated. Only once a basis is known."""
+        assert self.fold is not None
+        assert self._rules is not None
+        if self._config.prior == "flat":
+            return self._rules.prior
+        population = self.fold.population
+        return population.of(tenant) if self._level(tenant) == "own" else population.shared
+
+    def _level(self, tenant: str) -> str:
+        found = self._config.tenants.get(tenant)
+        return "shared" if found is None else found.prior
+
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
         return holdout_place(person) < self._config.holdout
 
     def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, tenant: str) -> tuple[float, ...]:
-        return state.posterior(rules.prior_of(tenant), rules.regression).dials(
+        return state.posterior(self.prior_of(tenant), rules.regression).dials(
             fold.moments.fisher_KK,
             tokens=fold.moments.tokens,
             nats=self._cap(state),
@@ -126,12 +153,12 @@ class DialAdaptation:
         if fold is None or rules is None:
             return None
         newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
-        if len(newest) < FEWEST:
+        if len(newest) < SHOWN_PEOPLE:
             return None
 
         def look() -> DialSpread:
-            dials_NK = np.array([self._dials(state, rules, fold, person[0])[0] for person, state in newest])
-            told = [state.evidence(rules.prior_of(person[0]), rules.regression).resets for person, state in newest]
+            dials_NK = np.array([self._dials(state, rules, fold, person[0]) for person, state in newest])
+            told = [state.evidence(rules.prior, rules.regression).resets for _, state in newest]
             quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
             dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}
             return DialSpread(people=len(newest), resets=sum(told), dials=dials)
@@ -172,7 +199,7 @@ class DialAdaptation:
         elif basis is None or basis.names != rules.names:
             off = NotSteered.BASIS
         state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
-        return person_view(state, person[0], rules, fold.moments, cap=self._cap(state), off=off)
+        return person_view(state, self.prior_of(person[0]), rules, fold.moments, cap=self._cap(state), off=off)
 
     def _cap(self, state: PersonState) -> float:
         """The most KL divergence of a token of this person's: half of everybody's after a strike."""
@@ -182,7 +209,7 @@ class DialAdaptation:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        saved = loop.time()
+        saved, fitted = loop.time(), -math.inf
         while True:
             self._heard.clear()
             waiting, self._waiting = self._waiting, []
@@ -194,6 +221,9 @@ class DialAdaptation:
                 if self.fold is not None and loop.time() - saved >= _SAVE_S:
                     await self.fold.save()
                     saved = loop.time()
+                if loop.time() - fitted >= _REFIT_S:
+                    fitted = loop.time()
+                    await self.refit()
                 self._troubled = False
             except OstinatoError as error:
                 for each in waiting:
@@ -221,6 +251,41 @@ class DialAdaptation:
             await fold.start()
             self._rules, self.fold = rules, fold
         await self.fold.catch_up()
+
+    # ------------------------------------------------------------ the prior
+
+    async def refit(self) -> bool:
+        """Write a prior that is fitted to everybody's ratings now, if it is time for one, and one is known or can be fitted.
+
+        Of several gateways that do so at once, the first to write counts. True if something was written. Raises StorageFull, Unavailable.
+        """
+        fold, now = self.fold, self._clock()
+        if fold is None or self._config.prior == "flat":
+            return False
+        last = fold.prior_row
+        if last is not None and abs(now - last.at) < self._config.prior_every_s:
+            return False
+        upto, population = fold.cursor, await self._fit(fold)
+        if last is None and not population.people and not population.organisations:
+            return False
+        number = 1 if last is None else last.number + 1
+        await self._log.append(population.row(names=names_hash(self._names), number=number, upto=upto, at=now))
+        return True
+
+    async def _fit(self, fold: StateFold) -> Population:
+        """Tenant by tenant, so that the people of one are in memory at a time."""
+        config, dials = self._config, len(self._names)
+        agreed = [tenant for tenant in fold.tenants if self._consent(tenant) is Consent.YES]
+
+        async def fitted(tenant: str) -> Organisation:
+            people = await fold.evidence(tenant, _FITTED)
+            return await asyncio.to_thread(Organisation.fit, people, dials)
+
+        shared = [await fitted(tenant) for tenant in agreed if self._level(tenant) == "shared"]
+        pooled = Population.pool(shared, dials, least=config.prior_people, share=config.prior_share)
+        own = {tenant: await fitted(tenant) for tenant in agreed if self._level(tenant) == "own"}
+        levels = {tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= FEWEST}
+        return replace(pooled, organisations=levels)
 
     def _know(self, row: SteeringBasis) -> None:
         try:
@@ -254,7 +319,6 @@ class DialAdaptation:
             signals=config.signals,
             regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
             prior=flat_prior(len(names)),
-            priors={},
             violations=ViolationRules(
                 signals=frozenset(config.violations.signals),
                 step=config.violations.step,

@@ -40,6 +40,7 @@ _RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before 
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
 _CRC = 4
+_PRIVATE = 1 << 7  # a bit beside the number of strikes
 _LARGEST = 1000.0  # |feature|: what an answer's features are clipped to
 _STEP = 2.0**-16  # what predictions are rounded to, so that the last bits of a solution decide nothing
 _MIDDLING = 0.5  # the rating of an answer that was not rated and has a violation
@@ -234,8 +235,8 @@ class PersonState:
     `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
     names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `reported`: violations
     of answers that are kept no longer since a dial was returned by hand, which hides none so. `nats`: the KL divergence that the person's
-    answers have spent. `cursor`: the last row of the log that was taken in. `latest`: the evidence with all ratings, if it has been
-    computed.
+    answers have spent. `cursor`: the last row of the log that was taken in. `private`: some of the ratings are about answers that only the
+    person's own dials may learn from (`Consent.ADAPT`). `latest`: the evidence with all ratings, if it has been computed.
 
     Example::
 
@@ -252,6 +253,7 @@ class PersonState:
     reported: int = 0
     nats: float = 0.0
     cursor: int = 0
+    private: bool = False
     latest: Evidence | None = field(default=None, repr=False)
 
     @classmethod
@@ -346,7 +348,7 @@ class PersonState:
         """
         if not most or not self.recent or self._violations() < most:
             return self
-        return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, 255), reported=0)
+        return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, _PRIVATE - 1), reported=0)
 
     def _violations(self) -> int:
         return min(255, self.reported + sum(rated.violates for rated in self.recent))
@@ -371,7 +373,7 @@ class PersonState:
         return self if self.latest is not None else replace(self, latest=self.evidence(prior, regression))
 
     def posterior(self, prior: Prior, regression: Regression) -> PersonPosterior:
-        """What is believed about the person, given everybody's prior."""
+        """What is believed about the person, given everybody's prior; their evidence stays what it is (`ready`)."""
         prior = self.prior(prior, regression)
         evidence = self.evidence(prior, regression)
         covariance_DD = np.asarray(np.linalg.inv(prior.precision_DD + evidence.precision_DD), np.float64)
@@ -383,8 +385,8 @@ class PersonState:
         """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
         dials, evidence = self.dials, self.settled
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), self.strikes, self.reported, sum(1 << dial for dial, _ in self.held),
-            evidence.resets & 0xFFFF,
+            _VERSION, dials, len(self.recent), self.strikes | self.private * _PRIVATE, self.reported,
+            sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
         )  # fmt: skip
@@ -403,7 +405,7 @@ class PersonState:
         packed, crc = data[:-_CRC], data[-_CRC:]
         if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
             raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
-        _, dials, count, strikes, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
+        _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
             _HEAD.unpack_from(packed)
         )
         place, size = _HEAD.size, dials + 1
@@ -433,10 +435,11 @@ class PersonState:
             settled_at=settled_at,
             recent=tuple(recent),
             held=held,
-            strikes=strikes,
+            strikes=flags & (_PRIVATE - 1),
             reported=reported,
             nats=nats,
             cursor=cursor,
+            private=bool(flags & _PRIVATE),
         )
 
 

@@ -1,7 +1,9 @@
 """Everybody's states: a fold of the log's steered turns and of the signals about them, with a cache that may be lost.
 
 A state depends on the log's rows up to a place and on the rules alone, so two gateways that have read equally far have the same bits,
-and so has one that was killed or lost its cache. Erasing a person takes effect with the next look at their state: their key is gone,
+and so has one that was killed or lost its cache. It says what the person's own ratings say: it is folded, returns to the prior
+included, with the rules' fixed prior, so that nobody else's ratings change it. A posterior is read with the newest prior that the log
+holds up to the same place (`population`). Erasing a person takes effect with the next look at their state: their key is gone,
 and what lay under it, in memory too, is used no longer.
 """
 
@@ -20,7 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash, violation
+from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash, violation
+from ostinato.adapt.prior import Population
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import Corrupt, OstinatoError
@@ -40,11 +43,11 @@ from ostinato.core.records import (
     identity,
 )
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
-from ostinato.core.steering import MOST_SET, DialSet
+from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 4  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 5  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -60,7 +63,7 @@ _VIOLATED = 0.5  # the value of a signal from which it tells of a violation
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialSet, Forgotten})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialSet, Forgotten, DialPrior})
 
 
 class PlacedLog(Log, Protocol):
@@ -76,21 +79,16 @@ class StateRules:
     """What decides a state beside the log's rows.
 
     `names`: of the dials. `signals`: the reward that each signal stands for, with value 1; one of value v counts as
-    v reward + (1 - v)(1 - reward). `violations`: signals that cost reward instead. `priors`: of tenants with one of their own; everybody
-    else has `prior`. `without`: the tenants whose people have no states.
+    v reward + (1 - v)(1 - reward). `violations`: signals that cost reward instead. `prior`: by which returns to the prior are decided.
+    `without`: the tenants whose people have no states.
     """
 
     names: tuple[str, ...]
     signals: Mapping[str, float]
     regression: Regression
     prior: Prior
-    priors: Mapping[str, Prior]
     without: frozenset[str] = frozenset()
     violations: ViolationRules = field(default_factory=ViolationRules)
-
-    def prior_of(self, tenant: str) -> Prior:
-        """The prior of a tenant's people."""
-        return self.priors.get(tenant, self.prior)
 
     @property
     def hash(self) -> str:
@@ -99,15 +97,14 @@ class StateRules:
         signals, without = sorted(self.signals.items()), sorted(self.without)
         violating = sorted(self.violations.signals), repr(replace(self.violations, signals=frozenset()))
         told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression), violating]).encode())
-        for tenant, prior in (("", self.prior), *sorted(self.priors.items())):
-            told.update(json.dumps(tenant).encode() + prior.mean_D.tobytes() + prior.covariance_DD.tobytes())
+        told.update(self.prior.mean_D.tobytes() + self.prior.covariance_DD.tobytes())
         return told.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """A steered answer: whose it was, under which key, its place among theirs, and its features. `leans` is false for one of the holdout's,
-    which has no features.
+    which has no features. `private`: only its person's own dials may learn from it.
     """
 
     person: Person
@@ -115,6 +112,7 @@ class _Answer:
     place: int
     features: tuple[float, ...]
     leans: bool = True
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +180,10 @@ class StateFold:
         self._saved: Cursor = -1  # the place of the last write
         self._gone = set[Person]()  # their values are to be dropped from the cache
         self._refusing = set[Person]()  # who allow no dials now
+        self._private = set[Person]()  # who allow their own dials alone now
+        self._tenants = set[str]()  # of steered turns
+        self.population = Population.flat(len(rules.names))  # what the newest prior says
+        self.prior_row: DialPrior | None = None  # its row
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self.resets = 0  # by the CUSUM, of everybody since the first row
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
@@ -210,11 +212,14 @@ class StateFold:
                 self.constraint(tenant).restore(told)
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
             self.resets = state["resets"]
+            self._tenants = set(state["tenants"])
         async for seq, row in self._log.read(
-            0, {ConsentGiven}
-        ):  # kept for ever, and not in the cache, which names nobody
-            if isinstance(row, ConsentGiven) and seq <= self.cursor:
+            0, {ConsentGiven, DialPrior}
+        ):  # choices are kept for ever, and not in the cache, which names nobody
+            if seq <= self.cursor and isinstance(row, ConsentGiven):
                 self._take_choice(row)
+            elif seq <= self.cursor and isinstance(row, DialPrior):
+                self._take_prior(row)
 
     async def _continues(self, last: list[Any]) -> bool:
         """True if the log goes on where the cache ended."""
@@ -239,6 +244,8 @@ class StateFold:
                     self._take_choice(row)
                 elif isinstance(row, DialSet):
                     self._take_dials(seq, row)
+                elif isinstance(row, DialPrior):
+                    self._take_prior(row)
                 elif isinstance(row, Forgotten):
                     self._forget(row)
                 self.cursor, self._last = seq, _named(row)
@@ -258,7 +265,9 @@ class StateFold:
             early = {**self._early.snapshot(), "time": self._early.time}
             constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
             kept = {"moments": self.moments.state(), "bases": self._bases, "constraints": constraints}
-            note = json.dumps({**early, "last": self._last, "resets": self.resets, **kept})
+            note = json.dumps(
+                {**early, "last": self._last, "resets": self.resets, "tenants": sorted(self._tenants), **kept}
+            )
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
@@ -298,10 +307,38 @@ class StateFold:
         found = ((who, entry) for who, entry in reversed(self._states.items()) if entry.key == self._cache.key(who))
         return [(who, entry.state) for who, entry in islice(found, most)]
 
+    @property
+    def tenants(self) -> Sequence[str]:
+        """The tenants of people with states, in order."""
+        return sorted(self._tenants)
+
+    async def evidence(self, tenant: str, most: int) -> list[Evidence]:
+        """What the ratings of a tenant's people say, of the `most` who rated last, in the order of their last ratings: of those who
+        allow everything that they said to be learned from (`Consent.YES`), now and with each rated answer.
+
+        Saves first. Raises StorageFull, Unavailable.
+        """
+        await self.save()
+        private = [person for person in self._private if person[0] == tenant]
+
+        def read() -> list[Evidence]:
+            found = list[Evidence]()
+            for packed in self._cache.newest(tenant, most, private):
+                try:
+                    state = PersonState.unpack(packed)
+                except Corrupt:
+                    continue  # it begins anew with the person's next rating
+                if state.names == self._names and not state.private:
+                    found.append(self._ready(state).evidence(self._rules.prior, self._rules.regression))
+            return found
+
+        return await asyncio.to_thread(read)
+
     # ------------------------------------------------------------ rows
 
     def _take_choice(self, choice: ConsentGiven) -> None:
         """Drop the state of a person who allows no dials any more; who allows them again begins anew."""
+        (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
         if choice.level in (Consent.ADAPT, Consent.YES):
             self._refusing.discard(choice.person)
             return
@@ -322,7 +359,7 @@ class StateFold:
             return
         state = self.state(person) or PersonState.new(self._names, len(rules.names))
         place = _place_at(max(0.0, min(row.at, self._early.time)), _CHOICES - 1)
-        prior = rules.prior_of(row.tenant)
+        prior = rules.prior
         cleared = [number for number, value in known.items() if value is None]
         told = {number: value for number, value in known.items() if value is not None and math.isfinite(value)}
         if not row.dials:
@@ -333,6 +370,15 @@ class StateFold:
             limited = {number: min(MOST_SET, max(-MOST_SET, value)) for number, value in told.items()}
             state = state.hold(limited, prior, rules.regression)
         self._put(person, self._cache.key(person), replace(state, cursor=seq))
+
+    def _take_prior(self, row: DialPrior) -> None:
+        """The newest prior of these dials counts, from its place in the log on."""
+        if row.names != self._names:
+            return
+        try:
+            self.population, self.prior_row = Population.read(row, len(self._rules.names)), row
+        except ValueError as error:
+            _LOG.warning("A prior in the log is not used: %s", error)
 
     def _forget(self, row: Forgotten) -> None:
         """Drop what is in memory of somebody who was forgotten, and their value from the cache."""
@@ -355,6 +401,7 @@ class StateFold:
         if self._rules.violations.signals:
             self.constraint(turn.tenant).answer(leans=answer.leans)
         if turn.steered is not None:
+            self._tenants.add(turn.tenant)
             self.moments.add(answer.features, turn.steered.tokens)
             state = self.state(answer.person)
             if state is not None:
@@ -401,12 +448,12 @@ class StateFold:
         if self._cache.key(answer.person) != answer.key or answer.person in self._refusing:
             return  # the person was forgotten since, or allows no dials now
         state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
-        prior = self._rules.prior_of(answer.person[0])
-        rated = state.rate(answer.place, answer.features, signal, reward, prior, self._rules.regression)
+        rated = state.rate(answer.place, answer.features, signal, reward, self._rules.prior, self._rules.regression)
         if rated is not state:
             rated = rated.struck(self._rules.violations.strikes)
             self.resets += _resets(rated) - _resets(state)
-            self._put(answer.person, answer.key, replace(rated, cursor=seq))
+            private = rated.private or answer.private
+            self._put(answer.person, answer.key, replace(rated, cursor=seq, private=private))
 
     def _note(self, turn: Turn) -> _Answer | None:
         """What is remembered of a turn in the log."""
@@ -418,7 +465,8 @@ class StateFold:
         if steered is not None and steered.features and allowed and not set(self._rules.names).isdisjoint(names):
             told = dict(zip(names, steered.features, strict=False))
             features = tuple(told.get(name, 0.0) for name in self._rules.names)
-            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)
+            private = turn.consent is not Consent.YES
+            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features, private=private)
         elif self._compares(turn):
             answer = _Answer(turn.person, None, 0, (), leans=False)
         self._answers[turn.id] = answer
@@ -451,8 +499,10 @@ class StateFold:
             return None
         if state.names != self._names:
             return None
-        prior = state.prior(self._rules.prior_of(person[0]), self._rules.regression)
-        return _Entry(key, state.ready(prior, self._rules.regression))
+        return _Entry(key, self._ready(state))
+
+    def _ready(self, state: PersonState) -> PersonState:
+        return state.ready(state.prior(self._rules.prior, self._rules.regression), self._rules.regression)
 
     def _put(self, person: Person, key: int | None, state: PersonState) -> None:
         entry = _Entry(key, state)

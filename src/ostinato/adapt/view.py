@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ostinato.adapt.learner import PersonState
+from ostinato.adapt.learner import PersonState, Prior
 from ostinato.adapt.state_fold import FeatureMoments, StateRules, time_of
 from ostinato.core.steering import DialView, NotSteered, PersonView
 
@@ -24,12 +24,14 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def person_view(
-    state: PersonState, tenant: str, rules: StateRules, moments: FeatureMoments, *, cap: float, off: NotSteered | None
+    state: PersonState, prior: Prior, rules: StateRules, moments: FeatureMoments, *, cap: float, off: NotSteered | None
 ) -> PersonView:
-    """What a state says. `cap`: the KL divergence of a token, in nats, that answers may spend (`adapt.cap`)."""
-    regression, prior = rules.regression, rules.prior_of(tenant)
+    """What a state says under the `prior` that its person begins with. `cap`: the KL divergence of a token, in nats, that answers may
+    spend (`adapt.cap`).
+    """
+    regression = rules.regression
     posterior = state.posterior(prior, regression)
-    evidence = state.evidence(state.prior(prior, regression), regression)
+    evidence = state.evidence(state.prior(rules.prior, regression), regression)
     mean_K = posterior.mean_D[:-1] / regression.strength
     deviation_K = np.sqrt(np.diag(posterior.covariance_DD)[:-1]) / regression.strength
     scale = posterior.scale(moments.fisher_KK, tokens=moments.tokens, nats=cap, strength=regression.strength)

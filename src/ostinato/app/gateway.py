@@ -91,6 +91,10 @@ async def open_serving(
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     vllm = config.engine.kind == "vllm"
+    if vllm and config.serve.branches:
+        raise BadConfig(
+            "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
+        )
     engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
     check_window(config.serve, min(renderer.context, engine.capabilities().context))
     contract = engine.contract()
@@ -191,7 +195,8 @@ def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptatio
             f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
         )
     cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
-    return DialAdaptation(run.log, cache, config.adapt, protected=protected_ids(config, renderer))
+    protected = protected_ids(config, renderer)
+    return DialAdaptation(run.log, cache, config.adapt, protected=protected, consent=config.privacy.at_most)
 
 
 def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:

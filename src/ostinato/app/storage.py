@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.config import Config
+from ostinato.core.arm_assignment import BRANCHES, branch_of
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound, StorageFull
 from ostinato.core.files import make_private, write_atomic
@@ -32,17 +33,20 @@ logger = logging.getLogger(__name__)
 
 def served_refs(config: Config) -> tuple[str, ...]:
     """The refs whose versions a gateway holds. The verified release is included if some users stay on it, the newest version if rollouts
-    in simulated worlds are learned from.
+    in simulated worlds are learned from, and tenants' branches.
     """
     verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
-    return (*SERVED_REFS, *verified, *(() if config.learn.source == "people" else (Arm.WORLD.value,)))
+    branches = map(branch_of, config.serve.branches)
+    return (*SERVED_REFS, *verified, *branches, *(() if config.learn.source == "people" else (Arm.WORLD.value,)))
 
 
 def live_last(refs: Sequence[str]) -> tuple[str, ...]:
     """The refs in the order in which a gateway loads them at its start: live after people's other arms, because it answers the users of an
     arm that is not loaded, who would then have changed arms.
     """
-    others = [ref for ref in refs if ref in set(Arm) and Arm(ref).people and ref != Arm.LIVE]
+    others = [
+        ref for ref in refs if ref.startswith(BRANCHES) or (ref in set(Arm) and Arm(ref).people and ref != Arm.LIVE)
+    ]
     return (*others, *(ref for ref in refs if ref not in others))
 
 

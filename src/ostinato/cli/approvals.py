@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
 
 from ostinato.cli.options import Common
 
 
 def ship(
-    version: str = "candidate", *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+    version: str = "candidate",
+    *,
+    tenant: Annotated[str | None, Parameter(name="--for")] = None,
+    reason: str = "by hand",
+    actor: str | None = None,
+    common: Common | None = None,
 ) -> None:
     """Release a version to users without asking the gate; `ostinato rollback` takes it back.
+
+    With `--for acme` it answers acme's calls alone (`serve.branches`), and live stays what it is. Shipping an earlier version there
+    takes it back.
 
     Parameters
     ----------
     version
         A ref, a version number such as v12, or the first digits of a root hash.
+    tenant
+        The tenant whose branch it becomes. Default: everybody's live version.
     reason
         Why; recorded in the ledger.
     actor
         Name recorded in the ledger. Default: the login name.
     """
     from ostinato.launch.commands.release import ship as run
+    from ostinato.launch.commands.release import ship_branch
 
-    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
+    config = (common or Common()).of_run()
+    if tenant is not None:
+        asyncio.run(ship_branch(config, version, tenant, actor, Console()))
+    else:
+        asyncio.run(run(config, version, reason, actor, Console()))
 
 
 def approve(

@@ -284,6 +284,7 @@ def show_log(
         "bases",
         "consents",
         "dials",
+        "priors",
         "forgotten",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,

@@ -24,6 +24,18 @@ class Dealing:
     verified_salt: str = ""
 
 
+BRANCHES = "branch/"
+"""What the refs and slots of tenants' branches begin with."""
+
+
+def branch_of(tenant: str) -> str:
+    """The ref, and the engine's slot, of the version that answers one tenant's calls alone.
+
+    Example: ``branch_of("acme") == "branch/acme"``
+    """
+    return BRANCHES + tenant
+
+
 def dealing_key(salt: str) -> bytes:
     """The key for `place_of` that belongs to a salt. Places under two salts are unrelated."""
     return blake2b(salt.encode(), digest_size=32).digest()

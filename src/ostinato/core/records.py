@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.core.notices import Alarm, Forgotten, Stamp
-from ostinato.core.steering import Basis, DialSet, Steered
+from ostinato.core.steering import Basis, DialPrior, DialSet, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -66,8 +66,8 @@ class Finish(StrEnum):
 
 class Arm(StrEnum):
     """Which release a user was served. `control` never changes; `previous` is the release that live replaced; `verified` is the best
-    release ever proven with users; `eval` and `world` (a rollout in a simulated world) serve no people; `outside` is somebody else's
-    model, not a release.
+    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `eval` and `world` (a rollout in a
+    simulated world) serve no people; `outside` is somebody else's model, not a release.
     """
 
     LIVE = "live"
@@ -75,6 +75,7 @@ class Arm(StrEnum):
     PREVIOUS = "previous"
     VERIFIED = "verified"
     CONTROL = "control"
+    BRANCH = "branch"
     EVAL = "eval"
     WORLD = "world"
     OUTSIDE = "outside"
@@ -661,6 +662,7 @@ Row = (
     | SteeringBasis
     | ConsentGiven
     | DialSet
+    | DialPrior
     | Forgotten
 )
 
@@ -683,3 +685,5 @@ def identity(row: Row) -> Identity:
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)
+        case DialPrior():
+            return (row.names, row.number)

@@ -164,6 +164,13 @@ class PersonCache(Protocol):
         """A person's value; None without one, or if their key was destroyed. Raises Corrupt, Unavailable."""
         ...
 
+    def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
+        """The values of the `most` people of a tenant whose values changed last, in the order of their changes.
+
+        People in `without` are left out, and so are those whose key was destroyed and values that were damaged. Raises Unavailable.
+        """
+        ...
+
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
         """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
 

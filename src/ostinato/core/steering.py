@@ -269,3 +269,30 @@ class PersonView:
             "strikes": self.strikes,
             "last_reset": self.reset_at,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialPrior:
+    """An empirical-Bayes prior of people's dials, fitted to what people's ratings said who consented to it; the newest row counts.
+
+    It names nobody. `names`: the hash of the dials' names; `number` counts the fits under these names. `people`: how many the shared mean
+    was fitted to, 0 if they were too few, so that nothing is known of the population. Numbers are over K slopes and, last, the mean
+    reward (D = K + 1): `mean`, and by rows the lower triangles of two covariances, of people `within` one organisation and of
+    organisations' means (`between`). `organisations`: of tenants with a level of their own, the number of people and their mean.
+    `upto`: the last row of the log that had been read.
+
+    Example::
+
+        DialPrior(names="9c1f", number=3, people=412, mean=(0.1, 0.4), within=(0.003, 0.0, 0.02), between=(0.0, 0.0, 0.0),
+                  organisations={"acme": (31.0, 0.2, 0.5)}, upto=8123, at=9.0)
+    """
+
+    names: str
+    number: int
+    people: int
+    mean: tuple[float, ...]
+    within: tuple[float, ...]
+    between: tuple[float, ...]
+    organisations: Mapping[str, tuple[float, ...]]
+    upto: int
+    at: float

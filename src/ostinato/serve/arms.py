@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ostinato.core.arm_assignment import Dealing, dealing_key, place_of
+from ostinato.core.arm_assignment import Dealing, branch_of, dealing_key, place_of
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, PolicyVersion
 
@@ -30,15 +30,19 @@ class Arms:
     of the others by a second hash. The remaining users are dealt by a third hash, salted for the current trial: canary takes its lower
     end, the previous release its upper end, and live the rest.
 
+    The people of a tenant in `branches` take no part in any of this once its branch is loaded, so that the arms that are compared with each
+    other serve the same tenants.
+
     Raises:
         BadConfig: the control share lies outside [0, 1].
     """
 
-    def __init__(self, *, control: float = 0.0, salt: str = "ostinato") -> None:
+    def __init__(self, *, control: float = 0.0, salt: str = "ostinato", branches: Collection[str] = ()) -> None:
         if not 0.0 <= control <= 1.0:
             raise BadConfig(f"serve.control_share {control} must lie in [0, 1].")
         self._control = control
         self._key = dealing_key(salt)
+        self._branches = frozenset(branches)
         self._dealing: Dealing | None = None
         self._trial_key = self._verified_key = b""
 
@@ -69,6 +73,8 @@ class Arms:
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
+        if tenant in self._branches and branch_of(tenant) in loaded:
+            return Assignment(arm=Arm.BRANCH, propensity=1.0)
         if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0

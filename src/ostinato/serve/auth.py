@@ -256,12 +256,13 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
 def check_tenants(
     config: ServeConfig, privacy: PrivacyConfig, known: Collection[str], *, adapted: Collection[str] = ()
 ) -> None:
-    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling`, `privacy.tenants` or `adapt.tenants` (`adapted`) names a tenant that no
-    key has: it would be without effect.
+    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling`, `serve.branches`, `privacy.tenants` or `adapt.tenants` (`adapted`) names
+    a tenant that no key has: it would be without effect.
     """
     for field, named in (
         ("serve.tenant_quotas", {*config.tenant_quotas}),
         ("serve.sampling", {*config.sampling} - {"*"}),
+        ("serve.branches", {*config.branches}),
         ("privacy.tenants", {*privacy.tenants}),
         ("adapt.tenants", {*adapted}),
     ):

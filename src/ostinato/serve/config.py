@@ -6,7 +6,7 @@ Auto's router decides how the arms' shares change (`release.auto`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
@@ -341,6 +341,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         default="declared",
         description="Who may be assigned to arms other than live: any name that a caller gives, or only users that "
         "the tenant proved.",
+    )
+    branches: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*\z", max_length=64)], ...] = Field(
+        default=(),
+        description="Tenants whose calls a version of their own answers, once `ostinato ship VERSION --for TENANT` named one; it takes the "
+        "memory of one more version. Their people are on no other arm, and their turns are not learned from here (`arm:branch`).",
     )
     page: bool = Field(default=True, description="Serve the web page at '/'.")
     secure_cookie: bool = Field(

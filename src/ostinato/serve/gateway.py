@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ostinato.core.arm_assignment import Dealing
+from ostinato.core.arm_assignment import BRANCHES, Dealing, branch_of
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.notices import Forgotten
@@ -86,9 +86,18 @@ class ServerInfo:
         await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when calls can be answered, else 503. The model, the slots and the reason need a key, if there are any."""
+        """`GET /health`: 200 when calls can be answered, else 503. The model, the slots and the reason need a key, if there are any.
+
+        A tenant is not told of other tenants' branches.
+        """
         loaded = self._parts.engine.slots()
-        slots = {name: {"number": policy.number, "hash": policy.hash} for name, policy in loaded.items()}
+        keys = self._parts.keys
+        who = keys.identify(exchange.headers) if keys.knows(exchange.headers) else None
+        slots = {
+            name: {"number": policy.number, "hash": policy.hash}
+            for name, policy in loaded.items()
+            if not name.startswith(BRANCHES) or (who is not None and (who.admin or name == branch_of(who.tenant)))
+        }
         status, body = "ready", {"model": self._parts.model, "slots": slots}
         if Arm.LIVE not in slots:
             status = "loading"
@@ -97,7 +106,7 @@ class ServerInfo:
             body["reason"] = (
                 f"The log took no write ({failure}), so no call can be answered; the server's output says why."
             )
-        told = body if self._parts.keys.knows(exchange.headers) else {}
+        told = body if who is not None else {}
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
 
     async def numbers(self, exchange: Exchange) -> None:

@@ -22,7 +22,6 @@ RULES = StateRules(
     signals={"accepted": 1.0, "undone": 0.0},
     regression=Regression(),
     prior=flat_prior(DIALS),
-    priors={},
 )
 
 

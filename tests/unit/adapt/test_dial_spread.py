@@ -7,7 +7,7 @@ import pytest
 from tests.unit.adapt.people import BASIS, about, cache_at, log_of, steered_turn
 
 from ostinato.adapt.config import AdaptConfig
-from ostinato.adapt.dials import FEWEST, DialAdaptation
+from ostinato.adapt.dials import SHOWN_PEOPLE, DialAdaptation
 from ostinato.core.records import Row
 
 CONFIG = AdaptConfig(mode="dials", users="declared", holdout=0.0)
@@ -40,7 +40,7 @@ async def test_the_spread_is_the_quantiles_of_the_dials_that_answers_get(tmp_pat
 
 
 async def test_of_few_people_nothing_is_told_and_of_the_holdout_neither(tmp_path: Path) -> None:
-    assert await (await adaptation_of(FEWEST - 1, tmp_path / "few")).spread() is None
+    assert await (await adaptation_of(SHOWN_PEOPLE - 1, tmp_path / "few")).spread() is None
     held = CONFIG.model_copy(update={"holdout": 0.99})
     assert await (await adaptation_of(30, tmp_path / "held", held)).spread() is None
     assert await DialAdaptation(await log_of([]), cache_at(tmp_path / "none"), CONFIG).spread() is None

@@ -3,7 +3,7 @@
 import functools
 
 import numpy as np
-from benchmarks.adaptation.learning import CAP, DIALS, Course, World, course, same_width
+from benchmarks.adaptation.learning import CAP, DIALS, Course, World, course, organisations, same_width
 
 from ostinato.adapt.learner import Prior, Regression
 from ostinato.adapt.prior import fit_prior, flat_prior
@@ -57,3 +57,14 @@ def test_signals_that_come_late_or_are_retracted_cost_little_and_return_nobody_h
     assert gap(late, 40, wishes) > 0.35
     assert gap(wrong, 40, wishes) < 0.0
     assert max(late.worst, wrong.worst) <= CAP * 1.001
+
+
+async def test_an_organisations_own_prior_beats_the_shared_one_on_its_people_at_once_and_after_five_ratings() -> None:
+    """Two organisations of opposite wishes and five others, through the gateway's classes."""
+    asked = {"others": 16, "rated": 16, "ratings": 8, "at": (0, 5)}
+    own = await organisations(world(), "own", PEOPLE, **asked)
+    shared = await organisations(world(), "shared", PEOPLE, **asked)
+    for tenant, (_, came) in own.items():
+        better = {at: (acceptance - shared[tenant][1][at]).mean() for at, acceptance in came.items()}
+        assert better[0] > 0.02
+        assert better[5] > 0.01

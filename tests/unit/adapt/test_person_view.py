@@ -23,7 +23,7 @@ def rated(count: int, seed: int = 0) -> PersonState:
 
 
 def view(state: PersonState, cap: float = 0.1, off: NotSteered | None = None) -> PersonView:
-    return person_view(state, "acme", RULES, FeatureMoments(3), cap=cap, off=off)
+    return person_view(state, RULES.prior, RULES, FeatureMoments(3), cap=cap, off=off)
 
 
 def test_words_become_sure_as_the_interval_narrows() -> None:

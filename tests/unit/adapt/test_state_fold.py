@@ -17,6 +17,7 @@ from tests.unit.adapt.people import (
     traffic,
 )
 
+from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.state_fold import StateFold, StateRules
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Consent, ConsentGiven, Row, Sampling, SteeringBasis
@@ -404,7 +405,7 @@ def test_rules_that_give_other_states_have_another_hash() -> None:
         replace(RULES, names=("brief", "lists", "we")),
         replace(RULES, without=frozenset({"acme"})),
         replace(RULES, regression=replace(RULES.regression, decay=0.98)),
-        replace(RULES, priors={"acme": RULES.prior}),
+        replace(RULES, prior=flat_prior(3, variance=0.01)),
     )
     assert len({RULES.hash, *(rules.hash for rules in changed)}) == 5
     assert replace(RULES, signals=dict(reversed(RULES.signals.items()))).hash == RULES.hash

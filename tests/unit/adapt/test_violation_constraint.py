@@ -27,7 +27,6 @@ RULES = StateRules(
     signals={"accepted": 1.0},
     regression=Regression(),
     prior=flat_prior(2),
-    priors={},
     violations=VIOLATIONS,
 )
 TOKENS, CAP = 12, 0.1

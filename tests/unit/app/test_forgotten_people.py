@@ -67,7 +67,7 @@ class Everything:
         ring = self.log.keys
         self.cache = SqlPersonCache(root / "folds" / "people.sqlite", ring, Encrypt.USER, most=100)
         prior = Prior(mean_D=np.zeros(2), covariance_DD=0.1 * np.eye(2))
-        rules = StateRules(names=("brief",), signals={"accepted": 1.0}, regression=Regression(), prior=prior, priors={})
+        rules = StateRules(names=("brief",), signals={"accepted": 1.0}, regression=Regression(), prior=prior)
         self.people = StateFold(self.log, self.cache, rules)
         self.summary = summary.Summary()
 

@@ -102,7 +102,7 @@ def test_no_log_probability(value: Any):
 
 
 def test_a_type_that_the_log_does_not_keep():
-    kinds = "Alarm, Batch, ConsentGiven, Delivered, DialSet, Forgotten, Holdback, Quarantine, ReleaseEvent, Reward, "
+    kinds = "Alarm, Batch, ConsentGiven, Delivered, DialPrior, DialSet, Forgotten, Holdback, Quarantine, ReleaseEvent, Reward, "
     kinds += "Signal, Stamp, SteeringBasis, Turn"
     with refused(BadRequest, f"the log keeps {kinds}, not Sampling"):
         prepare(TURN.sampling)  # type: ignore[arg-type]

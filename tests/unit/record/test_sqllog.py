@@ -29,7 +29,7 @@ from ostinato.core.records import (
     SteeringBasis,
     Turn,
 )
-from ostinato.core.steering import DialSet, SetBy
+from ostinato.core.steering import DialPrior, DialSet, SetBy
 from ostinato.record.config import RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
@@ -43,7 +43,7 @@ V1 = PolicyVersion(number=1, hash="a")
 FIRST = "0000000000000001.db"
 TABLES = [
     "alarms", "bases", "batches", "consents", "deliveries", "dials", "dictionaries", "forgotten", "holdbacks", "identities", "pieces",
-    "policies", "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
+    "policies", "priors", "quarantines", "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
 ]  # fmt: skip
 
 
@@ -70,6 +70,7 @@ async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
         SteeringBasis(hash="a", names=("a",), tokens=b"", directions=b"", weights="", at=1.0),
         ConsentGiven(id="a", tenant="t", user="u", level=Consent.NEVER, at=1.0),
         DialSet(id="a", tenant="t", user="u", at=1.0, by=SetBy.PERSON, dials={}),
+        DialPrior(names="a", number=1, people=0, mean=(), within=(), between=(), organisations={}, upto=0, at=1.0),
         Forgotten(id="a", tenant="t", user="u", key=1, at=1.0),
     ]
     with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=14)) as log:

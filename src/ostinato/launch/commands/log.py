@@ -30,7 +30,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.seams import Log
-from ostinato.core.steering import DialSet
+from ostinato.core.steering import DialPrior, DialSet
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
@@ -51,6 +51,7 @@ KINDS: dict[str, set[type]] = {
         SteeringBasis,
         ConsentGiven,
         DialSet,
+        DialPrior,
         Forgotten,
     },
     "turns": {Turn},
@@ -65,6 +66,7 @@ KINDS: dict[str, set[type]] = {
     "bases": {SteeringBasis},
     "consents": {ConsentGiven},
     "dials": {DialSet},
+    "priors": {DialPrior},
     "forgotten": {Forgotten},
 }
 SHOWN = 60
@@ -131,11 +133,11 @@ def _described(row: Row) -> tuple[str, str]:
             return "dials", f"{row.tenant}  {row.user}  by {row.by}  {'forgotten' if row.dials is None else said}"
         case Forgotten():
             return "forgotten", f"{row.tenant}  {'everybody' if row.user is None else row.user}"
-        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
+        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis() | DialPrior():
             return _decided(row)
 
 
-def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis) -> tuple[str, str]:
+def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis | DialPrior) -> tuple[str, str]:
     match row:
         case Batch():
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
@@ -151,6 +153,9 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis) -> tuple
             return "alarm", f"{row.state}  {row.name}  {row.reason}"
         case SteeringBasis():
             return "basis", f"{row.hash}  {len(row.tokens) // 8} tokens  dials {', '.join(row.names)}"
+        case DialPrior():
+            levels = f"{len(row.organisations)} organisations"
+            return "prior", f"{row.names}  number {row.number}  of {row.people} people  {levels}  up to row {row.upto}"
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:

@@ -15,9 +15,10 @@ from ostinato.app.evaluation import open_releases, open_suite
 from ostinato.app.storage import home, open_follower, open_run
 from ostinato.app.suites import open_runner
 from ostinato.config import Config
+from ostinato.core.arm_assignment import branch_of
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
-from ostinato.core.errors import NotFound, Unavailable
+from ostinato.core.errors import BadConfig, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
@@ -58,6 +59,26 @@ async def ship(config: Config, version: str, reason: str, actor: str | None, con
         policy = (await find_version(config, version)).policy
         event = await open_releases(run).ship(policy, reason, actor=actor or login())
     _say_live(config, event, console)
+
+
+async def ship_branch(config: Config, version: str, tenant: str, actor: str | None, console: Console) -> None:
+    """Let a published version answer one tenant's calls, and nobody else's. Raises BadConfig unless `serve.branches` names the tenant,
+    NotFound, Conflict if its branch is moved meanwhile.
+    """
+    if tenant not in config.serve.branches:
+        raise BadConfig(
+            f"serve.branches does not name {tenant!r}: add it and restart the gateway, which then follows the branch"
+        )
+    who, ref = actor or login(), branch_of(tenant)
+    with audited(home(config), "ship", version=version, tenant=tenant, actor=who), open_run(config) as run:
+        policy, held = (await find_version(config, version)).policy, await run.store.read_ref(ref)
+        before = None if held is None else await run.follower.resolve(ref)
+        await run.store.move_ref(ref, held, policy.hash)
+    back = "" if before is None else f" (was {before}; `ostinato ship v{before.number} --for {tenant}` takes it back)"
+    console.print(
+        f"{policy} answers {tenant}'s calls{back}; engines follow within {config.follow.interval_s:g} s",
+        highlight=False,
+    )
 
 
 async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:

@@ -55,7 +55,17 @@ def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
 
 _ORDER = [
     arm.value
-    for arm in (Arm.LIVE, Arm.CANARY, Arm.PREVIOUS, Arm.VERIFIED, Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
+    for arm in (
+        Arm.LIVE,
+        Arm.CANARY,
+        Arm.PREVIOUS,
+        Arm.VERIFIED,
+        Arm.BRANCH,
+        Arm.CONTROL,
+        Arm.EVAL,
+        Arm.WORLD,
+        Arm.OUTSIDE,
+    )
 ]
 
 

@@ -48,7 +48,7 @@ from ostinato.core.records import (
     Window,
     WindowMaker,
 )
-from ostinato.core.steering import DialSet, SetBy
+from ostinato.core.steering import DialPrior, DialSet, SetBy
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
@@ -212,6 +212,14 @@ def _dials(dials: Mapping[str, float | None]) -> dict[str, float | None]:
     return {text(name): None if value is None else real(value) for name, value in dials.items()}
 
 
+def _number_lists(named: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
+    return {text(name): [real(value) for value in values] for name, values in named.items()}
+
+
+def _to_number_lists(value: Any) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(numbers) for name, numbers in value.items()}
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -230,6 +238,7 @@ FORMS: Mapping[str, Form] = {
     "tuple[str, ...]": Form(_texts, tuple),
     "tuple[float, ...]": Form(lambda values: [real(value) for value in values], tuple),
     "Mapping[str, Any]": Form(dict),
+    "Mapping[str, tuple[float, ...]]": Form(_number_lists, _to_number_lists),
     "PolicyVersion": _POLICY,
     "PolicyVersion | None": _or_none(_POLICY),
     "bool": Form(bool),
@@ -358,6 +367,13 @@ SMALL = (
     ),
     Kind("consents", ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
     Kind("dials", DialSet, ("id",), ("id", "tenant", "user", "at", "by"), said=("dials",), since=5),
+    Kind(
+        "priors",
+        DialPrior,
+        ("names", "number"),
+        ("names", "number", "people", "mean", "within", "between", "organisations", "upto", "at"),
+        since=5,
+    ),
     Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
 )
 """The kinds stored as JSON only, apart from what people wrote."""

@@ -20,7 +20,7 @@ from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, 
 LAYOUT = 5
 """The version of these tables. From 3 on, a segment names the layout that its rows were written in, and a turn has the tool calls that were
 parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases and people's consents,
-and a turn has its own. From 5 on, there are rows about people who were forgotten, and dials that people set.
+and a turn has its own. From 5 on, there are rows about people who were forgotten, dials that people set, and priors of dials.
 """
 
 _LEASES = (
@@ -51,6 +51,7 @@ NUMBERS = {
     "alarms": 10,
     "bases": 11,
     "consents": 12,
+    "priors": 15,
     "forgotten": 13,
     "dials": 14,
 }

@@ -34,7 +34,8 @@ FORMAT = 5
 
 From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
 on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases
-and people's consents, and a turn has its own. From 5 on, there are rows about people who were forgotten, and dials that people set.
+and people's consents, and a turn has its own. From 5 on, there are rows about people who were forgotten, dials that people set, and
+priors of dials.
 """
 
 READABLE = frozenset({1, 2, 3, 4, 5})

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.core.arm_assignment import branch_of
 from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, Sampling
@@ -192,7 +193,8 @@ class Senders:
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
         assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
-        return Placement(slot=assignment.arm.value, assignment=assignment)
+        slot = branch_of(caller.tenant) if assignment.arm is Arm.BRANCH else assignment.arm.value
+        return Placement(slot=slot, assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:
         ends = asyncio.get_running_loop().time() + self._config.loading_wait_s
