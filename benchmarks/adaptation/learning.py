@@ -245,7 +245,7 @@ def course(
         if turn < max(at):
             waiting += _signals(turn, answers.features_NK, liked, delays, late=feedback == "late")
             for _, number, place, row, signal, reward in (each for each in waiting if each[0] <= turn):
-                states[number] = states[number].rate(place, row, signal, reward, flat, regression)
+                states[number] = states[number].rate(place, row.tolist(), signal, reward, flat, regression)
             waiting = [each for each in waiting if each[0] > turn]
     reset = float(np.mean([state.evidence(flat, regression).resets > 0 for state in states]))
     return Course(found, dials, worst, reset, early)

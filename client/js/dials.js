@@ -27,7 +27,7 @@ const TEXTS = {
   returned: (at) => `Begun anew on ${at.toLocaleDateString()}.`,
   failed: "This could not be saved; try again.",
   off: {
-    consent: "Your answers do not change, because you do not allow them to learn from you.",
+    consent: "Your answers do not change, because they may not learn from you.",
     holdout: "Your answers do not change at present; what you set here is kept.",
     tenant: "Your answers do not change here.",
     basis: "Your answers do not change until the new version of the model has been prepared.",
@@ -70,7 +70,7 @@ export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
       const reply = await fetch(this.getAttribute("src"), { method, headers, body: body && JSON.stringify(body) });
       const answer = await reply.json();
       if (reply.ok) told = answer;
-      else failure = answer?.error?.code === "dials_off" ? this.texts.off.consent : this.texts.failed;
+      else failure = answer?.error?.code === "dials_off" ? this.texts.off[this.#told?.off?.reason ?? "consent"] : this.texts.failed;
     } catch {
       failure = this.texts.failed;
     }

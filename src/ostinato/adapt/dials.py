@@ -346,7 +346,8 @@ class DialAdaptation:
             )
             return
         self._bases.pop(basis.weights, None)
-        self._bases[basis.weights], self._names = basis, basis.names
+        if basis.directions_KM.any():  # else every dial was dropped, and nobody's answers lean
+            self._bases[basis.weights], self._names = basis, basis.names
 
     def _rules_of(self, names: tuple[str, ...]) -> StateRules:
         config = self._config
@@ -361,6 +362,7 @@ class DialAdaptation:
                 most=config.violations.most,
                 strikes=config.violations.strikes,
                 holdout=config.holdout,
+                verified=self.verified_only,
             ),
             without=config.without,
         )

@@ -24,7 +24,7 @@ Attribute = Callable[[str, bool], float]
 
 TOKENS = 384
 """How many of the likeliest tokens a basis covers."""
-_LEAST_R2 = 0.02  # a direction that explains less of its attribute on other prompts gets no dial
+_LEAST_R2 = 0.02  # an attribute of which a direction explains less on other prompts, in either half, gets no dial
 _RIDGE = 0.1  # per answer, with features of unit variance
 _OUTLIER = 3.0  # standard deviations to which attributes are clipped
 _SMALLEST = 0.02  # added to a feature's standard deviation: tokens that hardly ever come get no weight
@@ -93,7 +93,7 @@ PROMPTS: tuple[str, ...] = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedBasis:
     """A basis and, for each attribute, the share of its variance within a prompt that its direction explained on prompts that were not
-    fitted to. Attributes below 2% have no dial.
+    fitted to. Attributes below 2% in either half have no dial.
 
     Example: ``FittedBasis(basis=basis, explained={"brief": 0.5, "bold": 0.0})``
     """
@@ -126,7 +126,7 @@ def fit_basis(
         prompts_N: the number of each answer's prompt, from 0; even ones judge what was fitted to odd ones, and odd ones the even.
         tokens_M: the steerable tokens.
         weights: the hash of the weights that answered.
-        names: the dials to make, of whatever is explained of them; one of which nothing is does nothing. None: those of which enough is.
+        names: the dials to make; one of which too little is explained does nothing. None: those of which enough is.
 
     Returns:
         Directions of which one unit changes the attribute by one standard deviation (within a prompt), for small dials.
@@ -147,7 +147,7 @@ def fit_basis(
         found_N = np.clip(found_N / deviation, -_OUTLIER, _OUTLIER)
         units_M, shares = zip(*(_judged(half, features_NM, found_N) for half in halves), strict=True)
         explained[name] = float(np.mean(shares))
-        if min(shares) > 0 and (explained[name] >= _LEAST_R2 or (names is not None and name in names)):
+        if min(shares) >= _LEAST_R2:  # a half of which less is explained has a unit that is mostly noise
             directions[name] = np.mean(units_M, 0).astype(np.float32)
     if not directions:
         raise BadConfig(

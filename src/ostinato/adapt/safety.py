@@ -104,11 +104,18 @@ def most_moved(basis: Basis, reach: DialReach, corners: Collection[Corner]) -> s
     return basis.names[int(np.argmax(squares_K * np.diag(reach.fisher_KK)))]
 
 
+def silenced(basis: Basis, dropped: Collection[str]) -> Basis:
+    """The basis with some dials that do nothing, under the same names."""
+    directions_KM = basis.directions_KM.copy()
+    directions_KM[[name in dropped for name in basis.names]] = 0.0
+    return Basis(basis.names, basis.tokens_M, directions_KM, basis.weights)
+
+
 def without_dials(basis: Basis, dropped: Collection[str]) -> Basis:
     """The basis without some dials: another hash, so that each turn tells by which it was steered. Without any, one that moves nothing."""
     kept = [number for number, name in enumerate(basis.names) if name not in dropped]
     if not kept:
-        return Basis(basis.names, basis.tokens_M, np.zeros_like(basis.directions_KM), basis.weights)
+        return silenced(basis, basis.names)
     return Basis(tuple(basis.names[k] for k in kept), basis.tokens_M, basis.directions_KM[kept], basis.weights)
 
 
@@ -118,6 +125,7 @@ def without_dials(basis: Basis, dropped: Collection[str]) -> Basis:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationRules:
     """What counts as a violation and what it costs (`adapt.config.ViolationsConfig`). `holdout`: the share of people who never lean.
+    `verified`: only people whose tenant proves who they are do.
 
     Example: ``ViolationRules(signals=frozenset({"reported"}), holdout=0.1)``
     """
@@ -127,13 +135,14 @@ class ViolationRules:
     most: float = 4.0
     strikes: int = 2
     holdout: float = 0.0
+    verified: bool = False
 
 
 class ViolationConstraint:
     """The Lagrange multiplier of a constraint on one tenant's people: where answers may lean, no more of them than the holdout's violate.
 
     Dual ascent: at every 16th answer that may lean, `multiplier` rises by `step` times the difference of the two groups' rates of about
-    their last thousand answers, and stays within 0 and `most`. A violation costs its person's regression `multiplier` of reward, as it was
+    the last thousand answers, and stays within 0 and `most`. A violation costs its person's regression `multiplier` of reward, as it was
     at the signal's place in the log.
 
     Example::
@@ -156,8 +165,9 @@ class ViolationConstraint:
 
     def answer(self, *, leans: bool) -> None:
         """Count an answer."""
-        self._answers[leans] = _KEPT * self._answers[leans] + 1.0
-        self._violations[leans] *= _KEPT
+        self._answers = [_KEPT * each for each in self._answers]
+        self._violations = [_KEPT * each for each in self._violations]
+        self._answers[leans] += 1.0
         self._until -= leans
         if self._until <= 0:
             self._until = _EVERY

@@ -103,16 +103,17 @@ class StateRules:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A steered answer: whose it was, under which key, its place among theirs, and its features. `leans` is false for one of the holdout's,
-    which has no features. `private`: only its person's own dials may learn from it.
+    """An answer that leaned, or might have: whose it was, under which key, and its place among theirs. `features` is None if it did not
+    lean, and () if it did and ratings of it teach nothing. `private`: only its person's own dials may learn from it. `leans`: on which
+    side of the constraint on violations it counts, None if on neither.
     """
 
     person: Person
     key: int | None
     place: int
-    features: tuple[float, ...]
-    leans: bool = True
-    private: bool = False
+    features: tuple[float, ...] | None
+    leans: bool | None
+    private: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class StateFold:
         self.resets = 0  # by the CUSUM, of everybody since the first row
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
+        self._fitted = set[str]()  # the weights, by hash, of which a basis is known
         self._early = self._none_early()
         self.moments = FeatureMoments(len(rules.names))
         self._constraints: dict[
@@ -213,12 +215,13 @@ class StateFold:
             for tenant, told in state["constraints"].items():
                 self.constraint(tenant).restore(told)
             self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
+            self._fitted = set(state["fitted"])
             self.resets = state["resets"]
             self._tenants = set(state["tenants"])
         # both are kept for ever, and not in the cache, which names nobody
         async for seq, row in self._log.read(0, {ConsentGiven, DialPrior}):
             if seq <= self.cursor and isinstance(row, ConsentGiven):
-                self._take_choice(row)
+                self._note_choice(row)  # what a refusal drops was dropped when the cache came to it
             elif seq <= self.cursor and isinstance(row, DialPrior):
                 self._take_prior(row)
 
@@ -237,6 +240,7 @@ class StateFold:
                     await self.save()
                 if isinstance(row, SteeringBasis):
                     self._bases[row.hash] = row.names
+                    self._fitted.add(row.weights)
                 elif isinstance(row, Turn):
                     self._take_turn(seq, row)
                 elif isinstance(row, Signal):
@@ -265,7 +269,12 @@ class StateFold:
             self._dirty, self._gone, self._writing = {}, set(), batch
             early = {**self._early.snapshot(), "time": self._early.time}
             constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
-            kept = {"moments": self.moments.state(), "bases": self._bases, "constraints": constraints}
+            kept = {
+                "moments": self.moments.state(),
+                "bases": self._bases,
+                "fitted": sorted(self._fitted),
+                "constraints": constraints,
+            }
             note = json.dumps(
                 {**early, "last": self._last, "resets": self.resets, "tenants": sorted(self._tenants), **kept}
             )
@@ -339,14 +348,17 @@ class StateFold:
 
     def _take_choice(self, choice: ConsentGiven) -> None:
         """Drop the state of a person who allows no dials any more; who allows them again begins anew."""
-        (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
-        if choice.level in (Consent.ADAPT, Consent.YES):
-            self._refusing.discard(choice.person)
+        self._note_choice(choice)
+        if choice.person not in self._refusing:
             return
-        self._refusing.add(choice.person)
         for known in (self._states, self._dirty):
             known.pop(choice.person, None)
         self._gone.add(choice.person)
+
+    def _note_choice(self, choice: ConsentGiven) -> None:
+        (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
+        allows = choice.level in (Consent.ADAPT, Consent.YES)
+        (self._refusing.discard if allows else self._refusing.add)(choice.person)
 
     def _take_dials(self, seq: Cursor, row: DialSet) -> None:
         """Set, clear or reset a person's dials, unless the person was forgotten since or allows none. Answers that are in the log by now
@@ -401,11 +413,12 @@ class StateFold:
         early = self._early.claim(turn.tenant, turn.id)
         if answer is None:
             return
-        if self._rules.violations.signals:
+        if answer.leans is not None:
             self.constraint(turn.tenant).answer(leans=answer.leans)
-        if turn.steered is not None:
+        if turn.steered is not None and answer.features is not None:
             self._tenants.add(turn.tenant)
-            self.moments.add(answer.features, turn.steered.tokens)
+            if answer.features:
+                self.moments.add(answer.features, turn.steered.tokens)
             state = self.state(answer.person)
             if state is not None:
                 self._put(answer.person, answer.key, state.spend(turn.steered.kl))
@@ -429,10 +442,11 @@ class StateFold:
 
     def _hear(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
         """Take in a signal about a known answer."""
-        if self._rules.violations.signals and (reward is None or reward < 0.0):
+        rates = reward is not None and reward >= 0.0
+        if answer.leans is not None and not rates:
             violates = reward is not None
             self.constraint(answer.person[0]).tell(_hashed(turn), signal, leans=answer.leans, violates=violates)
-        if answer.leans:
+        if answer.features or (answer.features is not None and not rates):
             self._rate(seq, answer, signal, reward)
 
     def _violates(self, signal: Signal) -> bool:
@@ -451,7 +465,8 @@ class StateFold:
         if self._cache.key(answer.person) != answer.key or answer.person in self._refusing:
             return  # the person was forgotten since, or allows no dials now
         state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
-        rated = state.rate(answer.place, answer.features, signal, reward, self._rules.prior, self._rules.regression)
+        features = answer.features or (0.0,) * len(self._rules.names)
+        rated = state.rate(answer.place, features, signal, reward, self._rules.prior, self._rules.regression)
         if rated is not state:
             rated = rated.struck(self._rules.violations.strikes)
             self.resets += _resets(rated) - _resets(state)
@@ -460,34 +475,48 @@ class StateFold:
 
     def _note(self, turn: Turn) -> _Answer | None:
         """What is remembered of a turn in the log."""
-        steered, answer = turn.steered, None
-        names = () if steered is None else self._bases.get(steered.basis, ())
-        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in self._rules.without
-        # the features' mean is 0 only for tokens drawn from the very distribution that they are of
-        allowed = allowed and turn.sampling.temperature > 0 and turn.sampling.top_p == 1
-        if steered is not None and steered.features and allowed and not set(self._rules.names).isdisjoint(names):
-            told = dict(zip(names, steered.features, strict=False))
-            features = tuple(told.get(name, 0.0) for name in self._rules.names)
-            private = turn.consent is not Consent.YES
-            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features, private=private)
-        elif self._compares(turn):
-            answer = _Answer(turn.person, None, 0, (), leans=False)
+        features, leans, answer = self._features(turn), self._side(turn), None
+        if features is not None or leans is not None:
+            key, private = self._cache.key(turn.person), turn.consent is not Consent.YES
+            answer = _Answer(turn.person, key, _place_of(turn), features, leans, private)
         self._answers[turn.id] = answer
         self._answers.move_to_end(turn.id)
         if len(self._answers) > _ANSWERS:
             self._answers.popitem(last=False)
         return answer
 
-    def _compares(self, turn: Turn) -> bool:
-        """True for an answer to somebody of the holdout that could have leaned otherwise."""
-        rules, sampling = self._rules.violations, turn.sampling
-        if not rules.signals or turn.steered is not None or not self._bases or turn.tenant in self._rules.without:
-            return False
-        if turn.arm is not Arm.LIVE or turn.purpose not in (Purpose.TASK, Purpose.SUBAGENT):
-            return False
-        if sampling.temperature == 0 or sampling.top_p < 1 or sampling.grammar:
-            return False
-        return turn.consent in (Consent.ADAPT, Consent.YES) and holdout_place(turn.person) < rules.holdout
+    def _features(self, turn: Turn) -> tuple[float, ...] | None:
+        """A steered answer's features by the present dials; () if ratings of it teach nothing, None if it counts for nobody's state."""
+        steered, rules = turn.steered, self._rules
+        names = () if steered is None else self._bases.get(steered.basis, ())
+        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in rules.without
+        if steered is None or not allowed or set(rules.names).isdisjoint(names):
+            return None
+        # the features' mean is 0 only for tokens drawn from the very distribution that they are of
+        if not steered.features or turn.sampling.temperature == 0 or turn.sampling.top_p < 1:
+            return ()
+        told = dict(zip(names, steered.features, strict=False))
+        return tuple(told.get(name, 0.0) for name in rules.names)
+
+    def _side(self, turn: Turn) -> bool | None:
+        """Whether an answer to this person may lean, false for the holdout's; None if answers of its kind never do. That is decided by
+        hash and kind alone, so that both sides are alike but for their dials (by intention to treat).
+        """
+        rules = self._rules.violations
+        kind = turn.purpose in (Purpose.TASK, Purpose.SUBAGENT) and not turn.sampling.grammar
+        kind = kind and (turn.verified or not rules.verified)
+        served = (
+            turn.arm.people and turn.arm is not Arm.CONTROL and self._fitted.intersection(v.hash for v in turn.versions)
+        )
+        if (
+            not rules.signals
+            or not kind
+            or not served
+            or turn.consent is Consent.NEVER
+            or turn.tenant in self._rules.without
+        ):
+            return None
+        return holdout_place(turn.person) >= rules.holdout
 
     # ------------------------------------------------------------ states
 

@@ -30,8 +30,8 @@ def fit(
     """Fit the dials' directions to the live version and write them to the run's log as a basis.
 
     The model answers the prompts itself, in this process; nothing that people wrote is read. An attribute that its direction explains by
-    less than 2% on other prompts gets no dial. A basis is for the version that it was fitted to: fit anew after a release. With
-    `adapt.safety.suite` it is tried as `ostinato adapt check` does before it is written.
+    less than 2% on other prompts, in either half of them, gets no dial. A basis is for the version that it was fitted to: fit anew after
+    a release. With `adapt.safety.suite` it is tried as `ostinato adapt check` does before it is written.
 
     For example: `ostinato adapt fit --prompts questions.txt --answers 32`
 
@@ -109,7 +109,7 @@ def status(*, json: Json = False, common: Common | None = None) -> None:
 
 @adapt.command
 def check(*, seed: int = 0, common: Common | None = None) -> None:
-    """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Ends with 1 if one fails.
+    """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Ends with 1 unless all are safe.
 
     The corners are each dial as far up and down as it goes, people drawn from the prior at twice its width, and the real people whose
     answers it moved most. Each is compared with the base model on the same prompts. A dial with more violations is dropped: a basis

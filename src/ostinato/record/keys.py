@@ -36,6 +36,7 @@ _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
 _CACHED = 20_000  # keys in memory; beyond it all are read again
 _WAIT_S = 5.0
+_BACK_S = 86_400.0  # until then, a key that somebody forgotten has again says nothing against telling of the erasure
 
 _SCHEMA = (
     "CREATE TABLE keys (id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, scope TEXT NOT NULL, secret BLOB, "
@@ -203,11 +204,17 @@ class KeyRing:
         return [turn for _, _, turn in scopes if turn is not None]
 
     def destroyed(self) -> list[tuple[int, Scope]]:
-        """The keys of tenants and users that were ever destroyed, with their numbers, oldest first. Raises Unavailable."""
-        query = "SELECT id, scope FROM keys WHERE secret IS NULL ORDER BY id"
+        """The keys of tenants and users that were ever destroyed, with their numbers, oldest first; but for those of who came back, and has
+        had a new one for a day. Raises Unavailable.
+        """
+        query = (
+            "SELECT id, scope FROM keys AS old WHERE secret IS NULL AND (forgotten_at > :since OR NOT EXISTS "
+            "(SELECT 1 FROM keys AS new WHERE new.scope = old.scope AND new.secret IS NOT NULL)) ORDER BY id"
+        )
+        since = {"since": self.clock() - _BACK_S}
         with self._lock:
             try:
-                rows = self._retried(lambda: self._db.execute(query).fetchall())
+                rows = self._retried(lambda: self._db.execute(query, since).fetchall())
             except driver.Error as error:
                 raise translate(error, self._path) from error
         scopes = ((number, Scope(*json.loads(scope))) for number, scope in rows)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.records import Advantages, Reward, Signal, Turn, TurnHint
+from ostinato.core.records import Advantages, Purpose, Reward, Signal, Turn, TurnHint
 from ostinato.core.samples import Sample
 from ostinato.core.seams import Log
 from ostinato.reward.config import RewardConfig
@@ -77,7 +77,9 @@ class HintSource:
         if not self._config.weight or not worse:
             return ()
         signals = await self._signals(worse)
-        following = {turn.parent: turn for turn in reversed(turns) if turn.parent is not None}
+        # what asks for a summary of the conversation is nobody's feedback
+        said = (turn for turn in reversed(turns) if turn.purpose in (Purpose.TASK, Purpose.SUBAGENT))
+        following = {turn.parent: turn for turn in said if turn.parent is not None}
         possible = [
             hint
             for turn in sorted(worse, key=lambda turn: means[turn.id])

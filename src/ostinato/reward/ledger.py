@@ -462,7 +462,8 @@ class TurnLedger:
             return
         self.refusing[row.person] = None
         for facts in [each.facts for each in (*self.open.values(), *self.matured.values())]:
-            if facts.hold is None and not facts.world and facts.person == row.person:
+            waits = facts.hold is None or self.to_hold.get(facts.id) == SIDE
+            if waits and not facts.world and facts.person == row.person:
                 self.to_hold[facts.id] = WITHDRAWN
 
     def _forget(self, row: Forgotten) -> None:

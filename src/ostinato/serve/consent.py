@@ -79,6 +79,7 @@ class ConsentChoices:
                     self._levels[row.person] = row.level, seq
                 elif isinstance(row, Forgotten):
                     self._forgotten(row)
+                    await asyncio.sleep(0)  # of many at once, calls are answered in between
             self._cursor = newest
 
     async def add(self, person: Person, level: Consent, at: float) -> bool:

@@ -76,9 +76,7 @@ class PersonDialHandlers:
         parts.quotas.count_events(who.tenant, 1)
         adaptation, person = self._person(exchange, who)
         async with self._in_time():
-            view = await self._view(adaptation, person)
-            if view.off not in _REFUSING:  # else nothing is kept of them
-                view = await self._record(adaptation, person, {})
+            view = await self._record(adaptation, person, {})
         await self._reply(exchange, person, view)
 
     def _person(self, exchange: Exchange, who: Principal) -> tuple[Adaptation, Person]:

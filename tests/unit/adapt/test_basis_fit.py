@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from ostinato.adapt.fit import ATTRIBUTES, PROMPTS, fit_basis, steerable
+from ostinato.adapt.safety import silenced
 from ostinato.core.errors import BadConfig
+from ostinato.core.steering import Basis
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.steering import mean_probabilities, score_features
 from ostinato.testing.tiny_engine import tiny_engine
@@ -96,3 +98,22 @@ def test_the_attributes_measure_what_they_are_named_after():
     }
     assert {name: measure("", False) for name, measure in ATTRIBUTES.items()} == dict.fromkeys(ATTRIBUTES, 0.0)
     assert len({*PROMPTS}) == len(PROMPTS) > 40
+
+
+def test_a_demanded_dial_that_is_noise_does_nothing():
+    """Its unit would be what it takes to move nothing."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        features, numbers = rng.standard_normal((400, 6)), np.arange(400) // 10
+        measured = {"liked": features[:, 0] + 0.3 * rng.standard_normal(400), "noise": rng.standard_normal(400)}
+        found = fit_basis(features, measured, numbers, np.arange(6), "w", names=("noise", "liked"))
+        assert found.basis.names == ("noise", "liked")
+        noise_M, liked_M = found.basis.directions_KM
+        assert np.abs(liked_M).max() > 0.5
+        assert np.abs(noise_M).max() <= 5.0 * (found.explained["noise"] >= 0.02)
+
+
+def test_a_dropped_dial_of_a_canary_keeps_its_name():
+    basis = Basis(("brief", "lists"), np.arange(3), np.ones((2, 3), np.float32), "w")
+    found = silenced(basis, ["brief"])
+    assert (found.names, found.directions_KM.tolist()) == (basis.names, [[0.0] * 3, [1.0] * 3])

@@ -291,6 +291,26 @@ async def test_who_takes_the_consent_back_has_no_state_and_begins_anew(tmp_path:
     assert len(state.recent) == 1, "what was said before does not count"
 
 
+async def test_who_agreed_again_after_a_refusal_keeps_what_they_have_since_over_a_restart(tmp_path: Path) -> None:
+    turn, cache = steered_turn("t:0", ANN, 60.0), cache_at(tmp_path)
+    refusal = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.NEVER, at=50.0)
+    agreed = replace(refusal, id="c2", level=Consent.YES, at=55.0)
+    log = await log_of([refusal, agreed, turn, about(turn, "s"), set_dials("1", ANN, 70.0, brief=0.5)])
+    fold = await folded(log, cache)
+    state = fold.state(ANN)
+    assert state is not None
+    await fold.save()
+    for _ in range(2):
+        again = await folded(log, cache)
+        found = again.state(ANN)
+        assert found is not None
+        assert found.pack() == state.pack()
+        other = steered_turn("o:0", ("acme", "bob"), 80.0)
+        await log.append(other, about(other, f"of bob {_}"))
+        await again.catch_up()
+        await again.save()
+
+
 def held(fold: StateFold, person: tuple[str, str] = ANN) -> dict[int, float]:
     state = fold.state(person)
     assert state is not None

@@ -17,6 +17,7 @@ from ostinato.adapt.state_fold import StateRules
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.records import Arm, SteeringBasis, Turn
 from ostinato.core.steering import Basis, Steered
+from ostinato.testing.log import MemoryLog
 
 HOLDOUT = 0.5
 VIOLATIONS = ViolationRules(signals=frozenset({"reported"}), step=1.0, most=4.0, strikes=0, holdout=HOLDOUT)
@@ -183,6 +184,44 @@ async def test_two_violations_return_a_person_to_the_prior_with_half_the_cap_and
     assert PersonState.unpack(state.pack()).strikes == 1
     assert state.reset(99).strikes == 1, "clearing one's dials clears no strike"
     assert adaptation.fold.constraint("bolt").rate(leans=True) == 0.0
+
+
+async def test_reports_of_answers_whose_ratings_teach_nothing_count_as_any(tmp_path):
+    """By a static bias, which tells no features, or sampled at temperature 0."""
+    rows, ann = [SteeringBasis.of(BASIS, at=1.0)], ("acme", "ann")
+    rules = replace(RULES, violations=replace(VIOLATIONS, strikes=2, holdout=0.0))
+    for number in range(3):
+        turn = steered_turn(f"t{number}:0", ann, 10.0 + number, basis=BASIS)
+        if number < 2:
+            turn = replace(turn, steered=replace(turn.steered, features=()))
+        else:
+            turn = replace(turn, sampling=replace(turn.sampling, temperature=0.0))
+        rows += [turn, about(turn, f"a{number}"), about(turn, f"v{number}", "reported")]
+    fold = await folded(await log_of(rows), cache_at(tmp_path), rules)
+    state = fold.state(ann)
+    assert (state.strikes, len(state.recent)) == (1, 1)
+    assert state.recent[0].signals[0][1] < 0.0, "the report alone, no rating"
+    assert state.nats == pytest.approx(0.5), "of what was known of them"
+    assert fold.constraint("acme").rate(leans=True) == pytest.approx(1.0, abs=0.01)
+
+
+async def test_both_sides_are_decided_by_hash_and_kind_alone(tmp_path):
+    """Whether an answer leaned says nothing of its side; and people whom nobody proved are on neither, if only proven ones have dials."""
+    away, here = replace(BASIS, weights="f" * 64), [LEANING[0], HELD_OUT[0]]
+    plain = [replace(steered_turn(f"p{k}:0", who, 10.0 + k), steered=None, arm=Arm.LIVE) for k, who in enumerate(here)]
+    for case, (rules, fitted, counted) in enumerate(
+        ((RULES, BASIS, 1.0), (RULES, away, 0.0), (proven(RULES), BASIS, 0.0))
+    ):
+        cache = cache_at(tmp_path / str(case))
+        log = MemoryLog()
+        await log.append(SteeringBasis.of(fitted, at=1.0), *plain)
+        fold = await folded(log, cache, rules)
+        sides = fold.constraint("acme").state()[1]
+        assert sides == pytest.approx([counted, counted], abs=0.01)
+
+
+def proven(rules):
+    return replace(rules, violations=replace(rules.violations, verified=True))
 
 
 @pytest.mark.parametrize(

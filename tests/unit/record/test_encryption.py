@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from record_rows import EVERY, collect, signal
 
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ParsedCall, Row, Signal, Turn
@@ -474,6 +475,27 @@ async def test_a_row_says_who_was_forgotten_once_for_each_key(tmp_path: Path):
         assert await log.note_forgotten() == 0
     with opened(tmp_path) as log:
         assert await log.note_forgotten() == 0
+
+
+async def test_who_came_back_long_ago_is_not_told_forgotten_by_a_later_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An earlier version wrote no rows: they are written of those who stayed away."""
+    with opened(tmp_path) as log:
+        await log.append(*ROWS)
+
+        async def none(*rows: Row) -> int:
+            return 0
+
+        monkeypatch.setattr(log, "append", none)
+        await log.forget("acme", "ann")
+        await log.forget("acme", "bob")
+        monkeypatch.undo()
+        await log.append(turn(7, "ann"))
+    config = RecordConfig(encrypt="user")
+    with SqlLog.open(tmp_path / "log", config=config, clock=lambda: wall_clock() + 2 * 86_400.0) as log:
+        await log.note_forgotten()
+        assert await told_gone(log) == [("acme", "bob")]
 
 
 @pytest.mark.parametrize("by", ["forget", "note_forgotten"])

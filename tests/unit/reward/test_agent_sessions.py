@@ -206,6 +206,19 @@ async def test_a_window_of_another_episode_or_tenant_says_nothing_about_a_side_c
     assert held == {side.id: "purpose:side"}
 
 
+async def test_a_withdrawal_counts_for_a_side_call_that_waits_whatever_is_agreed_to_later(log, now, open_desk):
+    look, side, after = windows(1)
+    refused = ConsentGiven(id="c1", tenant=side.tenant, user=side.user, level=Consent.AGGREGATE, at=20.0)
+    agreed = replace(refused, id="c2", level=Consent.YES, at=21.0)
+    desk = open_desk(log, partial(agent, window=WINDOW_S, silence=0.5), RewardConfig())
+    for row in (look, side, a_delivery(look, side), refused, agreed, after, a_delivery(after)):
+        await log.append(row)
+        await desk.poll()
+    now.at = 10.0 + len(STEPS) + WINDOW_S + 1
+    await desk.poll()
+    assert log.reasons(Holdback)[side.id] == "consent:withdrawn"
+
+
 async def test_a_side_call_that_was_a_compaction_is_held_back_where_compactions_are(log, now, open_desk):
     look, side, after = windows(1)
     rows = (look, side, a_delivery(look, side), after, a_delivery(after))

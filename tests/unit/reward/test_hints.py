@@ -5,7 +5,18 @@ from dataclasses import replace
 import pytest
 from benchmarks.reward.bad_turn import episodes_until_fixed, single
 
-from ostinato.core.records import Arm, Batch, Consent, PolicyVersion, Reward, RewardReach, Signal, Source, TurnHint
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Consent,
+    PolicyVersion,
+    Purpose,
+    Reward,
+    RewardReach,
+    Signal,
+    Source,
+    TurnHint,
+)
 from ostinato.core.verdicts import CLOSED, GRADED
 from ostinato.reward.config import HintsConfig, RewardConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
@@ -211,6 +222,15 @@ async def test_one_persons_hints_are_cut_as_their_turns_are(log, now, open_desk)
             mass[sample.turn.user] = mass.get(sample.turn.user, 0.0) + sum(sample.advantages)
     assert mass["b"] == pytest.approx(0.5 * 4)
     assert mass["a"] <= 0.4 / 0.6 * (mass["b"] + mass["c"] + mass["d"] + mass["e"]) + 1e-9
+
+
+async def test_the_request_for_a_summary_is_nobodys_feedback(log, now, open_desk):
+    turns = turns_of("abc")
+    asked = after(turns[1], "Summarise this.", purpose=Purpose.COMPACTION)
+    signals = [a_signal(turns[0], "accepted"), a_signal(turns[1], "tool_error"), a_signal(turns[2], "accepted")]
+    made, _ = await batch_of(log, now, open_desk, [*turns, asked], [*signals, a_signal(turns[1], "rejected")])
+    assert asked in [sample.turn for sample in made.samples]
+    assert hints(made) == {}
 
 
 @pytest.mark.parametrize("kind", ["comment", "following"])

@@ -203,6 +203,15 @@ async def test_a_repeat_gives_the_same_summary_and_answer_and_samples_nothing(st
         assert len(log.turns()) == 3
 
 
+async def test_a_repeat_of_a_clients_own_summary_is_that_and_no_summary_within_a_call():
+    own = {"idempotency-key": "k", "x-ostinato-purpose": "compaction"}
+    async with world(engine=said_in_turn(SAID, "Another."), **LOW) as w:
+        first, again = [await shown(w, COMPACT, **own) for _ in range(2)]
+        assert [part["type"] for part in first["content"]] == ["text"]
+        assert (again["content"], again["id"]) == (first["content"], first["id"])
+        assert len(w.log.turns()) == 1
+
+
 @pytest.mark.parametrize("left", [1, 2, 3, 4])
 async def test_a_repeat_after_a_crash_goes_on_with_what_is_in_the_log(left):
     log, cut, key = MemoryLog(), MemoryLog(), {"idempotency-key": "k"}

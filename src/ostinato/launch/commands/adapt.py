@@ -17,6 +17,7 @@ from rich.table import Table
 from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
+from ostinato.adapt.safety import silenced
 from ostinato.app.dials import BasisCheck, Safety, Told, check_live, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
@@ -57,7 +58,8 @@ async def fit(
             with _progress() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
             _show(checked, config.adapt.safety.margin, console)
-            basis = checked.kept
+            # one for another version than the live one keeps its dials, or those of the live one would be others than people's
+            basis = checked.kept if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
     console.print(
         f"basis {basis.hash} of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}, is in the log",

@@ -285,10 +285,11 @@ async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
     told = None
     while True:
         await asyncio.sleep(_SPREAD_S)
-        found = await adaptation.spread()
-        if found is not None and found != told:
-            progress.dials(found)
-            told = found
+        with contextlib.suppress(OstinatoError):  # keys or states that cannot be read for a while stop nothing
+            found = await adaptation.spread()
+            if found is not None and found != told:
+                progress.dials(found)
+                told = found
 
 
 def _longest_s(config: Config) -> float:

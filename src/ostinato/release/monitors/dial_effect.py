@@ -163,7 +163,8 @@ class DialTally:
                 people.drop((row.tenant, repr(holdout_place((row.tenant, row.user)))))
 
     def _could_lean(self, turn: Turn) -> bool:
-        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and (turn.verified or self._declared)
+        # who withdraws the consent to dials still counts: that may be what dials did
+        allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
         asked = turn.purpose in _STEERABLE and not turn.sampling.grammar and turn.user != ANONYMOUS
         served = turn.arm.people and turn.arm not in _UNSTEERED
         return allowed and asked and served and any(version.hash in self.bases for version in turn.versions)

@@ -264,6 +264,11 @@ class CallHandlers:
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._prompts.ask(asked), dict[str, OutsideFailed]()
+        if (
+            attempt.turns and question.purpose is Purpose.COMPACTION
+        ):  # the summary is the client's own, and all of the answer
+            await self._repeat(asked, attempt.turns)
+            return
         if await self._is_full(asked, question) or attempt.turns:
             shorter = await self._shortened(asked, attempt, question)
             if shorter is None:

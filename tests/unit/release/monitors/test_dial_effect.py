@@ -110,7 +110,7 @@ def test_who_rated_and_leans_is_not_who_is_compared():
         {"purpose": Purpose.SIDE},
         {"user": "anonymous"},
         {"verified": False},
-        {"consent": Consent.AGGREGATE},
+        {"consent": Consent.NEVER},
         {"sampling": replace(TURN.sampling, grammar="start: /a/")},
         {"spans": ()},
     ],
@@ -121,6 +121,11 @@ def test_a_turn_that_no_dial_could_have_steered_does_not_count(change):
     assert tally.turn(replace(TURN, **change)) is None
     assert tally.effect(SHARE) is None
     assert tally.turn(TURN) is not None
+
+
+def test_who_withdraws_the_consent_to_dials_stays_on_their_side():
+    tally = fitted()
+    assert tally.turn(replace(TURN, consent=Consent.AGGREGATE)) is not None
 
 
 def test_turns_before_the_first_basis_and_of_versions_without_one_do_not_count():
