@@ -72,7 +72,6 @@ async def test_what_is_spent_of_the_priors_privacy_budget_is_told(tmp_path):
     assert (
         "epsilon 2.000 of 2 (delta 1e-06) spent in 365 days, by 1 of 4 releases; 1 more without noise" in await told()
     )
-    assert "privacy" not in look(load(None, [ON, "adapt.users=declared", f"run.directory='{tmp_path}'"]))
 
 
 def test_what_vllm_cannot_do_is_told():
