@@ -107,6 +107,7 @@ PRIOR = DialPrior(
     organisations={"acme": (31.0, 0.1, 0.5)},
     upto=7,
     at=92.0,
+    sigma=16.1,
 )
 GONE = Forgotten(id="forgotten-tenant-7", tenant="acme", user=None, key=7, at=92.0)
 ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE, SET, PRIOR, GONE]

@@ -204,6 +204,7 @@ priors = st.builds(
     organisations=st.dictionaries(text, number_lists, max_size=3),
     upto=st.integers(0, 2**62),
     at=real,
+    sigma=real,
 )
 rows = st.one_of(
     turns,

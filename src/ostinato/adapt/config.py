@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+_LEAST_EPSILON = 0.001
+
 
 class ResetConfig(BaseModel, frozen=True, extra="forbid"):
     """When a person whose wishes have changed begins anew."""
@@ -78,6 +80,45 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
         lt=0.5,
         description="The probability that a basis with one corner beyond the margin passes (Bonferroni over all corners).",
     )
+
+
+class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
+    """Differential privacy of the prior: how much it may tell of anybody whose ratings are in it."""
+
+    epsilon: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="The privacy loss that all priors of any 365 days may have together, at least 0.001. Once it is spent, the last prior "
+        "stays in use. 0: priors have no noise.",
+    )
+    delta: float = Field(
+        default=1e-6,
+        ge=1e-30,
+        lt=1,
+        description="The probability with which more may be told. No prior is released unless it is below 1 in the number of people.",
+    )
+    clip: float = Field(
+        default=0.3,
+        gt=0,
+        le=10,
+        description="The length to which a person's slopes are shortened, in reward for one unit of the features. Noise grows with it.",
+    )
+    releases: int = Field(
+        default=52,
+        ge=1,
+        le=10_000,
+        description="Equal parts that `epsilon` is spent in: priors of 365 days, which lie that long over `releases` apart, or "
+        "`adapt.prior_every_s` if that is longer. The fewer, the less noise has each.",
+    )
+
+    @model_validator(mode="after")
+    def _check_epsilon(self) -> PrivacyConfig:
+        if 0 < self.epsilon < _LEAST_EPSILON:
+            raise ValueError(
+                f"adapt.privacy.epsilon = {self.epsilon:g} leaves nothing but noise; set it to {_LEAST_EPSILON} or more, or to 0 for none"
+            )
+        return self
 
 
 class TenantAdaptConfig(BaseModel, frozen=True, extra="forbid"):
@@ -156,6 +197,9 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         description="The most that one tenant's people weigh in the shared prior, as a share of all, unless they are fewer than "
         "`prior_people`: what a tenant can do to the others' prior.",
     )
+    privacy: PrivacyConfig = Field(
+        default=PrivacyConfig(), description="Differential privacy of what people begin with."
+    )
     violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings may not teach.")
     safety: SafetyConfig = Field(default=SafetyConfig(), description="How the dials of a basis are red-teamed.")
     most_states: int = Field(
@@ -183,5 +227,10 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         if named and not self.holdout:
             raise ValueError(
                 "adapt.violations compares with the holdout, and adapt.holdout is 0; set it above, such as 0.1"
+            )
+        if named and self.privacy.epsilon:
+            raise ValueError(
+                "adapt.privacy.epsilon cannot be kept with adapt.violations.signals: what one person reports changes what others' ratings "
+                "say, which no noise on the prior covers; leave one of them unset"
             )
         return self

@@ -13,15 +13,16 @@ import numpy as np
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Prior, Regression, names_hash
 from ostinato.adapt.prior import FEWEST, Organisation, Population, flat_prior
+from ostinato.adapt.privacy import PrivacyBudget, release_prior, within_year
 from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
 from ostinato.adapt.view import person_view
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
 from ostinato.core.records import Consent, Person, SteeringBasis
 from ostinato.core.seams import Clock, Cursor, PersonCache
-from ostinato.core.steering import Basis, NotSteered, PersonView, Steering
+from ostinato.core.steering import Basis, DialPrior, NotSteered, PersonView, Steering
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class DialAdaptation:
         self._waiting: list[asyncio.Future[None]] = []  # those who wait until what is in the log now was taken in
         self._running: asyncio.Task[None] | None = None
         self._troubled = False
+        self._refused: type[OstinatoError] | None = None  # why no private prior was released, as was told
 
     async def start(self) -> None:
         """Begin to follow the log."""
@@ -126,7 +128,7 @@ class DialAdaptation:
         """What is believed of a tenant's people before they have rated. Only once a basis is known."""
         assert self.fold is not None
         assert self._rules is not None
-        if self._config.prior == "flat":
+        if prior_in_force(self.fold.prior_row, self._config) is None:
             return self._rules.prior
         population = self.fold.population
         return population.of(tenant) if self._level(tenant) == "own" else population.shared
@@ -259,33 +261,67 @@ class DialAdaptation:
 
         Of several gateways that do so at once, the first to write counts. True if something was written. Raises StorageFull, Unavailable.
         """
-        fold, now = self.fold, self._clock()
+        fold, now, budget = self.fold, self._clock(), PrivacyBudget.of(self._config.privacy)
         if fold is None or self._config.prior == "flat":
             return False
-        last = fold.prior_row
-        if last is not None and abs(now - last.at) < self._config.prior_every_s:
+        last, every_s = prior_in_force(fold.prior_row, self._config), self._config.prior_every_s
+        if last is not None and abs(now - last.at) < (max(every_s, budget.spacing_s) if budget else every_s):
             return False
-        upto, population = fold.cursor, await self._fit(fold)
-        if last is None and not population.people and not population.organisations:
+        # the number is of what was known of the budget: if another gateway has spent of it meanwhile, it has the number too
+        number, upto, sigma = fold.numbered + 1, fold.cursor, 0.0
+        try:
+            if budget is not None:
+                sigma = budget.next_sigma([each for each in within_year(fold.priors, now) if each])
+        except Unavailable as error:
+            return self._refuse(error)
+        try:
+            population = await self._fit(fold, budget, sigma)
+        except BadConfig as error:
+            return self._refuse(error)
+        # with noise, one is written whether anybody has rated or not: else its being there would tell
+        if last is None and budget is None and not population.people and not population.organisations:
             return False
-        number = 1 if last is None else last.number + 1
-        await self._log.append(population.row(names=names_hash(self._names), number=number, upto=upto, at=now))
+        row = population.row(names=names_hash(self._names), number=number, upto=upto, at=now)
+        await self._log.append(replace(row, sigma=sigma))
+        self._refused = None
         return True
 
-    async def _fit(self, fold: StateFold) -> Population:
-        """Tenant by tenant, so that the people of one are in memory at a time."""
-        config, dials = self._config, len(self._names)
+    async def _fit(self, fold: StateFold, budget: PrivacyBudget | None, sigma: float) -> Population:
+        """Tenant by tenant, so that the people of one are in memory at a time. With a budget, each tenant's prior has noise of `sigma`: a
+        person is of one tenant, so that all of them together tell as much of anybody as one. Raises BadConfig for more people than the
+        budget's delta is for.
+        """
+        config, dials, people = self._config, len(self._names), 0
         agreed = [tenant for tenant in fold.tenants if self._consent(tenant) is Consent.YES]
+        # who is among the newest thousand depends on everybody
+        most = _FITTED if budget is None else config.most_states
 
         async def fitted(tenant: str) -> Organisation:
-            people = await fold.evidence(tenant, _FITTED)
-            return await asyncio.to_thread(Organisation.fit, people, dials)
+            nonlocal people
+            told = await fold.evidence(tenant, most)
+            people += len(told)
+            if budget is None:
+                return await asyncio.to_thread(Organisation.fit, told, dials)
+            budget.check(people)
+            if self._cache.count(tenant) >= most:  # one person's rating makes another's forgotten: none is told of
+                _LOG.warning(
+                    "No prior is fitted to the people of %s, who are %d or more: raise adapt.most_states", tenant, most
+                )
+                return Organisation(0, flat_prior(dials))
+            return await asyncio.to_thread(release_prior, told, dials, clip=config.privacy.clip, sigma=sigma)
 
         shared = [await fitted(tenant) for tenant in agreed if self._level(tenant) == "shared"]
         pooled = Population.pool(shared, dials, least=config.prior_people, share=config.prior_share)
         own = {tenant: await fitted(tenant) for tenant in agreed if self._level(tenant) == "own"}
         levels = {tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= FEWEST}
         return replace(pooled, organisations=levels)
+
+    def _refuse(self, error: OstinatoError) -> bool:
+        """Say once why no prior is released."""
+        if self._refused is not type(error):
+            _LOG.warning("No prior of dials is released: %s", error)
+        self._refused = type(error)
+        return False
 
     def _know(self, row: SteeringBasis) -> None:
         try:
@@ -335,6 +371,13 @@ class DialAdaptation:
         if not self._troubled:
             _LOG.warning("Answers lean by what was known before, or not at all: %s", error)
         self._troubled = True
+
+
+def prior_in_force(newest: DialPrior | None, config: AdaptConfig) -> DialPrior | None:
+    """The newest prior, unless people begin with a flat one, or it has no noise where they were promised some."""
+    if newest is None or config.prior == "flat" or (config.privacy.epsilon and not newest.sigma):
+        return None
+    return newest
 
 
 def _report(running: asyncio.Task[None]) -> None:

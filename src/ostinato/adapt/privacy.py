@@ -18,10 +18,13 @@ from random import SystemRandom
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinato.adapt.config import PrivacyConfig
 from ostinato.adapt.learner import Evidence, Floats, Prior
-from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.prior import Organisation, flat_prior
 from ostinato.core.errors import BadConfig, Unavailable
 
+YEAR_S = 365 * 86_400.0
+"""The time, in seconds, that a budget is for."""
 GRID = 1 << 20
 """What the largest slopes that count, those of norm `clip`, are on the grid."""
 Grid = NDArray[np.int64]
@@ -81,7 +84,7 @@ def composed_sigma(sigmas: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyBudget:
-    """The (epsilon, delta) that all releases of a year may spend, in so many equal parts.
+    """The (epsilon, delta) that all releases of any 365 days may spend, in so many equal parts.
 
     Example: ``PrivacyBudget(epsilon=2.0, delta=1e-6, releases=52).next_sigma(sigmas_of_this_year)``
     """
@@ -89,6 +92,13 @@ class PrivacyBudget:
     epsilon: float
     delta: float
     releases: int
+
+    @classmethod
+    def of(cls, config: PrivacyConfig) -> PrivacyBudget | None:
+        """That of these settings; None without one."""
+        if not config.epsilon:
+            return None
+        return cls(epsilon=config.epsilon, delta=config.delta, releases=config.releases)
 
     def spent(self, earlier: Sequence[float]) -> float:
         """The epsilon, at the budget's delta, of releases with these noise multipliers together."""
@@ -106,13 +116,47 @@ class PrivacyBudget:
         """The noise multiplier of another release after those with these. Raises Unavailable if the year's budget does not suffice."""
         whole = gaussian_sigma(self.epsilon, self.delta)
         each = whole * math.sqrt(self.releases)
-        if composed_sigma([*earlier, each]) < whole * (1 - 1e-9):
+        if not composed_sigma([*earlier, each]) >= whole * (1 - 1e-9):
             raise Unavailable(
                 f"{len(earlier)} releases of the prior have spent epsilon {self.spent(earlier):.3f} of adapt.privacy.epsilon = "
                 f"{self.epsilon} within a year, and another would exceed it; the last prior stays in use. Wait until the oldest is a "
                 "year old, or raise the budget, which weakens what people were promised"
             )
         return each
+
+    @property
+    def spacing_s(self) -> float:
+        """Seconds between two releases that last a year."""
+        return YEAR_S / self.releases
+
+    def state(self, priors: Iterable[tuple[float, float]], now: float) -> dict[str, float]:
+        """What these priors, as times and noise multipliers, have spent at `now`, as JSON's types. `without_noise`: priors of the same 365
+        days that no budget covers.
+        """
+        recent = within_year(priors, now)
+        noised = [sigma for sigma in recent if sigma]
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "releases": self.releases,
+            "spent": self.spent(noised),
+            "released": len(noised),
+            "without_noise": len(recent) - len(noised),
+        }
+
+    def words(self, priors: Iterable[tuple[float, float]], now: float) -> str:
+        """`state` for people."""
+        told = self.state(priors, now)
+        bare = f"; {told['without_noise']} more without noise, which no budget covers" if told["without_noise"] else ""
+        return (
+            f"epsilon {told['spent']:.3f} of {self.epsilon:g} (delta {self.delta:g}) spent in 365 days, by {told['released']} of "
+            f"{self.releases} releases{bare}"
+        )
+
+
+def within_year(priors: Iterable[tuple[float, float]], now: float) -> list[float]:
+    """The noise multipliers of those priors, as times and noise multipliers, that a budget counts at `now`. Those in the future count."""
+    return [sigma for at, sigma in priors if now - at < YEAR_S]
 
 
 def _check_delta(delta: float) -> None:
@@ -136,15 +180,6 @@ def _bisect(holds: Callable[[float], bool], least: float, most: float) -> float:
 
 
 # ---------------------------------------------------------------- release
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PriorRelease:
-    """A prior that may be published, the number of people behind it, which is noised too, and the noise multiplier of both."""
-
-    prior: Prior
-    people: float
-    sigma: float
 
 
 def contribution(person: Evidence, clip: float) -> Grid:
@@ -205,18 +240,15 @@ def prior_of(total_P: Grid, clip: float) -> tuple[Prior, float]:
     return Prior.of(slopes_K, (spread_KK + spread_KK.T) / 2), people
 
 
-def release_prior(
-    people: Sequence[Evidence], dials: int, *, clip: float, budget: PrivacyBudget, earlier: Sequence[float]
-) -> PriorRelease:
-    """The prior of these people, released within a year's budget of which releases with the noise multipliers `earlier` are spent.
+def release_prior(people: Iterable[Evidence], dials: int, *, clip: float, sigma: float) -> Organisation:
+    """The prior of an organisation's people, released with this noise multiplier.
 
-    Raises BadConfig if delta is not below 1 / people, at which a mechanism might publish one of them whole; Unavailable if the budget
-    does not suffice.
+    Its number of people is how many would tell as much of a dial's mean without noise, by the flat prior's variance: the noised count, less
+    what the noise takes. So an organisation that is small for its noise weighs little among others, and has no level of its own.
     """
-    budget.check(len(people))
-    sigma = budget.next_sigma(earlier)
     prior, counted = prior_of(noised(total_contribution(people, dials, clip), sigma), clip)
-    return PriorRelease(prior, counted, sigma)
+    noise = (sigma * math.sqrt(2) * clip) ** 2 / float(flat_prior(dials).covariance_DD[0, 0])
+    return Organisation(int(counted / (1 + noise / counted)), prior)
 
 
 def _on_grid(vector: Floats, unit: float) -> Grid:

@@ -185,6 +185,8 @@ class StateFold:
         self._tenants = set[str]()  # of steered turns
         self.population = Population.flat(len(rules.names))  # what the newest prior says
         self.prior_row: DialPrior | None = None  # its row
+        self.priors = list[tuple[float, float]]()  # of any dials: when each was written, and its noise multiplier
+        self.numbered = 0  # the newest prior's number
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self.resets = 0  # by the CUSUM, of everybody since the first row
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
@@ -216,9 +218,8 @@ class StateFold:
             self._fitted = set(state["fitted"])
             self.resets = state["resets"]
             self._tenants = set(state["tenants"])
-        async for seq, row in self._log.read(
-            0, {ConsentGiven, DialPrior}
-        ):  # choices are kept for ever, and not in the cache, which names nobody
+        # both are kept for ever, and not in the cache, which names nobody
+        async for seq, row in self._log.read(0, {ConsentGiven, DialPrior}):
             if seq <= self.cursor and isinstance(row, ConsentGiven):
                 self._note_choice(row)  # what a refusal drops was dropped when the cache came to it
             elif seq <= self.cursor and isinstance(row, DialPrior):
@@ -384,7 +385,9 @@ class StateFold:
         self._put(person, self._cache.key(person), replace(state, cursor=seq))
 
     def _take_prior(self, row: DialPrior) -> None:
-        """The newest prior of these dials counts, from its place in the log on."""
+        """The newest prior of these dials counts, from its place in the log on. Those of other dials have spent privacy all the same."""
+        self.priors.append((row.at, row.sigma))
+        self.numbered = max(self.numbered, row.number)
         if row.names != self._names:
             return
         try:

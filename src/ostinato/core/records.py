@@ -686,4 +686,4 @@ def identity(row: Row) -> Identity:
         case SteeringBasis():
             return (row.hash,)
         case DialPrior():
-            return (row.names, row.number)
+            return (row.number,)

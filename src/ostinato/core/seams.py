@@ -171,6 +171,10 @@ class PersonCache(Protocol):
         """
         ...
 
+    def count(self, tenant: str) -> int:
+        """How many people of a tenant have a value. Raises Unavailable."""
+        ...
+
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
         """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
 

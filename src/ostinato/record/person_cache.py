@@ -156,9 +156,12 @@ class SqlPersonCache:
             raise translate(error, self._path) from error
 
     def count(self, tenant: str) -> int:
-        """How many people of a tenant have a value."""
+        """How many people of a tenant have a value. Raises Unavailable."""
         query = "SELECT count(*) FROM people WHERE tenant = ?"
-        return self._read.execute(query, (self._places((tenant, ""))[0],)).fetchone()[0]
+        try:
+            return self._read.execute(query, (self._places((tenant, ""))[0],)).fetchone()[0]
+        except driver.Error as error:
+            raise translate(error, self._path) from error
 
     # ------------------------------------------------------------ rows
 

@@ -1,20 +1,27 @@
-"""The accountant against dp-accounting's, the sensitivity of what is released, the year's budget, and the noise."""
+"""The accountant against dp-accounting's, the sensitivity of what is released, the noise, the year's budget, and gateways that keep it."""
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from benchmarks.adaptation.membership import membership
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.adapt.people import BASIS
+from tests.unit.adapt.test_fitted_prior import CONFIG, CROWD, NEW, OTHERS, Gateway, log_with, priors, rated
 from tests.unit.adapt.test_prior import DIALS, MEAN, people
 
+from ostinato.adapt import dials
+from ostinato.adapt.config import AdaptConfig, TenantAdaptConfig
 from ostinato.adapt.learner import Evidence
 from ostinato.adapt.prior import fit_prior, flat_prior
 from ostinato.adapt.privacy import (
     GRID,
+    YEAR_S,
     PrivacyBudget,
     composed_sigma,
     contribution,
@@ -25,8 +32,12 @@ from ostinato.adapt.privacy import (
     prior_of,
     release_prior,
     total_contribution,
+    within_year,
 )
 from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.records import Person, SteeringBasis
+from ostinato.record.config import RecordConfig
+from ostinato.record.log import SqlLog
 
 CLIP = 0.3
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-6, releases=4)
@@ -139,10 +150,20 @@ def test_noise_is_the_operating_systems_and_no_seed_repeats_it() -> None:
     for _ in range(2):
         random.seed(0)
         np.random.seed(0)
-        one = release_prior(told, DIALS, clip=CLIP, budget=BUDGET, earlier=[])
-        found.append(one.prior.mean_D.tobytes())
-        assert one.sigma == gaussian_sigma(2.0, 1e-6) * 2
+        found.append(release_prior(told, DIALS, clip=CLIP, sigma=2.0).prior.mean_D.tobytes())
     assert found[0] != found[1]
+
+
+def test_an_organisation_counts_for_as_many_people_as_tell_as_much_without_noise() -> None:
+    """By the variance of a dial's mean: the flat prior's over so many people, or over these and the noise's beside it."""
+    told = people(25, MEAN, ratings=10) * 40
+    sigma, width = 5.0, float(flat_prior(DIALS).covariance_DD[0, 0])
+    expected = width / (width / 1000 + (sigma * math.sqrt(2) * CLIP / 1000) ** 2)
+    found = [release_prior(told, DIALS, clip=CLIP, sigma=sigma).people for _ in range(5)]
+    assert expected == pytest.approx(400, abs=1)
+    assert np.median(found) == pytest.approx(expected, abs=120)
+    assert release_prior(told, DIALS, clip=CLIP, sigma=0.0).people == 1000
+    assert release_prior(told[:10], DIALS, clip=CLIP, sigma=50.0).people < 20
 
 
 def test_the_order_of_people_changes_no_bit_of_the_sum() -> None:
@@ -164,15 +185,28 @@ def test_a_published_prior_tells_who_was_in_it_without_noise_and_hardly_with_it(
 
 
 def test_the_releases_of_a_year_spend_the_budget_exactly_and_one_more_is_refused() -> None:
-    told, earlier, spent = people(2, MEAN), list[float](), list[float]()
+    earlier, spent = list[float](), list[float]()
     for _ in range(4):
-        earlier.append(release_prior(told, DIALS, clip=CLIP, budget=BUDGET, earlier=earlier).sigma)
+        earlier.append(BUDGET.next_sigma(earlier))
         spent.append(BUDGET.spent(earlier))
+    assert earlier == [gaussian_sigma(2.0, 1e-6) * 2] * 4
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(2.0, rel=1e-6)
     with pytest.raises(Unavailable, match=r"adapt\.privacy\.epsilon = 2\.0"):
-        release_prior(told, DIALS, clip=CLIP, budget=BUDGET, earlier=earlier)
-    assert release_prior(told, DIALS, clip=CLIP, budget=BUDGET, earlier=earlier[1:]).sigma == earlier[0]
+        BUDGET.next_sigma(earlier)
+    assert BUDGET.next_sigma(earlier[1:]) == earlier[0]
+    with pytest.raises(Unavailable):
+        BUDGET.next_sigma([math.nan])
+
+
+def test_priors_count_for_365_days_and_as_long_as_they_are_in_the_future() -> None:
+    """A clock that went back gives no budget back."""
+    told = [(0.0, 1.0), (10.0, 2.0), (9 * YEAR_S, 3.0)]
+    assert within_year(told, YEAR_S - 0.1) == [1.0, 2.0, 3.0]
+    assert within_year(told, YEAR_S) == [2.0, 3.0]
+    assert BUDGET.words([*told, (20.0, 0.0)], 30.0).endswith(
+        "by 3 of 4 releases; 1 more without noise, which no budget covers"
+    )
 
 
 def test_fewer_releases_have_less_noise_and_those_of_before_still_count() -> None:
@@ -183,7 +217,211 @@ def test_fewer_releases_have_less_noise_and_those_of_before_still_count() -> Non
 
 
 def test_delta_must_be_below_one_in_the_number_of_people() -> None:
-    told = people(2, MEAN)
     with pytest.raises(BadConfig, match=r"adapt\.privacy\.delta = 0\.5 is not below 1 in 2"):
-        release_prior(told, DIALS, clip=CLIP, budget=replace(BUDGET, delta=0.5), earlier=[])
-    release_prior(told, DIALS, clip=CLIP, budget=replace(BUDGET, delta=0.49), earlier=[])
+        replace(BUDGET, delta=0.5).check(2)
+    replace(BUDGET, delta=0.49).check(2)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"privacy": {"epsilon": 1e-9}}, r"adapt\.privacy\.epsilon = 1e-09 leaves nothing but noise"),
+        (
+            {"privacy": {"epsilon": 1.0}, "violations": {"signals": ["reported"]}},
+            r"adapt\.privacy\.epsilon cannot be kept with adapt\.violations\.signals",
+        ),
+    ],
+)
+def test_settings_whose_promise_could_not_be_kept_are_refused(more: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdaptConfig.model_validate(more)
+
+
+# ---------------------------------------------------------------- gateways
+
+
+def private(
+    epsilon: float, *, releases: int = 1, delta: float = 1e-6, every_s: float = 60.0, **more: object
+) -> AdaptConfig:
+    privacy = {"epsilon": epsilon, "delta": delta, "releases": releases}
+    given = {"mode": "dials", "users": "declared", "holdout": 0.0, "prior_people": 20, "prior_every_s": every_s}
+    return AdaptConfig.model_validate({**given, "privacy": privacy, **more})
+
+
+async def sums_that_are_noised(
+    rows: Sequence[Person], directory: Path, config: AdaptConfig, monkeypatch: pytest.MonkeyPatch
+) -> list[np.ndarray]:
+    """The sums that a gateway adds noise to, tenant by tenant, for people who have rated."""
+    found = list[np.ndarray]()
+
+    def watched(total_P: np.ndarray, sigma: float) -> np.ndarray:
+        assert sigma == gaussian_sigma(config.privacy.epsilon, config.privacy.delta) * math.sqrt(
+            config.privacy.releases
+        )
+        found.append(total_P)
+        return noised(total_P, sigma)
+
+    monkeypatch.setattr("ostinato.adapt.privacy.noised", watched)
+    assert await Gateway(await log_with(rated(rows, ratings=10)), directory, config).refit()
+    return found
+
+
+@pytest.mark.parametrize("level", ["shared", "own"])
+async def test_a_person_moves_one_tenants_sum_by_its_sensitivity_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """All that a prior is made of are these sums, noised. Whoever is beyond the newest thousand counts, too."""
+    monkeypatch.setattr(dials, "_FITTED", 5)
+    config = private(2.0, releases=52, tenants={"bolt": TenantAdaptConfig(prior=level)})  # type: ignore[arg-type]
+    whole = await sums_that_are_noised([*CROWD, *OTHERS], tmp_path / "all", config, monkeypatch)
+    fewer = await sums_that_are_noised([*CROWD, *OTHERS[1:]], tmp_path / "fewer", config, monkeypatch)
+    moved = [squared(one - other) for one, other in zip(whole, fewer, strict=True)]
+    assert len(whole) == 2
+    assert sorted(moved)[0] == 0
+    assert 0 < sorted(moved)[1] <= 2 * GRID**2
+    assert {int(total_P[-1]) for total_P in whole} == {24 * GRID // 4}
+
+
+async def test_a_gateways_prior_is_what_people_said_with_little_noise_and_nothing_with_much(tmp_path: Path) -> None:
+    for number, epsilon in enumerate((100.0, 0.01)):
+        log = await log_with(rated(CROWD, ratings=10))
+        gateway = Gateway(log, tmp_path / str(number), private(epsilon))
+        assert await gateway.refit()
+        (row,) = priors(log)
+        assert row.sigma == gaussian_sigma(epsilon, 1e-6)
+        assert (row.people > 20, gateway.leans() != (0.0, 0.0, 0.0)) == (epsilon == 100.0,) * 2
+        if row.people:
+            assert gateway.leans()[0] > 0.3
+            assert gateway.leans()[1] < -0.3
+
+
+async def test_an_organisations_own_level_has_noise_too(tmp_path: Path) -> None:
+    found = set[tuple[float, ...]]()
+    for number in range(2):
+        log = await log_with([*rated(CROWD, ratings=10), *rated(OTHERS, (-1.0, 0.0, 1.0), 10)])
+        own = TenantAdaptConfig(prior="own")
+        assert await Gateway(log, tmp_path / str(number), private(100.0, tenants={"bolt": own})).refit()
+        found.add(priors(log)[0].organisations["bolt"])
+    assert len(found) == 2, "of the same ratings"
+
+
+async def test_releases_lie_so_far_apart_that_they_last_a_year(tmp_path: Path) -> None:
+    log = await log_with(rated(CROWD, ratings=10))
+    gateway = Gateway(log, tmp_path, private(2.0, releases=4))
+    for number in range(1, 7):  # a year and a half
+        assert await gateway.refit()
+        assert not await gateway.refit()
+        gateway.now += YEAR_S / 4 - 1.0
+        assert not await gateway.refit()
+        gateway.now += 1.5
+        assert [row.number for row in priors(log)] == [*range(1, number + 1)]
+    rarer = Gateway(log, tmp_path / "rarer", private(2.0, releases=4, every_s=YEAR_S))
+    rarer.now = gateway.now
+    assert not await rarer.refit()
+
+
+async def test_a_spent_budget_keeps_the_last_prior_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever spent it: it is read from the log by every gateway."""
+    log = await log_with(rated(CROWD, ratings=10))
+    assert await Gateway(log, tmp_path / "one", private(100.0)).refit()
+    hasty = Gateway(log, tmp_path / "two", private(100.0, releases=100))
+    hasty.now += YEAR_S / 50
+    for _ in range(3):
+        assert not await hasty.refit()
+    (told,) = [record.message for record in caplog.records]
+    assert "1 releases of the prior have spent epsilon 100.000 of adapt.privacy.epsilon = 100.0" in told
+    assert len(priors(log)) == 1
+    assert hasty.leans(NEW)[0] > 0.3
+    hasty.now = 1000.0 + YEAR_S
+    assert await hasty.refit()
+    assert hasty.dials.fold is not None
+    assert (
+        PrivacyBudget(epsilon=100.0, delta=1e-6, releases=100)
+        .words(hasty.dials.fold.priors, hasty.now)
+        .endswith("by 1 of 100 releases")
+    )
+
+
+async def test_dials_of_other_names_spend_the_same_budget(tmp_path: Path) -> None:
+    log = await log_with(rated(CROWD, ratings=10))
+    assert await Gateway(log, tmp_path / "one", private(2.0)).refit()
+    await log.append(SteeringBasis.of(replace(BASIS, names=("a", "b", "c")), at=500.0))
+    for number in range(2):  # from the log, and from what was saved
+        renamed = Gateway(log, tmp_path / "two", private(2.0))
+        renamed.now += 10.0 + number
+        assert not await renamed.refit()
+        await renamed.dials.close()
+    assert len(priors(log)) == 1
+
+
+async def test_of_gateways_that_release_at_once_one_spends_though_their_dials_differ(tmp_path: Path) -> None:
+    log = await log_with(rated(CROWD, ratings=10))
+    one, two = (Gateway(log, tmp_path / name, private(2.0)) for name in ("one", "two"))
+    await one.dials.follow()
+    await log.append(SteeringBasis.of(replace(BASIS, names=("a", "b", "c")), at=500.0))
+    await two.dials.follow()
+    await one.dials.refit()
+    await two.dials.refit()
+    assert len(priors(log)) == 1
+
+
+async def test_retention_drops_no_prior_that_the_budget_counts(tmp_path: Path) -> None:
+    now, config = 1000.0, private(2.0, releases=4)
+    with SqlLog.open(tmp_path / "log", lambda: now, RecordConfig(segment_rows=50, retain_days=1.0)) as log:
+        await log.append(SteeringBasis.of(BASIS, at=1.0), *rated(CROWD, ratings=10))
+        one = Gateway(log, tmp_path / "one", config)
+        assert await one.refit()
+        await log.append(*rated(OTHERS))
+        await log.append(*rated(OTHERS, ratings=6)[-2:])
+        now += 300 * 86_400.0
+        assert await log.drop_old(now, log.newest()) > 0
+        assert await log.horizon() > 481
+        two = Gateway(log, tmp_path / "two", private(2.0))
+        two.now = now
+        assert not await two.refit(), "a quarter of the year's budget is spent, and this one would take all"
+        await two.dials.follow()
+        assert two.dials.fold is not None
+        assert two.dials.fold.prior_row is not None
+
+
+async def test_a_prior_without_noise_is_not_used_once_noise_is_asked_for(tmp_path: Path) -> None:
+    log = await log_with(rated(CROWD, ratings=10))
+    bare = Gateway(log, tmp_path / "bare", CONFIG)
+    assert await bare.refit()
+    assert bare.leans()[0] > 0.3
+    gateway = Gateway(log, tmp_path / "private", private(0.01))
+    await gateway.dials.follow()
+    assert gateway.leans() == (0.0, 0.0, 0.0)
+    assert await gateway.refit(), "at once"
+    assert [row.sigma > 0 for row in priors(log)] == [False, True]
+
+
+async def test_a_tenant_whose_people_displace_each_other_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [*rated(CROWD, ratings=10), *rated(OTHERS[:23], (-1.0, 0.0, 1.0), 10)]
+    log = await log_with(rows)
+    gateway = Gateway(log, tmp_path, private(100.0, most_states=24, prior_share=1.0))
+    assert await gateway.refit()
+    assert gateway.leans()[0] < -0.3, "as bolt's people say"
+    assert "to the people of acme, who are 24 or more: raise adapt.most_states" in caplog.text
+
+
+async def test_the_first_prior_is_written_whether_anybody_has_rated_or_not(tmp_path: Path) -> None:
+    log = await log_with([])
+    assert await Gateway(log, tmp_path, private(2.0)).refit()
+    assert priors(log)[0].people == 0
+
+
+async def test_more_people_than_delta_is_for_release_nothing_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = await log_with(rated([*CROWD[:12], *OTHERS[:12]], ratings=10))
+    gateway = Gateway(log, tmp_path, private(2.0, delta=1 / 24))
+    for _ in range(3):
+        assert not await gateway.refit()
+    (told,) = [record.message for record in caplog.records]
+    assert "adapt.privacy.delta = 0.041666666666666664 is not below 1 in 24" in told
+    assert priors(log) == []

@@ -10,8 +10,12 @@ from rich.console import Console
 from tests.unit.adapt.people import BASIS, about, set_dials, steered_turn
 
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.adapt.learner import names_hash
+from ostinato.adapt.prior import Population
+from ostinato.adapt.privacy import gaussian_sigma
 from ostinato.app.storage import open_log
 from ostinato.config import load
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
 from ostinato.core.records import Consent, ConsentGiven, SteeringBasis
 from ostinato.core.steering import DialSet, SetBy
@@ -97,6 +101,24 @@ async def test_what_people_read_is_one_screen(tmp_path):
     assert "mode dials: users that their tenant signs; 0% of people are held out" in words
     assert "1 people with a state" in words
     assert "has no basis: run `ostinato adapt fit`" in words
+
+
+async def test_status_tells_what_priors_have_spent_of_their_privacy_budget(tmp_path):
+    config = settings(tmp_path, "adapt.privacy={epsilon=2.0, releases=4}")
+    with open_log(config) as log:
+        await fill(log)
+        names, at = names_hash(BASIS.names), wall_clock()
+        await log.append(
+            replace(Population.flat(3).row(names=names, number=1, upto=0, at=at), sigma=gaussian_sigma(2.0, 1e-6) * 2),
+            Population.flat(3).row(names="9c", number=2, upto=0, at=at),
+        )
+    words = await said(status, config)
+    assert " of 2 (delta 1e-06) spent in 365 days, by 1 of 4 releases; 1 more without noise, which no" in words
+    told = json.loads(await said(status, config, machine=True))["privacy"]
+    assert 0.0 < told.pop("spent") < 1.0
+    assert told == {"epsilon": 2.0, "delta": 1e-6, "releases": 4, "released": 1, "without_noise": 1}
+    assert "noise multiplier" in await said(print_log, config, "priors", 2)
+    assert json.loads(await said(status, settings(tmp_path), machine=True))["privacy"] is None
 
 
 async def test_a_run_or_a_tenant_that_is_not_there_is_refused(tmp_path):

@@ -6,8 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ostinato.adapt.prior import Population
+from ostinato.adapt.privacy import gaussian_sigma
 from ostinato.app.storage import open_run
 from ostinato.config import load
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis
@@ -53,6 +56,23 @@ async def test_a_live_version_without_a_basis_is_told_with_the_remedy(tmp_path):
         assert "has no basis" in await told(), "that one is another version's"
         await run.log.append(SteeringBasis.of(replace(basis, weights=done.policy.hash), at=2.0))
         assert "v0 is live and has a basis of 2 dials: brief, lists" in await told()
+
+
+async def test_what_is_spent_of_the_priors_privacy_budget_is_told(tmp_path):
+    private = "adapt.privacy={epsilon=2.0, releases=4}"
+    config = load(None, [ON, "adapt.users=declared", private, f"run.directory='{tmp_path}'"])
+
+    async def told():
+        return await asyncio.to_thread(look, config)
+
+    assert "priors of dials: epsilon 0.000 of 2 (delta 1e-06) spent in 365 days, by 0 of 4 releases" in await told()
+    with open_run(config) as run:
+        prior = Population.flat(2).row(names="9f", number=1, upto=0, at=wall_clock())
+        await run.log.append(replace(prior, sigma=gaussian_sigma(2.0, 1e-6)), replace(prior, number=2))
+    assert (
+        "epsilon 2.000 of 2 (delta 1e-06) spent in 365 days, by 1 of 4 releases; 1 more without noise" in await told()
+    )
+    assert "privacy" not in look(load(None, [ON, "adapt.users=declared", f"run.directory='{tmp_path}'"]))
 
 
 def test_what_vllm_cannot_do_is_told():

@@ -27,6 +27,7 @@ from ostinato.core.records import (
     Turn,
     identity,
 )
+from ostinato.core.steering import DialPrior
 from ostinato.record import retention, sqlite
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
@@ -35,7 +36,7 @@ from ostinato.record.segments import segment as segment_module
 from ostinato.record.segments.segment import Segment
 
 DAY = 86_400.0
-STAYS = (Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, ConsentGiven, Forgotten)
+STAYS = (Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, ConsentGiven, DialPrior, Forgotten)
 CONFIG = RecordConfig(segment_rows=10, retain_days=30.0)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
+from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.app.dials import BasisCheck, Safety, Told, check_live, fit_live
 from ostinato.app.storage import open_log, open_run
@@ -196,7 +197,8 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
             await fold.save()  # into memory, so that all are counted
             people = cache.people()
         resets = 0 if fold is None else fold.resets
-    adapt = config.adapt
+        priors = [] if fold is None else fold.priors
+    adapt, budget, now = config.adapt, PrivacyBudget.of(config.adapt.privacy), wall_clock()
     if machine:
         console.print_json(
             data={
@@ -210,6 +212,7 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
                 ],
                 "people": people,
                 "resets": resets,
+                "privacy": None if budget is None else budget.state(priors, now),
             },
             highlight=False,
         )
@@ -223,6 +226,8 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
     if live not in bases:
         _say(console, f"the live version {live[:12] or '(none)'} has no basis: run `ostinato adapt fit`")
     _say(console, f"{people} people with a state; {resets} returns to the prior by themselves")
+    if budget is not None:
+        _say(console, f"priors of dials: {budget.words(priors, now)}")
 
 
 def _say(console: Console, words: str) -> None:

@@ -20,6 +20,7 @@ from ostinato.app.evaluation import check_suite
 from ostinato.app.machine import Measured, cores, forget, places
 from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import Config
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
 from ostinato.core.memory import in_gib, process_limit
 from ostinato.launch.commands.checks import check_keys, check_model, check_place, check_room
@@ -296,6 +297,8 @@ def _dials(config: Config) -> str:
     whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
     cap = f"a token moves by {adapt.cap:g} nats at most; {adapt.holdout:.0%} of people are held out"
     told = [f"{whose}; {cap}", _basis(config)]
+    if private := _private_priors(config):
+        told.append(private)
     if config.engine.kind != "embedded":
         told.append("vLLM leans whole answers by a bias, none with tools, and ratings of them teach no dial")
     return _BELOW.join(told)
@@ -324,6 +327,28 @@ def _basis(config: Config) -> str:
         return f"v{live.number} is live and has a basis of {len(names)} dials: {', '.join(names)}; {after}"
 
     return asyncio.run(look())
+
+
+def _private_priors(config: Config) -> str:
+    """What priors of dials have spent of their privacy budget; "" without one."""
+    from ostinato.adapt.privacy import PrivacyBudget
+    from ostinato.app.storage import open_log
+    from ostinato.core.steering import DialPrior
+
+    budget, priors = PrivacyBudget.of(config.adapt.privacy), list[tuple[float, float]]()
+    if budget is None:
+        return ""
+
+    async def look() -> None:
+        with open_log(config) as log:
+            async for _, row in log.read(0, {DialPrior}):
+                if isinstance(row, DialPrior):
+                    priors.append((row.at, row.sigma))
+
+    if config.record.url or any(Home(config.run.directory).log.glob("*.db")):
+        asyncio.run(look())
+    most = f"a tenant with {config.adapt.most_states} people who rated is in none (adapt.most_states)"
+    return f"priors of dials: {budget.words(priors, wall_clock())}; {most}"
 
 
 def _dropped(config: Config) -> tuple[int, int]:

@@ -155,7 +155,9 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis | DialPri
             return "basis", f"{row.hash}  {len(row.tokens) // 8} tokens  dials {', '.join(row.names)}"
         case DialPrior():
             levels = f"{len(row.organisations)} organisations"
-            return "prior", f"{row.names}  number {row.number}  of {row.people} people  {levels}  up to row {row.upto}"
+            noise = f"  noise multiplier {row.sigma:.3g}" if row.sigma else ""
+            told = f"{row.names}  number {row.number}  of {row.people} people  {levels}  up to row {row.upto}{noise}"
+            return "prior", told
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:

@@ -370,8 +370,9 @@ SMALL = (
     Kind(
         "priors",
         DialPrior,
-        ("names", "number"),
-        ("names", "number", "people", "mean", "within", "between", "organisations", "upto", "at"),
+        ("number",),
+        ("names", "number", "people", "mean", "within", "between", "organisations", "upto", "at", "sigma"),
+        for_ever=True,
         since=5,
     ),
     Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
@@ -381,7 +382,7 @@ SMALL = (
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
 """Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, bases, which turns
-name, people's consents, and who was forgotten.
+name, people's consents, priors of dials, whose noise a year's privacy budget counts, and who was forgotten.
 """
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
