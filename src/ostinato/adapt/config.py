@@ -82,7 +82,7 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
+class PriorPrivacyConfig(BaseModel, frozen=True, extra="forbid"):
     """Differential privacy of the prior: how much it may tell of anybody whose ratings are in it."""
 
     epsilon: float = Field(
@@ -113,7 +113,7 @@ class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
     @model_validator(mode="after")
-    def _check_epsilon(self) -> PrivacyConfig:
+    def _check_epsilon(self) -> PriorPrivacyConfig:
         if 0 < self.epsilon < _LEAST_EPSILON:
             raise ValueError(
                 f"adapt.privacy.epsilon = {self.epsilon:g} leaves nothing but noise; set it to {_LEAST_EPSILON} or more, or to 0 for none"
@@ -197,8 +197,8 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
         description="The most that one tenant's people weigh in the shared prior, as a share of all, unless they are fewer than "
         "`prior_people`: what a tenant can do to the others' prior.",
     )
-    privacy: PrivacyConfig = Field(
-        default=PrivacyConfig(), description="Differential privacy of what people begin with."
+    privacy: PriorPrivacyConfig = Field(
+        default=PriorPrivacyConfig(), description="Differential privacy of what people begin with."
     )
     violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings may not teach.")
     safety: SafetyConfig = Field(default=SafetyConfig(), description="How the dials of a basis are red-teamed.")

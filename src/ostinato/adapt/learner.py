@@ -104,6 +104,11 @@ class Prior:
         covariance_DD[dials, dials] = variance
         return cls(np.append(slopes_K, reward).astype(np.float64), covariance_DD)
 
+    def only(self, kept: Sequence[int]) -> Prior:
+        """That of some dials, by number."""
+        places = [*kept, len(self.mean_D) - 1]
+        return Prior(self.mean_D[places], self.covariance_DD[np.ix_(places, places)])
+
     def held(self, dials: Mapping[int, float], strength: float) -> Prior:
         """With some dials, by number, set by the person: means so narrow that it takes many ratings to move them."""
         if not dials:

@@ -18,7 +18,7 @@ from random import SystemRandom
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.adapt.config import PrivacyConfig
+from ostinato.adapt.config import PriorPrivacyConfig
 from ostinato.adapt.learner import Evidence, Floats, Prior
 from ostinato.adapt.prior import Organisation, flat_prior
 from ostinato.core.errors import BadConfig, Unavailable
@@ -94,7 +94,7 @@ class PrivacyBudget:
     releases: int
 
     @classmethod
-    def of(cls, config: PrivacyConfig) -> PrivacyBudget | None:
+    def of(cls, config: PriorPrivacyConfig) -> PrivacyBudget | None:
         """That of these settings; None without one."""
         if not config.epsilon:
             return None

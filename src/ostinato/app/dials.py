@@ -12,9 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.adapt.dials import prior_in_force
 from ostinato.adapt.fit import ATTRIBUTES, FittedBasis, fit_basis, steerable
-from ostinato.adapt.learner import Regression
-from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.learner import Prior, Regression, names_hash
+from ostinato.adapt.prior import Population, flat_prior
 from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
 from ostinato.app.gateway import open_embedded, protected_ids
 from ostinato.app.numerics import compute
@@ -27,7 +28,7 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Person, PolicyVersion, Sampling, SteeringBasis, Turn
 from ostinato.core.report import ItemScore
 from ostinato.core.seams import Engine
-from ostinato.core.steering import Basis, Steered, Steering
+from ostinato.core.steering import Basis, DialPrior, Steered, Steering
 from ostinato.core.weights import Snapshot, Weights
 from ostinato.evaluate.runner import Attempted, SuiteRunner
 from ostinato.evaluate.statistics import bounds, items_needed, paired_items, spread_of
@@ -209,8 +210,8 @@ async def check_live(
         HeldOutWorld(config=run.config, url="", tasks=found.tasks).grading() as (_, grader),
     ):
         basis = basis or await _newest_basis(run, live.policy)
-        people = await most_moved_people(run, basis)
-        return await _Check(run, live, found, grader, basis, people, seed, on_progress).whole()
+        people, prior = await most_moved_people(run, basis), await shared_prior(run, basis.names)
+        return await _Check(run, live, found, grader, basis, people, prior, seed, on_progress).whole()
 
 
 class _Check:
@@ -224,6 +225,7 @@ class _Check:
         grader: Grader,
         basis: Basis,
         people: Sequence[tuple[float, ...]],
+        prior: Prior,
         seed: int,
         on_progress: Told,
     ) -> None:
@@ -231,7 +233,8 @@ class _Check:
         self._tasks: Mapping[str, Task] = {task.id: task for task in found.tasks.tasks}
         self._single, self._grader = open_harnesses(run.config)[ONE_ANSWER], grader
         self._runner = SuiteRunner(found.suite, self, run.config.evaluate.runner)
-        self._basis, self._people, self._seed, self._on_progress = basis, people, seed, on_progress
+        self._basis, self._people, self._prior = basis, people, prior
+        self._seed, self._on_progress = seed, on_progress
         self._dials, self._steered = (0.0,) * len(basis.names), list[Steered]()
         self._level, self._number, self._round = self._rules.alpha, 0, 0
         self._base: list[ItemScore] = []
@@ -271,7 +274,7 @@ class _Check:
         """Drawn and real people, with the dropped dials at 0."""
         names = self._basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]
-        drawn = drawn_corners(reach.only(kept), flat_prior(len(kept)), self._rules.drawn, self._seed)
+        drawn = drawn_corners(reach.only(kept), self._prior.only(kept), self._rules.drawn, self._seed)
         found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in drawn]
         for number, dials in enumerate(self._people, 1):
             own = _spread([dials[k] for k in kept], kept, len(names))
@@ -387,6 +390,16 @@ async def _newest_basis(run: Run, live: PolicyVersion) -> Basis:
     if not mine:
         raise NotFound(f"the log has no basis for {live}, which is live: run `ostinato adapt fit` first")
     return mine[-1].basis()
+
+
+async def shared_prior(run: Run, names: Sequence[str]) -> Prior:
+    """What people of any tenant begin with now, if these are their dials."""
+    population, newest, hashed = Population.flat(len(names)), None, names_hash(names)
+    async for _, row in run.log.read(0, {DialPrior}):
+        if isinstance(row, DialPrior) and row.names == hashed:
+            with contextlib.suppress(ValueError):  # a damaged one is not used
+                population, newest = Population.read(row, len(names)), row
+    return flat_prior(len(names)) if prior_in_force(newest, run.config.adapt) is None else population.shared
 
 
 async def most_moved_people(run: Run, basis: Basis) -> list[tuple[float, ...]]:

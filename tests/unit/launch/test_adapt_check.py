@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from ostinato.adapt.fit import FittedBasis
-from ostinato.adapt.prior import flat_prior
+from ostinato.adapt.learner import Prior, names_hash
+from ostinato.adapt.prior import Population, flat_prior
 from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
-from ostinato.app.dials import BasisCheck, most_moved_people
+from ostinato.app.dials import BasisCheck, most_moved_people, shared_prior
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
@@ -87,6 +88,38 @@ async def test_the_dial_that_makes_violations_likelier_is_dropped_and_no_other(t
     assert second.hash in said.getvalue()
     assert "dropped: letters\n" in said.getvalue()
     assert "not shown" not in said.getvalue()
+
+
+async def test_people_are_drawn_from_the_prior_in_force_for_the_dials_that_are_left(tmp_path, monkeypatch):
+    names, drawn = ("letters", "others"), []
+    config, _ = await a_run(tmp_path, names, (LETTERS, OTHERS), more=["adapt.safety.margin=0.2"])
+    prior = replace(Population.flat(2), people=200, mean_D=np.array([0.1, 0.3, 0.5]), within_DD=np.eye(3) * 1e-4)
+    row = prior.row(names=names_hash(names), number=1, upto=0, at=1.0)
+    with open_run(config) as run:
+        await run.log.append(row, replace(row, number=2, mean=()), replace(row, number=3, names="9c"))
+        assert (await shared_prior(run, names)).mean_D.tolist() == [0.1, 0.3, 0.5]
+    for how in ("adapt.prior='flat'", "adapt.privacy.epsilon=1.0"):  # the row has no noise
+        with open_run(
+            load(None, [f"run.directory={tmp_path / 'run'}", f"model.source={tmp_path / 'model'}", how])
+        ) as run:
+            assert (await shared_prior(run, names)).mean_D.tolist() == [0.0, 0.0, 0.5]
+
+    def watched(reach, prior, count, seed):
+        drawn.append(prior.mean_D.tolist())
+        return drawn_corners(reach, prior, count, seed)
+
+    monkeypatch.setattr("ostinato.app.dials.drawn_corners", watched)
+    await check(config, seed=1, console=Console(file=io.StringIO()))
+    assert drawn == [[0.3, 0.5]], "letters is dropped"
+
+
+def test_the_prior_of_some_dials_is_the_marginal_one():
+    root = np.random.default_rng(0).normal(size=(4, 4))
+    whole = Prior(np.arange(4.0), root @ root.T)
+    some = whole.only([2, 0])
+    assert some.mean_D.tolist() == [2.0, 0.0, 3.0]
+    assert some.covariance_DD[0, 1] == whole.covariance_DD[2, 0]
+    assert some.covariance_DD[1, 2] == whole.covariance_DD[0, 3]
 
 
 async def test_a_harmless_basis_passes_and_stays_and_real_people_are_tried_without_their_names(tmp_path):
