@@ -278,7 +278,7 @@ async def test_learning_goes_on_when_a_person_was_forgotten(tmp_path: Path, now:
         assert await desk.batch(STEPS + 1, SIZE, V0) is None  # one of four is missing
         await desk.save()
         held = {row.turn: row.reason async for _, row in run.log.read(0, {Holdback}) if isinstance(row, Holdback)}
-        assert held == {"new-1": "gone"}
+        assert held == {"new-1": "forgotten"}
 
         again = desk_of(run, now)
         replayed = [batch async for batch in again.history(CHECKPOINT)]
@@ -290,7 +290,7 @@ async def test_learning_goes_on_when_a_person_was_forgotten(tmp_path: Path, now:
             assert counts["turns_empty"] == 1
         kept = await account(run.log, run.folds, run.config.reward)
         assert kept.balanced
-        assert (kept.trained, kept.held) == (STEPS * SIZE, {"gone": 1})
+        assert (kept.trained, kept.held) == (STEPS * SIZE, {"forgotten": 1})
         afresh = await account(run.log, None, run.config.reward)
         assert replace(afresh, coverage=kept.coverage) == kept
         assert (await recount(run.log)).contradictions == ()

@@ -22,8 +22,8 @@ def fit(
     *,
     prompts: Path | None = None,
     version: str = "live",
-    answers: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=128))] = 24,
-    tokens: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 48,
+    answers: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=128))] = 64,
+    tokens: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 32,
     seed: int = 0,
     common: Common | None = None,
 ) -> None:
@@ -33,7 +33,7 @@ def fit(
     less than 2% on other prompts, in either half of them, gets no dial. A basis is for the version that it was fitted to: fit anew after
     a release. With `adapt.safety.suite` it is tried as `ostinato adapt check` does before it is written.
 
-    For example: `ostinato adapt fit --prompts questions.txt --answers 32`
+    For example: `ostinato adapt fit --prompts questions.txt`
 
     Parameters
     ----------
@@ -43,7 +43,8 @@ def fit(
         The version to fit to: a ref, a number such as v12, or a root's first digits. Another than the live one gets the dials of the live
         one's basis. Once a canary has one, too, answers lean on both sides of the trial; else on neither.
     answers
-        How many answers to each prompt.
+        How many answers to each prompt. With 16 instead of 64, half as much of the attributes was explained, and dials did nothing that
+        could be seen.
     tokens
         The longest answer, in tokens.
     seed

@@ -619,6 +619,11 @@ class SteeringBasis:
             at=at,
         )
 
+    @property
+    def moves(self) -> bool:
+        """False if it moves nothing, because every dial was dropped."""
+        return any(self.directions)
+
     def basis(self) -> Basis:
         """The basis. Raises ValueError if the row is not the one that its hash names."""
         tokens_M = np.frombuffer(self.tokens, "<i8").astype(np.int64)

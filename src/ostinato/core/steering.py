@@ -279,9 +279,9 @@ class DialPrior:
     was fitted to, 0 if they were too few, so that nothing is known of the population. Numbers are over K slopes and, last, the mean
     reward (D = K + 1): `mean`, and by rows the lower triangles of two covariances, of people `within` one organisation and of
     organisations' means (`between`). `organisations`: of tenants with a level of their own, the number of people and their mean.
-    `upto`: the last row of the log that had been read. `sigma`: with differential privacy, the noise multiplier of this release; `people` is
-    then noised too, and how many would tell as much without noise. 0: no noise, and nothing is promised. Numbers count over all names, so
-    that of gateways that write at once, under whatever names, only the first spends of the privacy budget.
+    `upto`: the last row of the log that had been read. `sigma`: with differential privacy, the noise multiplier of this release; `people`
+    is then noised too, and how many would tell as much without noise. 0: no noise, and nothing is promised. Numbers count over all names,
+    so that of gateways that write at once, under whatever names, only the first spends of the privacy budget.
 
     Example::
 

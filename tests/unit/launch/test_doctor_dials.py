@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.adapt.prior import Population
 from ostinato.adapt.privacy import gaussian_sigma
+from ostinato.adapt.safety import silenced
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
@@ -56,13 +57,15 @@ async def test_a_live_version_without_a_basis_is_told_with_the_remedy(tmp_path):
         assert "has no basis" in await told(), "that one is another version's"
         await run.log.append(SteeringBasis.of(replace(basis, weights=done.policy.hash), at=2.0))
         assert "v0 is live and has a basis of 2 dials: brief, lists" in await told()
+        await run.log.append(SteeringBasis.of(replace(silenced(basis, basis.names), weights=done.policy.hash), at=3.0))
+        assert "v0 is live and has no basis" in await told(), "every dial was dropped"
 
 
 async def test_what_is_spent_of_the_priors_privacy_budget_is_told(tmp_path):
     private = "adapt.privacy={epsilon=2.0, releases=4}"
     config = load(None, [ON, "adapt.users=declared", private, f"run.directory='{tmp_path}'"])
 
-    async def told():
+    async def told(config=config):
         return await asyncio.to_thread(look, config)
 
     assert "priors of dials: epsilon 0.000 of 2 (delta 1e-06) spent in 365 days, by 0 of 4 releases" in await told()
@@ -72,6 +75,7 @@ async def test_what_is_spent_of_the_priors_privacy_budget_is_told(tmp_path):
     assert (
         "epsilon 2.000 of 2 (delta 1e-06) spent in 365 days, by 1 of 4 releases; 1 more without noise" in await told()
     )
+    assert "priors" not in await told(load(None, [ON, "adapt.users=declared", f"run.directory='{tmp_path}'"]))
 
 
 def test_what_vllm_cannot_do_is_told():

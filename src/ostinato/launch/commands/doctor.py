@@ -319,7 +319,7 @@ def _basis(config: Config) -> str:
         with open_log(config) as log:
             async for _, row in log.read(0, {SteeringBasis}):
                 if isinstance(row, SteeringBasis) and row.weights == live.hash:
-                    names = row.names
+                    names = row.names if row.moves else ()
         if not names:
             return (
                 f"warning: v{live.number} is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`"

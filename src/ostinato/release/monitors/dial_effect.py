@@ -117,7 +117,8 @@ class DialTally:
     def basis(self, row: SteeringBasis) -> None:
         """Take in a basis: from now on its version's turns count."""
         self.bases.pop(row.weights, None)
-        self.bases[row.weights] = row.names
+        if row.moves:
+            self.bases[row.weights] = row.names
         if len(self.bases) > _BASES:
             del self.bases[next(iter(self.bases))]
 
