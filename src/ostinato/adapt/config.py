@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+_LEAST_HOLDOUT = 0.03  # else hardly any of the last thousand answers are the holdout's
 _LEAST_EPSILON = 0.001
 
 
@@ -224,9 +225,10 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(
                 f"adapt.violations.signals and adapt.signals both name {both[0]!r}; leave it in one of them"
             )
-        if named and not self.holdout:
+        if named and self.holdout < _LEAST_HOLDOUT:
             raise ValueError(
-                "adapt.violations compares with the holdout, and adapt.holdout is 0; set it above, such as 0.1"
+                f"adapt.violations compares with the holdout, and adapt.holdout is {self.holdout:g}; set it to {_LEAST_HOLDOUT} or more, "
+                "such as 0.1"
             )
         if named and self.privacy.epsilon:
             raise ValueError(

@@ -117,7 +117,7 @@ class DialAdaptation:
             self._trouble(error)
             return None
         state = state or PersonState.new(names_hash(rules.names), len(rules.names))
-        dials = self._dials(state, rules, fold, person[0])
+        dials = self._dials(state, rules, fold, self.prior_of(person[0]))
         return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
 
     def fits(self, weights: Collection[str]) -> bool:
@@ -141,8 +141,8 @@ class DialAdaptation:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
         return holdout_place(person) < self._config.holdout
 
-    def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, tenant: str) -> tuple[float, ...]:
-        return state.posterior(self.prior_of(tenant), rules.regression).dials(
+    def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, prior: Prior) -> tuple[float, ...]:
+        return state.posterior(prior, rules.regression).dials(
             fold.moments.fisher_KK,
             tokens=fold.moments.tokens,
             nats=self._cap(state),
@@ -157,9 +157,11 @@ class DialAdaptation:
         newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
         if len(newest) < SHOWN_PEOPLE:
             return None
+        # on the loop, where a new basis may come with other dials
+        priors = {tenant: self.prior_of(tenant) for tenant in {person[0] for person, _ in newest}}
 
         def look() -> DialSpread:
-            dials_NK = np.array([self._dials(state, rules, fold, person[0]) for person, state in newest])
+            dials_NK = np.array([self._dials(state, rules, fold, priors[person[0]]) for person, state in newest])
             told = [state.evidence(rules.prior, rules.regression).resets for _, state in newest]
             quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
             dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}

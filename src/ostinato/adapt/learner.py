@@ -338,13 +338,20 @@ class PersonState:
 
     def reset(self, place: int) -> PersonState:
         """Back to the prior: nothing about answers up to `place` counts any more, nor about those rated, and no dial is held. Strikes stay,
-        and violations that are none yet.
+        and violations that are none yet. What is rated from now on may be anybody's again (`private`).
         """
         known = self.settled if self.latest is None else self.latest
         place = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
         none = replace(Evidence.none(self.dials), resets=known.resets, reset_at=place)
         return replace(
-            self, settled=none, settled_at=place, recent=(), held=(), reported=self._violations(), latest=none
+            self,
+            settled=none,
+            settled_at=place,
+            recent=(),
+            held=(),
+            reported=self._violations(),
+            private=False,
+            latest=none,
         )
 
     def struck(self, most: int) -> PersonState:

@@ -25,7 +25,7 @@ import numpy as np
 from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash, violation
 from ostinato.adapt.prior import Population
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
-from ostinato.core.arm_assignment import holdout_place
+from ostinato.core.arm_assignment import ANONYMOUS, holdout_place
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
@@ -504,7 +504,7 @@ class StateFold:
         """
         rules = self._rules.violations
         kind = turn.purpose in (Purpose.TASK, Purpose.SUBAGENT) and not turn.sampling.grammar
-        kind = kind and (turn.verified or not rules.verified)
+        kind = kind and (turn.verified or not rules.verified) and turn.user != ANONYMOUS
         served = (
             turn.arm.people and turn.arm is not Arm.CONTROL and self._fitted.intersection(v.hash for v in turn.versions)
         )

@@ -20,6 +20,7 @@ import numpy as np
 import regex
 
 from ostinato.config import Config
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
@@ -28,7 +29,6 @@ from ostinato.core.seams import Log
 from ostinato.corpus.contamination import OverlapIndex, own_words, template_runs
 from ostinato.corpus.filters import CopyFinder, Document
 from ostinato.reward.credit import of_world
-from ostinato.serve.arms import ANONYMOUS
 from ostinato.worlds.grading.grade import MAX_PATTERN
 from ostinato.worlds.grading.own import own_graders
 from ostinato.worlds.tasks.rows import check_row

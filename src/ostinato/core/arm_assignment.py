@@ -24,6 +24,8 @@ class Dealing:
     verified_salt: str = ""
 
 
+ANONYMOUS = "anonymous"
+"""The user of calls that name none: many people behind one name."""
 BRANCHES = "branch/"
 """What the refs and slots of tenants' branches begin with."""
 

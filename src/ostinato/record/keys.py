@@ -36,7 +36,7 @@ _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
 _CACHED = 20_000  # keys in memory; beyond it all are read again
 _WAIT_S = 5.0
-_BACK_S = 86_400.0  # until then, a key that somebody forgotten has again says nothing against telling of the erasure
+_BACK_S = 86_400.0  # so long an erasure is told of even if the person came back meanwhile
 
 _SCHEMA = (
     "CREATE TABLE keys (id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, scope TEXT NOT NULL, secret BLOB, "
@@ -204,8 +204,8 @@ class KeyRing:
         return [turn for _, _, turn in scopes if turn is not None]
 
     def destroyed(self) -> list[tuple[int, Scope]]:
-        """The keys of tenants and users that were ever destroyed, with their numbers, oldest first; but for those of who came back, and has
-        had a new one for a day. Raises Unavailable.
+        """The keys of tenants and users that were ever destroyed, with their numbers, oldest first; but for those that were destroyed
+        more than a day ago of who has a new one. Raises Unavailable.
         """
         query = (
             "SELECT id, scope FROM keys AS old WHERE secret IS NULL AND (forgotten_at > :since OR NOT EXISTS "

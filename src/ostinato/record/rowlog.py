@@ -376,7 +376,9 @@ class RowLog(ABC):
     def __init__(self, reader: RowReader, appender: Appending[Any], ring: KeyRing | None, config: RecordConfig) -> None:
         self._config = config
         self._ring = ring
-        self._noted = -1  # destroyed keys at the last look for missing rows
+        self._noted: tuple[int, int] | None = (
+            None  # destroyed keys at the last look for missing rows: how many, and the newest
+        )
         self._reader = reader
         self._appender = appender
         self._writer = GroupWriter(appender, config.append_s)
@@ -532,7 +534,9 @@ class RowLog(ABC):
         `restore`, which puts an older log beside them. Returns how many. Cheap if there is no news. Raises StorageFull, Unavailable.
         """
         ring = self._ring
-        if ring is None or (seen := len(await self._ask(ring.destroyed))) == self._noted:
+        destroyed = [] if ring is None else await self._ask(ring.destroyed)
+        seen = len(destroyed), destroyed[-1][0] if destroyed else 0
+        if ring is None or seen == self._noted:
             return 0
         untold = await self._untold(ring, await self._told_forgotten())
         await self.append(*untold)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ostinato.core.arm_assignment import Dealing, branch_of, dealing_key, place_of
+from ostinato.core.arm_assignment import ANONYMOUS, Dealing, branch_of, dealing_key, place_of
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, PolicyVersion
-
-ANONYMOUS = "anonymous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

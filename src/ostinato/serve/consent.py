@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized, Unavailable
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person
 from ostinato.core.seams import Cursor, Log
-from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.dialects.dialect import User, validate
 from ostinato.serve.dialects.openai_reply import json_bytes

@@ -156,7 +156,7 @@ def test_a_violation_costs_reward_until_it_is_retracted_and_alone_it_stands_for_
 
 
 async def test_two_violations_return_a_person_to_the_prior_with_half_the_cap_and_no_other(tmp_path):
-    config = AdaptConfig(mode="dials", users="declared", holdout=0.01, violations={"signals": ["reported"]})
+    config = AdaptConfig(mode="dials", users="declared", holdout=0.03, violations={"signals": ["reported"]})
     log = await log_of([SteeringBasis.of(BASIS, at=1.0)])
     adaptation = DialAdaptation(log, cache_at(tmp_path), config)
     ann, bob, rng = ("acme", "ann"), ("bolt", "ann"), np.random.default_rng(0)
@@ -227,7 +227,7 @@ def proven(rules):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"holdout": 0.0, "violations": {"signals": ["reported"]}}, "adapt.holdout is 0"),
+        ({"holdout": 0.02, "violations": {"signals": ["reported"]}}, "adapt.holdout is 0.02"),
         ({"violations": {"signals": ["accepted"]}}, "both name 'accepted'"),
     ],
 )

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Person, ReleaseEvent, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
@@ -406,8 +407,6 @@ def _share(value: float) -> float:
 
 
 REFERENCE = "monitor:reference"
-ANONYMOUS = "anonymous"
-"""The user of turns that the gateway serves without a name: many people; each of their conversations counts as one."""
 _CANARY = Arm.CANARY.value
 _ENDS_A_CANARY = frozenset({"canary", "awaits_approval", "shipped", "blocked", "rolled_back"})
 

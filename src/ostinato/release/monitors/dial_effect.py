@@ -14,10 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.arm_assignment import holdout_place
+from ostinato.core.arm_assignment import ANONYMOUS, holdout_place
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Consent, Person, Purpose, SteeringBasis, Turn
-from ostinato.release.monitors.behaviour import ANONYMOUS
 from ostinato.release.monitors.config import DAY
 from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
 from ostinato.release.trial.contrast import lower_bound, upper_bound

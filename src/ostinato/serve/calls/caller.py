@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.core.arm_assignment import branch_of
+from ostinato.core.arm_assignment import ANONYMOUS, branch_of
 from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.steering import Steering
-from ostinato.serve.arms import ANONYMOUS, Assignment
+from ostinato.serve.arms import Assignment
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.conversations import ConversationScope

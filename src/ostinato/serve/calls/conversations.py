@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, ParsedCall, Purpose, Turn, Window, WindowMaker
 from ostinato.core.seams import AnswerReader, Renderer
-from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.calls.compaction import SummaryIndex, SummaryTurn
 
 # ---------------------------------------------------------------- parsing an answer

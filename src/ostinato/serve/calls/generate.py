@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import PART_CHARS, CompactionBlock, Conversation
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, WindowMaker
-from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, steering_of

@@ -20,12 +20,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import call_number, calling_turn
 from ostinato.core.errors import BadRequest, OstinatoError, StorageFull, TooLarge, Unavailable
 from ostinato.core.line_survival import MOST_LINES, holds, line_spans, parse_ranges
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
-from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
 from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.parts import Parts

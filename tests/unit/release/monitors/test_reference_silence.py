@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Arm
-from ostinato.release.monitors.behaviour import ANONYMOUS, REFERENCE
+from ostinato.release.monitors.behaviour import REFERENCE
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN
