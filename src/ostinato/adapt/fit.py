@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,13 +93,14 @@ PROMPTS: tuple[str, ...] = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedBasis:
     """A basis and, for each attribute, the share of its variance within a prompt that its direction explained on prompts that were not
-    fitted to. Attributes below 2% in either half have no dial.
+    fitted to. Attributes below 2% in either half have no dial. `measured`: each attribute of each answer.
 
     Example: ``FittedBasis(basis=basis, explained={"brief": 0.5, "bold": 0.0})``
     """
 
     basis: Basis
     explained: Mapping[str, float]
+    measured: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
 
 def steerable(mass_V: NDArray[np.floating], reserved: Collection[int], count: int = TOKENS) -> NDArray[np.int64]:
@@ -157,7 +158,7 @@ def fit_basis(
     none_M = np.zeros(len(tokens_M), np.float32)
     dials = {name: directions.get(name, none_M) for name in (directions if names is None else names)}
     basis = Basis(tuple(dials), tokens_M, np.stack(list(dials.values())), weights)
-    return FittedBasis(basis=basis, explained=explained)
+    return FittedBasis(basis=basis, explained=explained, measured=measured)
 
 
 @dataclass(frozen=True, slots=True)
