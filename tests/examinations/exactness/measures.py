@@ -246,6 +246,7 @@ class Examination:
                 answer=subject.answer,
                 lowest=subject.lowest,
                 highest=subject.highest,
+                preempted=config is SMALL,
             )
             sized = config.model_copy(update={"threads": subject.threads})
             async with running(subject.path, sized, snapshot, subject.contract) as engine:

@@ -35,7 +35,8 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The clients' behaviour: `clients` at once until `tokens` were sampled in finished turns; ids in [lowest, highest).
+    """The clients' behaviour: `clients` at once until `tokens` were sampled in finished turns, and, if it is to be `preempted`, the engine
+    has preempted a stream; ids in [lowest, highest).
 
     Example: ``Traffic(tokens=500, seed=3)`` for a model that knows bytes.
     """
@@ -48,6 +49,7 @@ class Traffic:
     lowest: int = 0
     highest: int = 256
     leave: float = 0.1
+    preempted: bool = False
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ async def drive(
 
     async def client(name: int) -> None:
         number = 0
-        while harvest.tokens < traffic.tokens:
+        while harvest.tokens < traffic.tokens or (traffic.preempted and not engine.stats()["preemptions"]):
             number += 1
             await asyncio.sleep(rng.random() * 0.01)
             request = _request(f"{traffic.seed}.{name}.{number}", rng, bases, traffic)
