@@ -503,20 +503,14 @@ class StateFold:
         hash and kind alone, so that both sides are alike but for their dials (by intention to treat).
         """
         rules = self._rules.violations
+        if not rules.signals or turn.consent is Consent.NEVER or turn.tenant in self._rules.without:
+            return None
         kind = turn.purpose in (Purpose.TASK, Purpose.SUBAGENT) and not turn.sampling.grammar
         kind = kind and (turn.verified or not rules.verified) and turn.user != ANONYMOUS
         served = (
             turn.arm.people and turn.arm is not Arm.CONTROL and self._fitted.intersection(v.hash for v in turn.versions)
         )
-        if (
-            not rules.signals
-            or not kind
-            or not served
-            or turn.consent is Consent.NEVER
-            or turn.tenant in self._rules.without
-        ):
-            return None
-        return holdout_place(turn.person) >= rules.holdout
+        return holdout_place(turn.person) >= rules.holdout if kind and served else None
 
     # ------------------------------------------------------------ states
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from ostinato.core.arm_assignment import ANONYMOUS
-from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person
 from ostinato.core.seams import Cursor, Log
@@ -24,6 +23,7 @@ from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.dialects.dialect import User, validate
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.wire.exchange import Exchange
+from ostinato.serve.writes import in_time
 
 if TYPE_CHECKING:
     from ostinato.serve.parts import Parts
@@ -126,7 +126,7 @@ class ConsentHandlers:
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
         person = (who.tenant, named_user(exchange.text("X-Ostinato-User"), "X-Ostinato-User"))
-        async with self._in_time():
+        async with in_time(self._parts.config.store_timeout_s):
             await self._choices.refresh()
         await self._reply(exchange, person)
 
@@ -137,7 +137,7 @@ class ConsentHandlers:
         wish = validate(_Wish, await exchange.json(partial(parts.quotas.count_bytes, who.tenant)))
         parts.quotas.count_events(who.tenant, 1)
         person, level = (who.tenant, named_user(wish.user, "user")), read_level(wish.train, "train")
-        async with self._in_time():
+        async with in_time(self._parts.config.store_timeout_s):
             await self._choices.refresh()
             while (known := self._choices.of(person)) is not level:
                 if Consent.strictest(known, level) is known:
@@ -145,17 +145,6 @@ class ConsentHandlers:
                 if await asyncio.shield(parts.writes.begin(self._choices.add(person, level, parts.clock()))):
                     break
         await self._reply(exchange, person)
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncGenerator[None]:
-        """Wait for the log no longer than a turn would. Raises Unavailable."""
-        try:
-            async with asyncio.timeout(self._parts.config.store_timeout_s):
-                yield
-        except TimeoutError:
-            raise Unavailable(
-                "The log did not answer in time; a choice that was sent may be recorded or not: send it again."
-            ) from None
 
     def _check(self, exchange: Exchange, who: Principal, user: str) -> None:
         """Raise Unauthorized unless the user or an operator takes a refusal back."""

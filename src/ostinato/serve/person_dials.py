@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unauthorized
 from ostinato.core.records import Arm, Consent, Person
 from ostinato.core.seams import Adaptation
 from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
@@ -23,6 +22,7 @@ from ostinato.serve.consent import ConsentChoices, named_user
 from ostinato.serve.dialects.dialect import kind, refusal
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.wire.exchange import Exchange
+from ostinato.serve.writes import in_time
 
 if TYPE_CHECKING:
     from ostinato.serve.parts import Parts
@@ -49,7 +49,7 @@ class PersonDialHandlers:
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
         adaptation, person = self._person(exchange, who)
-        async with self._in_time():
+        async with in_time(self._parts.config.store_timeout_s):
             view = await self._view(adaptation, person)
         await self._reply(exchange, person, view)
 
@@ -63,7 +63,7 @@ class PersonDialHandlers:
         adaptation, person = self._person(exchange, who)
         body = await exchange.json(partial(parts.quotas.count_bytes, who.tenant))
         parts.quotas.count_events(who.tenant, 1)
-        async with self._in_time():
+        async with in_time(self._parts.config.store_timeout_s):
             view = await self._view(adaptation, person)
             if view.off is not None and view.off in _REFUSING:
                 raise DialsOff(f"Nothing was set: {view.off.words}.")
@@ -75,7 +75,7 @@ class PersonDialHandlers:
         parts, who = self._parts, self._parts.keys.identify(exchange.headers)
         parts.quotas.count_events(who.tenant, 1)
         adaptation, person = self._person(exchange, who)
-        async with self._in_time():
+        async with in_time(self._parts.config.store_timeout_s):
             view = await self._record(adaptation, person, {})
         await self._reply(exchange, person, view)
 
@@ -115,18 +115,6 @@ class PersonDialHandlers:
         row = DialSet(id=id, tenant=tenant, user=user, at=parts.clock(), by=SetBy.PERSON, dials=dials)
         await asyncio.shield(parts.writes.begin(parts.log.append(row)))
         return await self._view(adaptation, person)
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncGenerator[None]:
-        """Wait for the log no longer than a turn would. Raises Unavailable."""
-        try:
-            async with asyncio.timeout(self._parts.config.store_timeout_s):
-                yield
-        except TimeoutError:
-            raise Unavailable(
-                "The log did not answer in time, or its past is still being read after a start; what was sent may be recorded or not: "
-                "send it again."
-            ) from None
 
     async def _reply(self, exchange: Exchange, person: Person, view: PersonView) -> None:
         await exchange.reply(200, json_bytes({"user": person[1], **view.to_json()}))

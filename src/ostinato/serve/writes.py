@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
-from ostinato.core.errors import BadRequest, OstinatoError
+from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
 from ostinato.core.seams import Clock
 
 _LOG = logging.getLogger(__name__)
 # a gateway that gets no more calls because it reports failure has no other way to learn that the log recovered
 FAILING_S = 30.0
+
+
+@asynccontextmanager
+async def in_time(seconds: float) -> AsyncGenerator[None]:
+    """Wait for the log no longer than this. Raises Unavailable."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise Unavailable(
+            "The log did not answer in time, or its past is still being read after a start; what was sent may be recorded or not: "
+            "send it again."
+        ) from None
 
 
 class Writes:
