@@ -187,7 +187,7 @@ def teaching_answers_that_nobody_read(siege):
     """Bolt wants an answer of acme's that nobody read to its end to be rewarded: it praises it and says that it was delivered."""
     key = {"idempotency-key": secrets.token_hex(8)}
     endless = {"258": -100.0}  # without its end token it cannot end by itself before its reader has left
-    with siege.acme.stream(n=16, logit_bias=endless, headers=key) as (turn, lines):
+    with siege.acme.stream(n=4, logit_bias=endless, headers=key) as (turn, lines):
         next(lines)
     with siege.bolt.stream(max_tokens=2, headers=key) as (mine, lines):
         assert "data: [DONE]" in lines
