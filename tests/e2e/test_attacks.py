@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import os
 import secrets
 import time
@@ -234,7 +235,14 @@ def many_names_for_one(siege):
             person = turn.tenant, turn.user if turn.verified else ""
             masses[person] += max(map(abs, credit), default=0.0) / sizes[turn.tenant, turn.episode]
         most = max(siege.config.reward.user_cap, 2 / len(masses))
-        assert max(masses.values()) <= most * len(sizes) * widest
+        squares = defaultdict(float)
+        for turn, credit in zip(members, batch.credits, strict=True):
+            squares[turn.tenant, turn.user if turn.verified else ""] += max(map(abs, credit), default=0.0) ** 2
+        for person, mass in masses.items():
+            # advantages are divided by their root mean square, so all squares sum to the number of turns before anybody is cut
+            mine = sum(each == person for each in ((t.tenant, t.user if t.verified else "") for t in members))
+            typical = math.sqrt(max(0.0, len(members) - sum(squares.values()) + squares[person]) / mine)
+            assert mass <= most * len(sizes) * max(widest, typical)
         assert all(masses["acme", turn.user] > 0 for turn in members if turn.id in people)
 
 
