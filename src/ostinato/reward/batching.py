@@ -11,9 +11,9 @@ from random import Random
 
 import numpy as np
 
+from ostinato.core.samples import call_of
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import call_of
 from ostinato.reward.ledger_entries import Matured, Unit
 
 # in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word

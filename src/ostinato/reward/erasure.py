@@ -31,6 +31,7 @@ from ostinato.reward.pipeline import (
     credit_of,
     cuts_of,
     lines_of,
+    recorded_scales,
     shown_weights,
     with_samples,
 )
@@ -170,6 +171,7 @@ class CreditRefold:
                     weights=tuple(row.weights[index] for index in kept if row.weights),
                     shown=tuple(row.shown[index] for index in kept if row.shown),
                     after=tuple(row.after[index] for index in kept if row.after),
+                    scales=tuple(row.scales[index] for index in kept if row.scales),
                     hints=tuple(each for each in row.hints if not {each.turn, each.following} & gone),
                 )
             case _:
@@ -203,7 +205,8 @@ class CreditRefold:
         hints: tuple[TurnHint, ...] = ()
         if recorded.hints and self._hints is not None:
             hints = await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger))
-        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints)
+        scales = recorded_scales(turns, masses, ledger, self._taught) if recorded.scales else ()
+        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints, scales=scales)
         return RefoldedBatch(recorded=recorded, row=row, refused="")
 
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:

@@ -21,7 +21,7 @@ from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Advantages, Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Turn
-from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
+from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.alarms import FUNCTION
@@ -37,7 +37,7 @@ from ostinato.reward.batching import (
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
+from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import (
@@ -105,6 +105,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
     weights = batch.weights or batch_weights(ordered, {}, even=batch.even)
+    scales, ends = batch.scales or [1.0] * len(ordered), batch.after or [()] * len(ordered)
     samples = (
         Sample(
             turn=turn,
@@ -112,8 +113,10 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
             advantages=advantages,
             weight=weight,
             summed=of_world(turn),
+            scale=scale,
+            cut=bool(after) and (later := LaterReturns(*after)) == later.unknown,
         )
-        for turn, advantages, weight in zip(ordered, batch.credits, weights, strict=True)
+        for turn, advantages, weight, scale, after in zip(ordered, batch.credits, weights, scales, ends, strict=True)
     )
     return TrainingBatch(row=batch, samples=tuple(samples))
 
@@ -179,6 +182,16 @@ def cuts_of(turns: Sequence[Turn], masses: Mapping[Person, float], ledger: TurnL
     """By turn of a batch, the factor by which its person is cut."""
     scales = scales_of(masses, ledger.recent, ledger.config)
     return {turn.id: scales.get(counted_as(turn, ledger.config.users), 1.0) for turn in turns}
+
+
+def recorded_scales(
+    turns: Sequence[Turn], masses: Mapping[Person, float], ledger: TurnLedger, taught: Taught
+) -> tuple[float, ...]:
+    """For `Batch.scales`."""
+    if not taught.values:
+        return ()
+    cut = cuts_of(turns, masses, ledger)
+    return tuple(1.0 if of_world(turn) else cut[turn.id] for turn in turns)
 
 
 # ---------------------------------------------------------------- the desk
@@ -574,6 +587,7 @@ class RewardDesk:
             hints=()
             if self._hints is None
             else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger)),
+            scales=recorded_scales(turns, masses, ledger, self._taught),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
