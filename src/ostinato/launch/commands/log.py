@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ostinato.app.branches import branches_begun
 from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
 from ostinato.core.clock import wall_clock
@@ -181,7 +182,8 @@ async def forget(
     replay: bool = False,
 ) -> None:
     """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Waits up to `wait_s` seconds for the trainer to write
-    a checkpoint first. `replay`: also ask the trainer to train again without them. Raises NotFound, BadConfig.
+    a checkpoint first. The copy that a branch of the tenant learns from becomes unreadable, too. `replay`: also ask the trainer to train
+    again without them. Raises NotFound, BadConfig.
     """
     place = existing(config)
     with audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()):
@@ -191,6 +193,17 @@ async def forget(
             console.print(said, highlight=False, soft_wrap=True)
         with open_log(config) as log:
             newest = await log.forget(tenant, user)
+        for branch in branches_begun(config, tenant):
+            if said := await await_checkpoint(branch, wait_s):
+                console.print(f"branch of {tenant}: {said}", highlight=False, soft_wrap=True)
+            with open_log(branch) as log:
+                await log.forget(tenant, user)
+            console.print(
+                f"{tenant} has a branch, which was trained on them and is not trained again without them: `ostinato ship live --for "
+                f"{tenant}` begins it anew at the shared version, and `ostinato weights gc` then deletes what it was",
+                highlight=False,
+                soft_wrap=True,
+            )
     who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
     if user is not None:
         who += ", while record.encrypt was 'user',"
