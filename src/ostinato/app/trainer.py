@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
     """The training worker's parts. `learner` holds the loop's stages over the other parts. `anchor` gives the release that training is
-    kept near for ever, a branch's where it began, `bases` the bases of dials by their hashes, `tokens` the model's tokens, `numerics` the id of the trainer's
-    contract.
+    kept near for ever, a branch's where it began, `bases` the bases of dials by their hashes, `tokens` the model's tokens, `numerics` the
+    id of the trainer's contract.
     """
 
     learner: Learner
