@@ -7,11 +7,14 @@ import re
 import signal
 
 import aiohttp
+from rich.console import Console
 
 from ostinato.app.branches import branch_config
-from ostinato.app.storage import home, open_log, open_store
+from ostinato.app.storage import home, open_log
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Turn
+from ostinato.launch.commands.release import ship, ship_branch
 from ostinato.status.progress_lines import Lines
+from ostinato.train.checkpoint import newest_step
 
 KEYS = {"acme": "sk-acme-0123456789abcdef", "bolt": "sk-bolt-0123456789abcdef"}
 LIKED = {"acme": "^[a-z]", "bolt": "^[^a-z]"}  # opposite wishes
@@ -71,6 +74,16 @@ def published(config):
     return [line for line in Lines(home(config).progress("train")).new() if line["kind"] == "published"]
 
 
+async def shipped(config):
+    return [row for row in await rows(config, ReleaseEvent) if row.action == "shipped" and row.previous]
+
+
+async def begun_anew(config):
+    """The step from which training goes on at a version of another line, if it was taken since the first."""
+    found = [row for row in await rows(config, Batch) if row.base is not None]
+    return found[-1] if len(found) > 1 else None
+
+
 async def test_it_learns_from_its_tenant_alone_and_survives_a_kill(tmp_path, running):
     run = await running(tmp_path, *tenants())
     branch = branch_config(run.config, "acme")
@@ -83,7 +96,13 @@ async def test_it_learns_from_its_tenant_alone_and_survives_a_kill(tmp_path, run
             known = len(published(branch))
             while len(published(branch)) < known + 2 or len(published(run.config)) < 2:
                 await asyncio.sleep(0.2)
-            while not [row for row in await rows(branch, ReleaseEvent) if row.action == "shipped" and row.previous]:
+            while not await shipped(branch):
+                await asyncio.sleep(0.2)
+            judged = [row for row in await rows(branch, ReleaseEvent) if row.action == "evaluated"]
+            # a person puts a version of the shared line there
+            line = published(run.config)[-1]
+            await ship_branch(run.config, line["hash"][:20], "acme", "op", Console(quiet=True))
+            while (anew := await begun_anew(branch)) is None or published(branch)[-1]["number"] <= anew.step:
                 await asyncio.sleep(0.2)
     finally:
         await run.stop()
@@ -96,8 +115,46 @@ async def test_it_learns_from_its_tenant_alone_and_survives_a_kill(tmp_path, run
     assert len(own) == len(set(own)) > 0
     assert {(served[turn].tenant, served[turn].arm) for turn in own} == {("acme", Arm.BRANCH)}
     assert {served[turn].tenant for turn in shared} == {"bolt"}
+    assert judged, "what was shipped had passed the gate"
+    assert (anew.base.number, anew.base.hash) == (line["number"], line["hash"])
+    assert anew.turns == ()
     lines = published(branch)
+    assert min(each["number"] for each in lines if each["at"] > anew.at) > max(anew.step, anew.base.number)
     assert len({line["number"] for line in lines}) == len({(line["number"], line["hash"]) for line in lines})
-    refs = await open_store(run.config).refs()
-    assert refs["branch/acme"] in {line["hash"] for line in lines}
-    assert refs["live"] not in {line["hash"] for line in lines}
+    own_roots = {each["hash"] for each in lines}
+    assert {row.policy.hash for row in (await shipped(branch))[:1]} <= own_roots
+    assert {row.policy.hash for row in await rows(run.config, ReleaseEvent)}.isdisjoint(own_roots)
+
+
+async def test_it_begins_at_a_version_that_was_trained_and_goes_on_above_its_number(tmp_path, running):
+    alone = [word for word in tenants() if "branch" not in word and "learn.tenants" not in word]
+    run = await running(tmp_path, *alone, "evaluate.suite=''")
+    try:
+        async with crowds(run.url), asyncio.timeout(PATIENT_S):
+            while len(published(run.config)) < 2 or newest_step(home(run.config).checkpoints) < 3:
+                await asyncio.sleep(0.2)
+            line = published(run.config)[0]
+            await ship(run.config, line["hash"][:20], "", "op", Console(quiet=True))
+    finally:
+        await run.stop()
+    shared = newest_step(home(run.config).checkpoints)
+    run = await running(tmp_path, *tenants(), "evaluate.suite=''")
+    branch = branch_config(run.config, "acme")
+    try:
+        async with crowds(run.url), asyncio.timeout(PATIENT_S):
+            while len(published(branch)) < 2:
+                await asyncio.sleep(0.2)
+    finally:
+        await run.stop()
+    batches = await rows(branch, Batch)
+    assert (batches[0].base.hash, batches[0].turns) == (line["hash"], ())
+    assert batches[0].step >= shared + 1 > line["number"]
+    assert [batch.step for batch in batches] == list(range(batches[0].step, batches[0].step + len(batches)))
+    served = {turn.id: turn for turn in await rows(run.config, Turn)}
+    own = [turn for batch in batches for turn in batch.turns]
+    assert {(served[turn].tenant, served[turn].arm) for turn in own} == {("acme", Arm.BRANCH)}
+    assert {span.policy.hash for turn in own for span in served[turn].spans} == {line["hash"]}, (
+        "no suite, nothing ships"
+    )
+    steps = [each for each in Lines(home(branch).progress("train")).new() if each["kind"] == "step"]
+    assert steps[0]["on_policy"] > 0.9, "the first step's turns were made by the very weights that it starts from"

@@ -91,11 +91,14 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
         newest_step,
     )  # not for commands that only want to know which branches there are
 
-    shared = home(serving_run(run.config))
-    say("waiting for the version that is live, and the shared trainer's first checkpoint")
-    while (start := await run.follower.resolve("control")) is None or (
-        start.number and not newest_step(shared.checkpoints)
-    ):
+    shared, looks = home(serving_run(run.config)), 0
+    while True:
+        start = await run.follower.resolve("control")
+        if start is not None and (not start.number or newest_step(shared.checkpoints)):
+            break
+        if looks % _LOOKS_A_WORD == 0:  # said again, since this may take longer than a start may
+            say("waiting for the version that is live, and the shared trainer's first checkpoint")
+        looks += 1
         await asyncio.sleep(_LOOK_S)
     if start.number and not newest_step(run.home.checkpoints):
         await asyncio.to_thread(_take_checkpoint, shared.checkpoints, run.home.checkpoints)
@@ -105,7 +108,7 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
             await run.store.move_ref(ref, held, start.hash)
 
 
-_LOOK_S = 0.5
+_LOOK_S, _LOOKS_A_WORD = 0.5, 240
 
 
 def _take_checkpoint(shared: Path, own: Path) -> None:
@@ -154,7 +157,8 @@ class TenantRows:
         """Copy what has come since. Returns how many rows. Raises StorageFull, Unavailable."""
         if self._cursor is None:
             kept = await self._run.folds.load(_FOLD)
-            self._cursor = 0 if kept is None else kept[0]
+            # a log that was restored may end before; rows that are here already are not kept twice
+            self._cursor = 0 if kept is None or kept[0] > self._log.newest() else kept[0]
         count = 0
         rows: list[Row] = []
         upto = self._cursor

@@ -271,6 +271,8 @@ async def test_whoever_is_forgotten_is_erased_from_the_copy_too(tmp_path):
         text = " ".join(console.export_text().split())
         assert "`ostinato ship live --for acme` begins it anew" in text
         assert [each.redacted for each in await copied(run, Turn)] == [True, False]
+        with pytest.raises(BadConfig, match="trains a branch: forget in the run that serves"):
+            await forget(branch, "acme", "ann", console)
         with open_log(config) as log:  # ann comes back
             await log.append(turn("acme-3", "acme", Arm.BRANCH, user="ann"))
         await rows.copy()

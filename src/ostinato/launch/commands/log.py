@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from ostinato.app.branches import branches_begun
-from ostinato.app.storage import Home, open_log
+from ostinato.app.storage import Home, open_log, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import NotFound
+from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
@@ -186,6 +186,10 @@ async def forget(
     again without them. Raises NotFound, BadConfig.
     """
     place = existing(config)
+    if config.run.tenant:
+        raise BadConfig(
+            f"{place.root} trains a branch: forget in the run that serves, {serving_run(config).run.directory}, which reaches this one, too"
+        )
     with audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()):
         with open_log(config) as log:
             log.check_forgettable(user)
