@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ostinato.core.arm_assignment import BRANCHES, Dealing, branch_of
+from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES, Dealing, branch_of
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.notices import Forgotten
@@ -96,7 +96,8 @@ class ServerInfo:
         slots = {
             name: {"number": policy.number, "hash": policy.hash}
             for name, policy in loaded.items()
-            if not name.startswith(BRANCHES) or (who is not None and (who.admin or name == branch_of(who.tenant)))
+            if not name.startswith((BRANCHES, BRANCH_REFS))
+            or (who is not None and (who.admin or name == branch_of(who.tenant)))
         }
         status, body = "ready", {"model": self._parts.model, "slots": slots}
         if Arm.LIVE not in slots:

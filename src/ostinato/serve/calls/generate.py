@@ -598,7 +598,7 @@ class CallHandlers:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        if compacts(request):
+        if question.purpose is Purpose.COMPACTION:  # an agent whose summary is cut off cannot go on
             default = max(default, self._context // LEAST_SHARE)
         said = request.sampling(min(wanted or default, room))
         asked_for = constrained(replace(said, stop=()) if within else said, question)
