@@ -248,6 +248,13 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         "/ tenants (one or two are not capped) or what the others' users cannot fill under `user_cap`. Tenants with "
         "turns to learn from fill a batch in turn.",
     )
+    propensity_cap: float = Field(
+        default=4.0,
+        ge=1,
+        le=100,
+        description="Most by which a rewarded turn's weight is multiplied, or divided, because answers of its length are "
+        "rewarded less, or more, often than the tenant's others (inverse propensity weighting). 1: no turn's is.",
+    )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
     belief: BeliefConfig = Field(
         default_factory=BeliefConfig, description="Credit by the change of belief in a known answer."

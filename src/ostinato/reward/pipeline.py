@@ -186,6 +186,18 @@ async def beliefs_of(log: Log, turns: Sequence[Turn], config: RewardConfig) -> d
     }
 
 
+def relative_weights(
+    ledger: TurnLedger, found: Sequence[tuple[Turn, Matured]], chosen: ChosenTurns
+) -> dict[str, float]:
+    """By people's turn, the inverse of the chance that it was drawn and of the propensity with which it got a reward; {} if all are 1."""
+    weights = {
+        turn.id: chosen.weights.get(turn.id, 1.0) * ledger.propensity.weight(turn.tenant, entry.facts.sampled)
+        for turn, entry in found
+        if not entry.facts.world
+    }
+    return weights if any(weight != 1.0 for weight in weights.values()) else {}
+
+
 async def lines_of(
     log: Log, token_bytes: TokenBytes | None, chosen: Sequence[tuple[Turn, Matured]]
 ) -> dict[str, TurnLines]:
@@ -581,7 +593,8 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        weights = batch_weights(turns, chosen.weights, even=True) if chosen.weights else []
+        relative = relative_weights(ledger, found, chosen)
+        weights = batch_weights(turns, relative, even=True) if relative else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
         masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
