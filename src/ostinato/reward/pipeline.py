@@ -517,11 +517,11 @@ class RewardDesk:
         taken = {entry.facts.id for entry in served}
         waiting = (entry.facts for entry in (*ledger.open.values(), *ledger.matured.values()))
         lags = (
-            lineage.lag(steps, facts.oldest)
+            facts.lag(lineage, steps)
             for facts in waiting
-            if facts.hold is None and not facts.world and facts.oldest is not None and facts.id not in taken
+            if facts.hold is None and not facts.world and facts.versions and facts.id not in taken
         )
-        return sum(1.0 / (most - lag + 1) for lag in lags if lag <= most)
+        return sum(1.0 / math.floor(most - lag + 1) for lag in lags if lag <= most)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
         """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
@@ -536,11 +536,11 @@ class RewardDesk:
         facts = entry.facts
         if facts.id in self._reading.ledger.to_hold:
             return self._reading.ledger.to_hold[facts.id]
-        lag = 0 if facts.oldest is None else lineage.lag(steps, facts.oldest)
+        lag = facts.lag(lineage, steps)
         if self._numerics is not None and facts.numerics != self._numerics:
             return f"numerics:{facts.numerics or 'unknown'}"
         if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
-            return f"stale:{lag}"
+            return f"stale:{lag:.3g}"
         return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
 
     async def _record(
