@@ -79,11 +79,14 @@ async def run(*words, cwd, env, longest_s):
     return told.decode(errors="replace")
 
 
-async def solve(agent, repo, home, engine, renderer, *, longest_s=120, also=(), **config):
+async def solve(agents, repo, home, engine, renderer, *, longest_s=120, also=(), settings=None, **config):
     """Connect the agent and have it solve the task. Returns the log and the agent's refused calls.
 
-    `also`: further `ostinato` commands to run before the agent, as lists of words.
+    `agents`: the agent, or the same with several commands, one after the other. `also`: further `ostinato` commands to run before it, as
+    lists of words. `settings`: changes the agent's settings once they are written.
     """
+    agents = agents if isinstance(agents, list) else [agents]
+    agent = agents[0]
     log, refused = MemoryLog(), []
     app = create_app(
         engine=engine,
@@ -111,6 +114,9 @@ async def solve(agent, repo, home, engine, renderer, *, longest_s=120, also=(), 
         await run(sys.executable, "-m", "ostinato.cli", *words, *telemetry, cwd=repo, env=env, longest_s=120)
         for words in also:
             await run(sys.executable, "-m", "ostinato.cli", *words, cwd=repo, env=env, longest_s=120)
-        await run(*agent.command, cwd=repo, env=env, longest_s=longest_s)
+        if settings is not None:
+            settings(home, agent)
+        for each in agents:
+            await run(*each.command, cwd=repo, env=env, longest_s=longest_s)
         await asyncio.sleep(0.5)  # an exporter's last batch may arrive after the agent has exited
     return log, refused

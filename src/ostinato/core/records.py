@@ -66,8 +66,9 @@ class Finish(StrEnum):
 
 class Arm(StrEnum):
     """Which release a user was served. `control` never changes; `previous` is the release that live replaced; `verified` is the best
-    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `eval` and `world` (a rollout in a
-    simulated world) serve no people; `outside` is somebody else's model, not a release.
+    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `shared` is live, where it answers
+    somebody of a tenant with a branch; `eval` and `world` (a rollout in a simulated world) serve no people; `outside` is somebody else's
+    model, not a release.
     """
 
     LIVE = "live"
@@ -76,6 +77,7 @@ class Arm(StrEnum):
     VERIFIED = "verified"
     CONTROL = "control"
     BRANCH = "branch"
+    SHARED = "shared"
     EVAL = "eval"
     WORLD = "world"
     OUTSIDE = "outside"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.serve.gateway_world import world
-from tests.unit.serve.test_sessions import ME, NOBODY, RENDERER, answer, ask, named, said, talk, turn
+from tests.unit.serve.test_sessions import ME, NOBODY, RENDERER, answer, ask, looked, named, said, talk, turn
 
 from ostinato.core.conversation import Conversation, Message, Role, ToolCall
-from ostinato.core.records import Branch, Window, WindowMaker
+from ostinato.core.records import Branch, Purpose, Window, WindowMaker
 from ostinato.serve.calls.compaction import SummaryIndex, SummaryTurn
 from ostinato.serve.calls.conversations import Sessions
 from ostinato.testing.engine import FakeEngine
@@ -61,6 +61,26 @@ def test_a_summary_behind_the_task_is_recognised_with_and_without_a_system_messa
     assert ask(sessions, Conversation(messages=(*system, task, kept))).window == window(1, "s:0")
     later = (task, Message(role=Role.USER, text="And the lexer."), kept)
     assert ask(sessions, Conversation(messages=(*system, *later))).window is None
+
+
+@pytest.mark.parametrize("system", [(), (SYSTEM,)])
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_summary_that_its_agent_puts_into_the_assistants_mouth_is_recognised_if_it_was_asked_for(system, restored):
+    """opencode goes on with the user's task, the summary as the assistant's answer, and what is to be done next."""
+    request = said("Summarise.")
+    first = turn(RENDERER.chat(request), SUMMARY, id="s:0", episode="ep-1")
+    told = Conversation(messages=(*system, *said("What did we do so far?", TOLD, "Go on.").messages))
+    for summary in (first, replace(first, purpose=Purpose.COMPACTION)):
+        sessions = Sessions(RENDERER, budget=100_000)
+        if restored:
+            sessions.restore(summary)
+        else:
+            sessions.remember(looked(sessions, ME, request), summary, answer(SUMMARY))
+        found = ask(sessions, told)
+        wanted = (Branch.COMPACTED, window(1, "s:0")) if summary is not first else (found.branch, None)
+        assert (found.branch, found.window) == wanted
+        later = Conversation(messages=(*system, *said("One.", "Two.", "Three.", TOLD, "Go on.").messages))
+        assert ask(sessions, later).window is None
 
 
 def test_windows_are_counted_along_the_chain():

@@ -4,6 +4,16 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.fakes.summary_requests import (
+    CLAUDE,
+    NO_REQUESTS,
+    OPENCODE,
+    OPENCODE_SYSTEM,
+    REQUESTS,
+)
+from tests.fakes.summary_requests import (
+    CODEX as CODEX_REQUEST,
+)
 from tests.unit.serve.gateway_world import world
 from tests.unit.serve.test_tools import READ
 
@@ -57,6 +67,54 @@ def raw(headers):
 )
 def test_what_a_call_is_for_is_read_off_what_agents_send(headers, conversation, purpose):
     assert purpose_of(raw(headers), conversation) is purpose
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"X-Claude-Code-Session-Id": "s"}, {"X-Session-Id": "s", "X-Parent-Session-Id": "p"}]
+)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_agents_own_request_for_a_summary_is_a_compaction_when_it_arrives(name, headers):
+    assert purpose_of(raw(headers), REQUESTS[name]) is Purpose.COMPACTION
+    assert purpose_of(raw({**headers, "X-Ostinato-Purpose": "side"}), REQUESTS[name]) is Purpose.SIDE
+
+
+@pytest.mark.parametrize("name", NO_REQUESTS)
+def test_what_only_speaks_of_a_summary_is_no_compaction(name):
+    assert purpose_of({}, NO_REQUESTS[name]) is Purpose.TASK
+
+
+async def test_an_agents_summary_has_room_though_the_agent_names_no_budget():
+    """Codex names no budget and cannot go on when its summary is cut off: it gets as much as a summary on demand."""
+    long = "x" * 200
+    async with world(long, default_max_tokens=100) as w:
+        for content in ("Mend it.", CODEX_REQUEST):
+            status, _, body = await w.post("/v1/responses", {"model": "m", "input": content, "user": "ann"})
+            assert status == 200, body
+        task, summary = w.log.turns()
+        assert (task.purpose, len(task.sampled_ids)) == (Purpose.TASK, 100)
+        assert (summary.purpose, summary.text) == (Purpose.COMPACTION, long)
+
+
+async def test_the_wire_of_each_dialect_is_read():
+    async with world() as w:
+        tool = {"name": "read", "input_schema": {"type": "object"}}
+        talk = [
+            {"role": "user", "content": "Mend it."},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "..."},
+                    {"type": "text", "text": CLAUDE},
+                ],
+            },
+        ]
+        body = {"model": "m", "max_tokens": 99, "tools": [tool], "messages": talk}
+        status, headers, _ = await w.post("/v1/messages", body, headers={"X-Claude-Code-Session-Id": "s"})
+        assert (status, headers["x-ostinato-purpose"]) == (200, "compaction")
+        chat = [{"role": "system", "content": OPENCODE_SYSTEM}, {"role": "user", "content": OPENCODE}]
+        status, headers, _ = await w.chat(messages=chat, headers={"X-Session-Id": "s"})
+        assert (status, headers["x-ostinato-purpose"]) == (200, "compaction")
 
 
 def test_an_unknown_purpose_is_refused():

@@ -1,8 +1,8 @@
 """Determines who a model call is for and which weights answer it: user, signature, arm, slot, episode, group.
 
 The purpose of a call: the task itself or an auxiliary call. It is given by the header X-Ostinato-Purpose, or else inferred from headers
-that coding agents send anyway: Codex marks its sub-agents and compactions, Claude Code and opencode their sub-agents. A call in an
-agent's session without tools is a side call: a title, a topic, a summary.
+that coding agents send anyway: Codex marks its sub-agents and compactions, Claude Code and opencode their sub-agents. Compactions of other
+agents are told by the words of their requests. A call in an agent's session without tools is a side call: a title, a topic.
 
 The routes that sample: how each parses a request and shapes its answer. Everything else about a call is the same for all of them.
 """
@@ -25,6 +25,7 @@ from ostinato.core.steering import Steering
 from ostinato.serve.arms import Assignment
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.auto_deals import Deal
+from ostinato.serve.calls.compaction import asks_for_summary
 from ostinato.serve.calls.conversations import ConversationScope
 from ostinato.serve.consent import ConsentChoices, read_level
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
@@ -44,7 +45,7 @@ _COMPACTIONS = ("compact", "compaction")
 
 
 def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None) -> Purpose:
-    """The purpose of a call, by its headers (names in lower case) and, if it is a conversation, its tools. Raises BadRequest.
+    """The purpose of a call, by its headers (names in lower case) and, for a conversation, its tools and its request. Raises BadRequest.
 
     Example: ``purpose_of({b"x-ostinato-purpose": b"side"}, None) is Purpose.SIDE``
     """
@@ -56,6 +57,8 @@ def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None
             raise BadRequest(f"X-Ostinato-Purpose takes {', '.join(Purpose)}.", field="X-Ostinato-Purpose") from None
     subagent = headers.get(b"x-openai-subagent", b"").decode("latin-1")
     if subagent in _COMPACTIONS or _codex_kind(headers.get(b"x-codex-turn-metadata", b"")) in _COMPACTIONS:
+        return Purpose.COMPACTION
+    if conversation is not None and asks_for_summary(conversation):
         return Purpose.COMPACTION
     if subagent or any(name in headers for name in _PARENTS):
         return Purpose.SUBAGENT
@@ -193,7 +196,8 @@ class Senders:
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
         assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
-        slot = branch_of(caller.tenant) if assignment.arm is Arm.BRANCH else assignment.arm.value
+        own = {Arm.BRANCH: branch_of(caller.tenant), Arm.SHARED: Arm.LIVE.value}
+        slot = own.get(assignment.arm, assignment.arm.value)
         return Placement(slot=slot, assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:

@@ -403,7 +403,8 @@ class Sessions:
         by = {Arm.OUTSIDE: WindowMaker.OUTSIDE, Arm.WORLD: WindowMaker.HARNESS}.get(turn.arm, WindowMaker.AGENT)
         number = 0 if turn.window is None else turn.window.number
         summary = SummaryTurn(turn=turn.id, episode=turn.episode, number=number, by=by)
-        self._summaries.add(_answers_of(scope), summary, answer.text, scope.user)
+        asked = turn.purpose is Purpose.COMPACTION
+        self._summaries.add(_answers_of(scope), summary, answer.text, scope.user, asked=asked)
 
     # ------------------------------------------------------------ finding
 
