@@ -28,6 +28,7 @@ from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import (
     batch_weights,
     behind_last,
+    beliefs_of,
     credit_of,
     cuts_of,
     lines_of,
@@ -192,10 +193,12 @@ class CreditRefold:
         masses = masses_of(drawn_from + [ledger.matured[row.turn].facts.source for _, row in self._passed], even=True)
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         lines = await lines_of(self._log, self._token_bytes, found)
+        beliefs = await beliefs_of(self._log, turns, ledger.config)
         after = ledger.later_returns(entries, left.upto or None)
         row = replace(left, weights=weights, after=behind_last(entries, after))
         try:
-            credits = credit_of(ledger, self._taught, entries, by_turn, masses, lines)(by_episode(turns, after), values)
+            credit = credit_of(ledger, self._taught, entries, by_turn, masses, lines, beliefs)
+            credits = credit(by_episode(turns, after), values)
         except NoSignal as error:
             return RefoldedBatch(recorded=recorded, row=row, refused=str(error))
         corrections = self._taught.corrections if recorded.shown else 0.0

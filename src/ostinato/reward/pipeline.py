@@ -20,10 +20,23 @@ from dataclasses import replace
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Advantages, Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Turn
+from ostinato.core.records import (
+    Advantages,
+    Batch,
+    Holdback,
+    Person,
+    PolicyVersion,
+    Reward,
+    RewardReach,
+    Row,
+    Signal,
+    Source,
+    Turn,
+)
 from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
+from ostinato.core.verdicts import BELIEF, belief_id
 from ostinato.reward.alarms import FUNCTION
 from ostinato.reward.baseline import counted_as
 from ostinato.reward.batching import (
@@ -37,7 +50,15 @@ from ostinato.reward.batching import (
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
+from ostinato.reward.credit import (
+    BeliefWeighted,
+    ByOrigin,
+    EpisodeKey,
+    GroupRelative,
+    SingleRollout,
+    by_episode,
+    of_world,
+)
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import (
@@ -140,13 +161,41 @@ def credit_of(
     weights: Mapping[str, float] | None,
     masses: Mapping[Person, float],
     lines: Mapping[str, TurnLines],
+    beliefs: Mapping[str, float],
 ) -> Credit:
     """The credit assignment of a batch of these turns that follows the rows that the ledger has read. For the rest see `SingleRollout`."""
     outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
     single = SingleRollout(
         ledger.config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
     )
-    return ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=taught.worlds_weight, weights=weights)
+    belief = ledger.config.belief
+    worlds: Credit = GroupRelative(equal_states=ledger.config.equal_states)
+    if belief.strength:
+        worlds = BeliefWeighted(worlds, beliefs, strength=belief.strength, most=belief.most)
+    return ByOrigin(people=single, worlds=worlds, worlds_weight=taught.worlds_weight, weights=weights)
+
+
+async def beliefs_of(log: Log, turns: Sequence[Turn], config: RewardConfig) -> dict[str, float]:
+    """How much turns of simulated worlds changed the belief in the known answer, where rollouts say so; {} if it is of no use."""
+    tenants = {turn.id: turn.tenant for turn in turns if of_world(turn)} if config.belief.strength else {}
+    said = await log.find(Signal, [(tenant, belief_id(turn)) for turn, tenant in tenants.items()]) if tenants else []
+    return {
+        each.turn: min(1.0, max(-1.0, each.value))
+        for each in said
+        if each.name == BELIEF and each.source is Source.CODE and each.id == belief_id(each.turn)
+    }
+
+
+def relative_weights(
+    ledger: TurnLedger, found: Sequence[tuple[Turn, Matured]], chosen: ChosenTurns
+) -> dict[str, float]:
+    """By people's turn, the inverse of the chance that it was drawn and of the propensity with which it got a reward; {} if all are 1."""
+    weights = {
+        turn.id: chosen.weights.get(turn.id, 1.0) * ledger.propensity.weight(turn.tenant, entry.facts.sampled)
+        for turn, entry in found
+        if not entry.facts.world
+    }
+    return weights if any(weight != 1.0 for weight in weights.values()) else {}
 
 
 async def lines_of(
@@ -544,15 +593,16 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        weights = batch_weights(turns, chosen.weights, even=True) if chosen.weights else []
+        relative = relative_weights(ledger, found, chosen)
+        weights = batch_weights(turns, relative, even=True) if relative else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
         masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
         entries = [entry for _, entry in found]
         after = ledger.later_returns(entries)
-        credit = credit_of(
-            ledger, self._taught, entries, by_turn, masses, await lines_of(self._log, self._token_bytes, found)
-        )
+        lines = await lines_of(self._log, self._token_bytes, found)
+        beliefs = await beliefs_of(self._log, turns, self._config)
+        credit = credit_of(ledger, self._taught, entries, by_turn, masses, lines, beliefs)
         try:
             credits = credit(by_episode(turns, after), values)
         except NoSignal as error:
