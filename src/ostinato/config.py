@@ -37,6 +37,11 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
         default=Path("runs/default"),
         description="Directory of the run's log, weight store, checkpoints, keys and worker logs.",
     )
+    tenant: str = Field(
+        default="",
+        description="The tenant whose branch this run trains, in DIRECTORY/branches/TENANT of the run that serves it. Set by `ostinato up` "
+        "for the workers of `learn.tenants`. Empty: the run that serves.",
+    )
 
 
 AUTO_TURNS = 144
@@ -66,6 +71,12 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         "'auto': all that are ready and fit, 144 at least. A step then waits until that is its even share of the turns "
         "whose rewards are not known yet, since each step makes them staler; and its learning rate grows with the root of its turns, to "
         "twice as much at most.",
+    )
+    tenants: tuple[str, ...] = Field(
+        default=(),
+        description="Tenants of `serve.branches` whose branch is trained: each has a trainer of its own that learns from its people alone, "
+        "from the version that is live when it begins, and a gate and a guard of its own. Three processes each, the memory of one more "
+        "trainer, and of up to three more versions in the gateway.",
     )
     worlds_weight: float | None = Field(
         default=0.4,
@@ -113,6 +124,14 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.5, gt=0, description="Seconds between looks at the log while too few turns are ready."
     )
 
+    @field_validator("tenants")
+    @classmethod
+    def _check_tenants(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse a tenant with two trainers. Raises ValueError."""
+        if twice := sorted({tenant for tenant in given if given.count(tenant) > 1}):
+            raise ValueError(f"{twice[0]!r} stands there twice; a tenant has one branch: name it once")
+        return given
+
     @field_validator("batch", mode="before")
     @classmethod
     def _check_batch(cls, given: Any) -> Any:
@@ -138,6 +157,11 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     )
     further_suites: tuple[str, ...] = Field(
         default=(), description="More task files; the gate's margins apply to each of them."
+    )
+    tenant_suites: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict[str, tuple[str, ...]],
+        description="By tenant of `learn.tenants`, task files of its own: the gate measures its branch on them first, and on the suites "
+        "above.",
     )
     tasksets: tuple[str, ...] = Field(
         default=(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.core.arm_assignment import branch_of
 from ostinato.core.errors import BadConfig
 from ostinato.core.files import write_atomic
 from ostinato.record.lock import hold
@@ -66,6 +67,10 @@ class Home:
         """The weight store."""
         return self.root / "weights"
 
+    def branch(self, tenant: str) -> Path:
+        """The directory of the run that trains a tenant's branch."""
+        return self.root / "branches" / tenant
+
     @property
     def checkpoints(self) -> Path:
         """The trainer's checkpoints."""
@@ -93,7 +98,7 @@ class Home:
 
     @property
     def name(self) -> str:
-        """The name under which this run publishes: its directory's."""
+        """The directory's name."""
         return self.root.resolve().name
 
     @property
@@ -181,3 +186,8 @@ class Run:
     folds: Folds
     store: KeptStore
     follower: Follower
+
+    @property
+    def name(self) -> str:
+        """The name under which this run publishes: its directory's, or its branch's."""
+        return branch_of(self.config.run.tenant) if self.config.run.tenant else self.home.name

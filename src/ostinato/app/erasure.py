@@ -513,7 +513,7 @@ async def knowing(run: Run, first: int, last: int) -> Knowing:
     from ostinato.train.checkpoint import step_of, stored
 
     refs = {ref: root for ref, root in (await run.store.refs()).items() if not ref.startswith(VERSIONS)}
-    versions = await versions_between(run.store, first, last)
+    versions = await versions_between(run.store, first, last, run.name)
     held = {root: ref for ref, root in refs.items()}
     return Knowing(
         checkpoints=[path for path in stored(run.home.checkpoints) if first <= step_of(path) <= last],

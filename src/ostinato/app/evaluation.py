@@ -227,6 +227,7 @@ def open_releases(
         evaluation_ref=EVALUATION_REF,
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
         paused=lambda: monitors is not None and monitors.pauses_shipping,
+        control_moves=bool(run.config.run.tenant),
     )
 
 

@@ -6,7 +6,8 @@ rows keeps those that are not decided yet and those that a restarted trainer rea
 
 from __future__ import annotations
 
-from ostinato.app.storage import Run
+from ostinato.app.branches import branches_begun
+from ostinato.app.storage import Run, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
@@ -19,9 +20,13 @@ _LIVE = ("shipped", "rolled_back")  # the actions after which the event's versio
 
 
 async def needed(log: RowLog, config: Config) -> list[str]:
-    """The roots that a collection must keep for this run."""
+    """The roots that a collection must keep for this run, and for the branches whose versions lie in its store."""
     released = await _released(log, config.collect.releases)
-    return list(dict.fromkeys(policy.hash for policy in (*released, *_retaken(log, config))))
+    roots = [policy.hash for policy in (*released, *_retaken(log, config))]
+    for branch in branches_begun(config):
+        with open_log(branch) as branch_log:
+            roots += await needed(branch_log, branch)
+    return list(dict.fromkeys(roots))
 
 
 async def collect_weights(run: Run, on_step: OnStep = lambda step: None) -> Collected:

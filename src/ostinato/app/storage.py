@@ -9,15 +9,15 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.config import Config
-from ostinato.core.arm_assignment import BRANCHES, branch_of
+from ostinato.config import Config, RunConfig
+from ostinato.core.arm_assignment import BRANCHES, branch_of, branch_ref
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound, StorageFull
 from ostinato.core.files import make_private, write_atomic
 from ostinato.core.records import Arm
 from ostinato.core.seams import Cursor
 from ostinato.record.config import RecordConfig
-from ostinato.run_directory import MARK, SERVED_REFS, Home, Run
+from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, MARK, SERVED_REFS, Home, Run
 
 if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
     from ostinato.core.seams import Folds
@@ -33,11 +33,18 @@ logger = logging.getLogger(__name__)
 
 def served_refs(config: Config) -> tuple[str, ...]:
     """The refs whose versions a gateway holds. The verified release is included if some users stay on it, the newest version if rollouts
-    in simulated worlds are learned from, and tenants' branches.
+    in simulated worlds are learned from, and tenants' branches, with what a branch's gate measures.
     """
     verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
     branches = map(branch_of, config.serve.branches)
-    return (*SERVED_REFS, *verified, *branches, *(() if config.learn.source == "people" else (Arm.WORLD.value,)))
+    judged = [branch_ref(each, ref) for each in config.learn.tenants for ref in (EVALUATION_REF, BEST_EVALUATION_REF)]
+    return (
+        *SERVED_REFS,
+        *verified,
+        *branches,
+        *judged,
+        *(() if config.learn.source == "people" else (Arm.WORLD.value,)),
+    )
 
 
 def live_last(refs: Sequence[str]) -> tuple[str, ...]:
@@ -51,12 +58,16 @@ def live_last(refs: Sequence[str]) -> tuple[str, ...]:
 
 
 def operator_key(config: Config, place: Home | None = None) -> str:
-    """The key that lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the run's own at `place`."""
+    """The key that lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the one at `place`, by
+    default where the gateway serves.
+    """
     shared = config.serve.admin_key
-    return (place or home(config)).admin_key() if shared is None else shared.get_secret_value()
+    return (place or home(serving_run(config))).admin_key() if shared is None else shared.get_secret_value()
 
 
-_SUBDIRECTORIES = frozenset({"log", "logs", "folds", "weights", "checkpoints", "relay", "machine", ".cache"})
+_SUBDIRECTORIES = frozenset(
+    {"log", "logs", "folds", "weights", "checkpoints", "relay", "machine", "branches", ".cache"}
+)
 
 
 def home(config: Config) -> Home:
@@ -69,6 +80,13 @@ def home(config: Config) -> Home:
     if said:
         _warn_once(said)
     return Home(place)
+
+
+def serving_run(config: Config) -> Config:
+    """The settings of the run whose gateway serves a tenant's branch, from those of the run that trains it; others as they are."""
+    if not config.run.tenant:
+        return config
+    return config.model_copy(update={"run": RunConfig(directory=config.run.directory.parents[1])})
 
 
 def _is_only_a_run(place: Path) -> bool:
@@ -217,11 +235,17 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
 
 
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
-    """The run's weight store: a directory, or the store that `weights.url` names. `tenure`: the role in which refs are moved."""
+    """The run's weight store: a directory, or the store that `weights.url` names. `tenure`: the role in which refs are moved.
+
+    The run that trains a tenant's branch uses that of the run that serves, with refs of its own.
+    """
+    from ostinato.weights.store.branch import BranchStore
     from ostinato.weights.store.directory import DirectoryStore
     from ostinato.weights.store.factory import open_url
     from ostinato.weights.store.interface import unfenced
 
+    if config.run.tenant:
+        return BranchStore(open_store(serving_run(config), tenure), config.run.tenant)
     fence = unfenced if tenure is None else tenure.check
     if config.weights.url:
         return open_url(config.weights, fence)

@@ -14,7 +14,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from ostinato.app.storage import home
+from ostinato.app.storage import home, serving_run
 from ostinato.app.worlds import (
     GRADERS,
     GRADERS_IN_BOXES,
@@ -27,6 +27,7 @@ from ostinato.app.worlds import (
     world_gateway,
 )
 from ostinato.config import Config
+from ostinato.core.arm_assignment import branch_ref
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Backend
@@ -225,7 +226,9 @@ class HeldOutWorld:
 
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
-        gateway = world_gateway(self.config, home(self.config), self.url, self.tasks, slot)
+        tenant = self.config.run.tenant
+        named = branch_ref(tenant, slot) if tenant else slot
+        gateway = world_gateway(self.config, home(serving_run(self.config)), self.url, self.tasks, named)
         async with workshop_behind(self.config, gateway, grading=self.grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
     """The training worker's parts. `learner` holds the loop's stages over the other parts. `anchor` gives the release that training is
-    kept near for ever, `bases` the bases of dials by their hashes, `tokens` the model's tokens, `numerics` the id of the trainer's
-    contract.
+    kept near for ever, a branch's where it began, `bases` the bases of dials by their hashes, `tokens` the model's tokens, `numerics` the
+    id of the trainer's contract.
     """
 
     learner: Learner
@@ -149,6 +149,7 @@ def taught_by(config: Config) -> Taught:
         every=source == "people" and config.learn.batch == "auto",
         worlds_weight=config.learn.worlds_weight,
         corrections=config.learn.corrections,
+        values=config.train.value_lambda is not None,
     )
 
 
@@ -177,7 +178,7 @@ def open_learning(
     released = Released(follower, live)
 
     async def anchor() -> PolicyVersion | None:
-        return await follower.resolve("control") or await follower.resolve("base")
+        return (None if config.run.tenant else await follower.resolve("control")) or await follower.resolve("base")
 
     async def bases(hashes: Sequence[str]) -> Sequence[SteeringBasis]:
         return await run.log.find(SteeringBasis, [(name,) for name in hashes])
@@ -186,7 +187,7 @@ def open_learning(
     publisher = VersionPublisher(run.store, settings, (lambda own: Together(own, lines)) if lines else None)
     candidates = Candidates(
         publisher,
-        run.home.name,
+        run.name,
         config.learn.publish_every,
         on_published,
         numerics=contract.id,

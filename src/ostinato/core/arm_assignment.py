@@ -28,14 +28,24 @@ ANONYMOUS = "anonymous"
 """The user of calls that name none: many people behind one name."""
 BRANCHES = "branch/"
 """What the refs and slots of tenants' branches begin with."""
+BRANCH_REFS = "branches/"
+"""What the other refs and slots of branches that are trained begin with."""
 
 
 def branch_of(tenant: str) -> str:
-    """The ref, and the engine's slot, of the version that answers one tenant's calls alone.
+    """The ref, and the engine's slot, of the version that answers one tenant's calls alone. The run that trains it publishes under it, too.
 
     Example: ``branch_of("acme") == "branch/acme"``
     """
     return BRANCHES + tenant
+
+
+def branch_ref(tenant: str, ref: str) -> str:
+    """The shared store's name of a ref of the run that trains a tenant's branch; its control is the shared live version.
+
+    Example: ``branch_ref("acme", "candidate") == "branches/acme/candidate"``, ``branch_ref("acme", "live") == "branch/acme"``
+    """
+    return {"live": branch_of(tenant), "control": "live"}.get(ref, f"{BRANCH_REFS}{tenant}/{ref}")
 
 
 def dealing_key(salt: str) -> bytes:

@@ -66,8 +66,9 @@ class Finish(StrEnum):
 
 class Arm(StrEnum):
     """Which release a user was served. `control` never changes; `previous` is the release that live replaced; `verified` is the best
-    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `eval` and `world` (a rollout in a
-    simulated world) serve no people; `outside` is somebody else's model, not a release.
+    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `shared` is live, where it answers
+    somebody of a tenant with a branch; `eval` and `world` (a rollout in a simulated world) serve no people; `outside` is somebody else's
+    model, not a release.
     """
 
     LIVE = "live"
@@ -76,6 +77,7 @@ class Arm(StrEnum):
     VERIFIED = "verified"
     CONTROL = "control"
     BRANCH = "branch"
+    SHARED = "shared"
     EVAL = "eval"
     WORLD = "world"
     OUTSIDE = "outside"
@@ -551,11 +553,12 @@ class Batch:
     one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
     the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
-    the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
-    imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was cut behind, what the credit took
-    to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut. `upto`: the last row of the log that had been read
-    when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier versions. `hints`: the feedback
-    that turns learn from as hints; only those that have one.
+    the turns were drawn with unequal chances from more than a step can hold, or got rewards with unequal chances. `shown`: the weight with
+    which each turn's correction is imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was
+    cut behind, what the credit took to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut. `upto`: the last
+    row of the log that had been read when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier
+    versions. `hints`: the feedback that turns learn from as hints; only those that have one. `scales`: the factor by which each turn's
+    person is cut, 1 for a world's; empty unless the trainer has values of turns (`train.value_lambda`).
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -572,6 +575,7 @@ class Batch:
     after: tuple[Advantages, ...] = ()
     upto: int = 0
     hints: tuple[TurnHint, ...] = ()
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ class RunningTrial:
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
         await self._read(record.began, record.began)
         for each, known in self._take(record.began, record.began):
-            self._past.remember(each.person, each.ended_at, known)
+            self._past.remember(each.person, each.ended_at, known, each.tasks)
         self._past.forget(record.began - _REMEMBERED_S)
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
@@ -136,7 +136,8 @@ class RunningTrial:
             if each.ended_at > past:
                 self._miss()
                 continue
-            self._past.remember(each.person, each.ended_at, each.known(each.ended_at + self._outcomes.maturity_s))
+            known = each.known(each.ended_at + self._outcomes.maturity_s)
+            self._past.remember(each.person, each.ended_at, known, each.tasks)
             # otherwise the people would only grow in number in weeks without a trial
             if each.ended_at - self._forgot >= DAY:
                 self._past.forget(each.ended_at - _REMEMBERED_S)
@@ -197,7 +198,7 @@ class RunningTrial:
             came.add(POOLED, person, side, (0.0, 1.0), 0.0)
             self._retention.see(each.person, each.ended_at)
             stratum = self._stratum(each.person)
-            expected_M = self._expected.of(each.person)
+            expected_M = self._expected.of(each.person, each.tasks)
             for (metric, tally, threshold), expected in zip(adding, expected_M, strict=True):
                 measured = metric.measure(known, threshold)
                 if measured is not None:

@@ -126,7 +126,7 @@ class ReleaseController:
     ref whose slot serves the version being evaluated; any name other than 'candidate' pins that version while newer ones arrive.
     `best_ref` is the ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor;
     without a `best_ref` the best release is then left out. With `config.canary` a candidate is first tried on a growing share of users.
-    While `paused` returns true, nothing ships and no share grows.
+    While `paused` returns true, nothing ships and no share grows. `control_moves`: as for `ReleaseWatch`.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class ReleaseController:
         evaluation_ref: str = "candidate",
         best_ref: str | None = None,
         paused: Callable[[], bool] = lambda: False,
+        control_moves: bool = False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
         self._braking = Braking(log, config, clock)
@@ -163,6 +164,7 @@ class ReleaseController:
                 config.guard,
                 config.trial.slot_s,
                 most_turns_a_day=config.trial.most_turns_a_day,
+                control_moves=control_moves,
             )
             if guarded
             else None

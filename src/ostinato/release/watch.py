@@ -121,19 +121,19 @@ class Outcomes:
         return tally
 
     def acceptance_by_slot(
-        self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
+        self, arm: Arm, policy: PolicyVersion | None, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
         """As `acceptance`, by time slot, for people who were dealt to the arm by chance."""
         return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s, dealt=True, slot_s=slot_s)
 
     def success_by_slot(
-        self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
+        self, arm: Arm, policy: PolicyVersion | None, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
         """Per slot and person who was dealt to the arm: turns that did not end in an engine error, and all turns."""
         return self._tally(_FAILED, arm, policy, since, until, dealt=True, slot_s=slot_s)
 
     def returned_by_day(
-        self, arm: Arm, policy: PolicyVersion, since: float, until: float
+        self, arm: Arm, policy: PolicyVersion | None, since: float, until: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
         """By day and person who was dealt to the arm and came to it on the day before: 1 if they came, to whatever arm, and the count 1.
 
@@ -141,15 +141,16 @@ class Outcomes:
         yet to come. Only the day before is asked about, since shares may have changed before it.
         """
         first, over = math.ceil(since / DAY), math.floor((until - self._config.maturity_s) / DAY)
-        key = policy.hash, first, over
+        key = "" if policy is None else policy.hash, first, over
         if self._returned.get(arm, (None,))[0] != key:  # a look a second, and one new day in 86,400
-            sides = {(arm, policy.hash, True), (arm, "", True)}
             tally = {
                 (day + 1, person): (float(person in self._came.get(day + 1, {})), 1)
                 for day, people in self._came.items()
                 if first <= day and day + 1 < over
                 for person, met in people.items()
-                if met & sides
+                if any(
+                    side is arm and dealt and (policy is None or root in (policy.hash, "")) for side, root, dealt in met
+                )
             }
             self._returned[arm] = key, tally
         return self._returned[arm][1]
@@ -235,15 +236,23 @@ class ReleaseWatch:
 
     Args:
         slot_s: how long a slot is, in seconds.
+        control_moves: the control arm's version changes, as that of a branch does: turns of whichever it is are live's counterpart.
     """
 
     def __init__(
-        self, outcomes: Outcomes, config: GuardConfig, slot_s: float, *, most_turns_a_day: float = 20.0
+        self,
+        outcomes: Outcomes,
+        config: GuardConfig,
+        slot_s: float,
+        *,
+        most_turns_a_day: float = 20.0,
+        control_moves: bool = False,
     ) -> None:
         self._outcomes = outcomes
         self._config = config
         self._slot_s = slot_s
         self._most = most_turns_a_day
+        self._control_moves = control_moves
         self._key: tuple[str, str, float] | None = None
         self.test = GuardTest(config, 0.0)
         self._expected: tuple[Mapping[Person, float], ...] = ({}, {}, {})
@@ -256,12 +265,15 @@ class ReleaseWatch:
         if not self._config.enabled or live is None or control.hash == live.hash:
             return None
         await self._outcomes.refresh()
-        if self._key != (live.hash, control.hash, since):
-            self._begin(live, control, since, now)
+        beside = None if self._control_moves else control
+        key = live.hash, "" if beside is None else beside.hash, since
+        if self._key != key:
+            self._key = key
+            self._begin(since, now)
         until = math.floor((now - self._outcomes.maturity_s) / self._slot_s)
         if until <= self._next:
             return None
-        for slot, measures in self._slots(live, control, since, until):
+        for slot, measures in self._slots(live, beside, since, until):
             at = max(slot * self._slot_s, since)
             if self.test.over(at):
                 self._people = {}
@@ -269,9 +281,8 @@ class ReleaseWatch:
         self._next = until
         return self.test.harm()
 
-    def _begin(self, live: PolicyVersion, control: PolicyVersion, since: float, now: float) -> None:
+    def _begin(self, since: float, now: float) -> None:
         """Begin with the period that is under way: earlier ones were decided on in their time."""
-        self._key = live.hash, control.hash, since
         self.test = GuardTest(self._config, since, most_turns_a_day=self._most)
         self._expected, self._people = (*self._outcomes.expected(since, self._slot_s), {}), {}
         period = max(0, math.floor((now - self._outcomes.maturity_s - since) / self._config.period_s))
@@ -280,7 +291,7 @@ class ReleaseWatch:
         self._next = math.ceil(began) if period else math.floor(began)
 
     def _slots(
-        self, live: PolicyVersion, control: PolicyVersion, since: float, until: int
+        self, live: PolicyVersion, control: PolicyVersion | None, since: float, until: int
     ) -> list[tuple[int, dict[str, _Rows]]]:
         """The rows of the slots that are over and were not added yet, in order, by measure."""
         found: dict[int, dict[str, _Rows]] = {}

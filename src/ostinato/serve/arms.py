@@ -28,19 +28,26 @@ class Arms:
     of the others by a second hash. The remaining users are dealt by a third hash, salted for the current trial: canary takes its lower
     end, the previous release its upper end, and live the rest.
 
-    The people of a tenant in `branches` take no part in any of this once its branch is loaded, so that the arms that are compared with each
-    other serve the same tenants.
+    The people of a tenant in `branches` take no part in any of this, so that the arms that are compared with each other serve the same
+    tenants. A share `holdout` of them, by the hash of control, stays on live as the arm `shared`; so do all while no branch is loaded.
 
     Raises:
         BadConfig: the control share lies outside [0, 1].
     """
 
-    def __init__(self, *, control: float = 0.0, salt: str = "ostinato", branches: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        control: float = 0.0,
+        salt: str = "ostinato",
+        branches: Collection[str] = (),
+        holdout: float = 0.0,
+    ) -> None:
         if not 0.0 <= control <= 1.0:
             raise BadConfig(f"serve.control_share {control} must lie in [0, 1].")
         self._control = control
         self._key = dealing_key(salt)
-        self._branches = frozenset(branches)
+        self._branches, self._holdout = frozenset(branches), holdout
         self._dealing: Dealing | None = None
         self._trial_key = self._verified_key = b""
 
@@ -71,8 +78,8 @@ class Arms:
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
-        if tenant in self._branches and branch_of(tenant) in loaded:
-            return Assignment(arm=Arm.BRANCH, propensity=1.0)
+        if tenant in self._branches:
+            return self._of_branch(tenant, user, loaded)
         if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0
@@ -92,3 +99,12 @@ class Arms:
         if place >= 1.0 - previous:
             return Assignment(arm=Arm.PREVIOUS, propensity=left * previous)
         return Assignment(arm=Arm.LIVE, propensity=left * (1.0 - canary - previous))
+
+    def _of_branch(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
+        if branch_of(tenant) not in loaded:
+            return Assignment(arm=Arm.SHARED, propensity=1.0)
+        if user == ANONYMOUS:
+            return Assignment(arm=Arm.BRANCH, propensity=1.0)
+        stays = place_of(self._key, tenant, user) < self._holdout
+        arm, propensity = (Arm.SHARED, self._holdout) if stays else (Arm.BRANCH, 1.0 - self._holdout)
+        return Assignment(arm=arm, propensity=propensity)

@@ -344,8 +344,16 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     branches: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*\z", max_length=64)], ...] = Field(
         default=(),
-        description="Tenants whose calls a version of their own answers, once `ostinato ship VERSION --for TENANT` named one; it takes the "
-        "memory of one more version. Their people are on no other arm, and their turns are not learned from here (`arm:branch`).",
+        description="Tenants whose calls a version of their own answers, once `ostinato ship VERSION --for TENANT` named one or its own "
+        "trainer (`learn.tenants`) began; it takes the memory of one more version. Their people are on no other arm, and their turns never "
+        "teach the shared weights (`arm:branch`, `arm:shared`).",
+    )
+    branch_holdout: float = Field(
+        default=0.1,
+        ge=0.0,
+        lt=1.0,
+        description="Share of such a tenant's users who stay on live (arm `shared`), beside whom a branch that is trained is guarded. 0: "
+        "nobody, and no guard.",
     )
     page: bool = Field(default=True, description="Serve the web page at '/'.")
     secure_cookie: bool = Field(

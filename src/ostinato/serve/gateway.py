@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ostinato.core.arm_assignment import BRANCHES, Dealing, branch_of
+from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES, Dealing, branch_of
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.notices import Forgotten
@@ -96,7 +96,8 @@ class ServerInfo:
         slots = {
             name: {"number": policy.number, "hash": policy.hash}
             for name, policy in loaded.items()
-            if not name.startswith(BRANCHES) or (who is not None and (who.admin or name == branch_of(who.tenant)))
+            if not name.startswith((BRANCHES, BRANCH_REFS))
+            or (who is not None and (who.admin or name == branch_of(who.tenant)))
         }
         status, body = "ready", {"model": self._parts.model, "slots": slots}
         if Arm.LIVE not in slots:
@@ -160,6 +161,7 @@ def _abilities(*, forms: bool) -> dict[str, Any]:
 _LOG = logging.getLogger(__name__)
 
 COUNT_PATH = "/v1/messages/count_tokens"
+SCORE_PATH = "/v1/worlds/score"
 
 Page = Callable[[Visitors], Sequence[BaseRoute]]
 """Makes the routes of the page, given the gateway's `Visitors`, which identify the page's visitors."""
@@ -333,6 +335,7 @@ class GatewayApp(Starlette):
         consent, dials = ConsentHandlers(self._parts, self._choices), PersonDialHandlers(self._parts, self._choices)
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
+            ("POST", SCORE_PATH): self._calls.score,
             ("POST", "/v1/feedback"): feedback.take,
             ("POST", "/v1/logs"): telemetry.logs,
             ("POST", "/v1/traces"): telemetry.traces,

@@ -58,7 +58,12 @@ class Parts:
         made = {
             "quotas": Quotas(config, self.keys.tenants, clock, metrics.refused),
             "writes": Writes(clock, slow_s=config.store_timeout_s),
-            "arms": Arms(control=config.control_share, salt=config.arm_salt, branches=config.branches),
+            "arms": Arms(
+                control=config.control_share,
+                salt=config.arm_salt,
+                branches=config.branches,
+                holdout=config.branch_holdout,
+            ),
             "people": PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
             "tracing": Tracing(config.otlp, clock) if config.otlp.endpoint else None,
         }

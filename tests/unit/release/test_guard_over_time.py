@@ -33,9 +33,13 @@ class Product:
         self.own = [self.random.uniform(-0.25, 0.25) for _ in range(40)]
         self.watch = self.started()
 
-    def started(self):
+    def started(self, **more):
         return ReleaseWatch(
-            Outcomes(self.log, OutcomeConfig(maturity_s=0.0, window=self.window)), RULES, SLOT_S, most_turns_a_day=1e9
+            Outcomes(self.log, OutcomeConfig(maturity_s=0.0, window=self.window)),
+            RULES,
+            SLOT_S,
+            most_turns_a_day=1e9,
+            **more,
         )
 
     async def serve(self, worth, at, arms=((Arm.LIVE, V3), (Arm.CONTROL, V0))):
@@ -62,6 +66,17 @@ async def test_harm_that_begins_late_is_found_since_each_period_is_looked_at_by_
     harm = next(each for each in found if each is not None)
     assert harm.measure == "acceptance against the control arm"
     assert harm.period == 3
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_a_control_arm_whose_version_moves_is_one_comparison(moves):
+    product, found = Product(), []
+    product.watch = product.started(control_moves=moves)
+    for slot in range(PERIOD - 1):
+        control, at = PolicyVersion(number=10 + slot, hash=f"{10 + slot:064x}"), BEGAN + slot * SLOT_S + 1.0
+        await product.serve(0.3, at, ((Arm.LIVE, V3), (Arm.CONTROL, control)))
+        found.append(await product.watch.live(STATE, control, BEGAN + (slot + 1) * SLOT_S))
+    assert any(found) is moves, "of one version after another no slot is enough"
 
 
 async def test_a_slot_is_looked_at_once_and_a_restart_goes_on_in_the_same_period():

@@ -21,7 +21,7 @@ from ostinato.weights.publish.publisher import VersionPublisher
 
 ACME, BOLT = "sk-acme-0123456789abcdef", "sk-bolt-0123456789abcdef"
 OWN = PolicyVersion(number=7, hash="own")
-KEYS = {"api_keys": [f"acme:{ACME}", f"bolt:{BOLT}"], "branches": ["acme"]}
+KEYS = {"api_keys": [f"acme:{ACME}", f"bolt:{BOLT}"], "branches": ["acme"], "branch_holdout": 0.0}
 
 
 def engine(**slots):
@@ -59,13 +59,38 @@ async def test_another_tenant_cannot_name_it_and_is_not_told_of_it():
         }
         assert ["branch/acme" in slots[key] for key in (ACME, BOLT, ADMIN)] == [True, False, True]
         assert "acme" not in (await w.get("/metrics", {"x-api-key": BOLT}))[1]
+    judged = engine(**{"branches/acme/evaluation": OWN})
+    async with world(engine=judged, admin_keys=[ADMIN], **KEYS) as w:
+        for key in (ACME, BOLT):
+            assert "acme" not in (await w.get("/health", {"x-api-key": key}))[1]
+            assert (await w.chat({"x-api-key": key, "x-ostinato-slot": "branches/acme/evaluation"}))[0] == 401
+        assert await answered(w, ADMIN, headers={"x-ostinato-slot": "branches/acme/evaluation"}) == (
+            Arm.EVAL,
+            (OWN,),
+            1.0,
+        )
 
 
 async def test_without_its_branch_or_the_setting_a_tenant_is_answered_as_everybody():
-    async with world(engine=engine(), **KEYS) as w:
-        assert await answered(w, ACME, user="ann") == (Arm.LIVE, (V1,), 1.0)
+    async with world(engine=engine(), control_share=0.5, **KEYS) as w:
+        w.app.deal(Dealing(salt="trial", canary=0.5))
+        given = {await answered(w, ACME, user=f"user {number}") for number in range(20)}
+        assert given == {(Arm.SHARED, (V1,), 1.0)}, "by live, which learns nothing from it"
     async with world(engine=engine(**{"branch/acme": OWN}), **{**KEYS, "branches": ["bolt"]}) as w:
         assert await answered(w, ACME, user="ann") == (Arm.LIVE, (V1,), 1.0)
+
+
+async def test_a_share_of_its_users_stays_on_live():
+    async with world(engine=engine(**{"branch/acme": OWN}), **{**KEYS, "branch_holdout": 0.25}) as w:
+        users = [f"user {number}" for number in range(80)]
+        given = {user: await answered(w, ACME, user=user) for user in users}
+        assert {*given.values()} == {(Arm.BRANCH, (OWN,), 0.75), (Arm.SHARED, (V1,), 0.25)}
+        stay = {user for user in users if given[user][0] is Arm.SHARED}
+        assert 10 <= len(stay) <= 30
+        assert await answered(w, ACME) == (Arm.BRANCH, (OWN,), 1.0), "many people behind no name"
+    async with world(engine=engine(**{"branch/acme": OWN}), **{**KEYS, "branch_holdout": 0.5}) as w:
+        more = {user for user in users if (await answered(w, ACME, user=user))[0] is Arm.SHARED}
+    assert stay < more, "a share that grows keeps whom it has"
 
 
 async def test_a_conversation_does_not_go_on_over_another_versions_tokens():
@@ -82,8 +107,10 @@ async def test_a_conversation_does_not_go_on_over_another_versions_tokens():
 async def test_its_turns_are_held_back_by_name():
     async with world(engine=engine(**{"branch/acme": OWN}), **KEYS) as w:
         await answered(w, ACME, user="ann")
-        (turn,) = w.log.turns()
-    assert untrainable(turn, 0.0) == untrainable(turn, 0.0, arms=LEARNING_ARMS) == "arm:branch"
+    async with world(engine=engine(), **KEYS) as before:
+        await answered(before, ACME, user="ann")
+    for (turn,), why in ((w.log.turns(), "arm:branch"), (before.log.turns(), "arm:shared")):
+        assert untrainable(turn, 0.0) == untrainable(turn, 0.0, arms=LEARNING_ARMS) == why
 
 
 def test_branches_are_named_by_tenants_with_keys():

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from ostinato.app.branches import branch_configs, check_branches
 from ostinato.app.evaluation import check_suite
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
@@ -31,6 +32,7 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     `on_ray`: the workers run on other nodes, whose GPUs and environment are not this machine's.
     """
     check_keys(config)
+    check_branches(config, on_ray=on_ray)
     check_place(config)
     check_model(config)
     if not on_ray:
@@ -41,8 +43,9 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
-    if config.evaluate.suite:
-        await check_suite(config)
+    for each in (config, *branch_configs(config)):
+        if each.evaluate.suite:
+            await check_suite(each)
 
 
 def check_keys(config: Config) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ostinato.app.branches import branch_config, branch_configs
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, save
 from ostinato.launch.placing.address import bind, remove_address, url_of
@@ -65,8 +66,9 @@ class Launched:
 
 
 def workers_of(config: Config) -> tuple[str, ...]:
-    """The names of a run's workers."""
-    return WORKERS if config.learn.source == "people" else (*WORKERS, "rollout")
+    """The names of a run's workers; those of tenants' branches are called worker@tenant."""
+    own = WORKERS if config.learn.source == "people" else (*WORKERS, "rollout")
+    return (*own, *(f"{worker}@{tenant}" for tenant in config.learn.tenants for worker in WORKERS if worker != "serve"))
 
 
 def crew(
@@ -75,10 +77,16 @@ def crew(
     """The workers of a run with these names, not started yet. The serving worker answers on `listener`. `settings`: as for `launch`."""
     place = home(config)
     fd = listener.fileno()
+
+    def command(name: str) -> tuple[str, ...]:
+        worker, _, tenant = name.partition("@")
+        path = home(branch_config(config, tenant)).config if tenant else settings or place.config
+        return own_command(worker, "--config", str(path))
+
     return [
         WorkerProcess(
             name,
-            own_command(name, "--config", str(settings or place.config)),
+            command(name),
             place.worker_log(name),
             env=THREADS | ({LISTEN_FD: str(fd)} if name == "serve" else {}),
             fds=(fd,) if name == "serve" else (),
@@ -103,11 +111,15 @@ async def launch(
     """
     place = home(config)
     settings = settings or place.config
+    saved = {settings: config, **{home(each).config: each for each in branch_configs(config)}}
+
+    def save_all() -> None:
+        for path, each in saved.items():
+            save(each, path)
+
     with bind(config.listen.host, config.listen.port) as listener:
         workers = crew(config, listener, names or workers_of(config), settings)
-        supervisor = Supervisor(
-            workers, limits_of(config), say, lambda: save(config, settings), front, head_start_s=HEAD_START_S
-        )
+        supervisor = Supervisor(workers, limits_of(config), say, save_all, front, head_start_s=HEAD_START_S)
         address = partial(read_address, place.address)
         async with supervised(place, supervisor, url_of(listener), address) as launched:
             yield launched

@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ostinato.app.storage import Home, open_log
+from ostinato.app.branches import branches_begun
+from ostinato.app.storage import Home, open_log, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import NotFound
+from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.notices import Alarm, Forgotten, Stamp
 from ostinato.core.records import (
     Batch,
@@ -181,9 +182,14 @@ async def forget(
     replay: bool = False,
 ) -> None:
     """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Waits up to `wait_s` seconds for the trainer to write
-    a checkpoint first. `replay`: also ask the trainer to train again without them. Raises NotFound, BadConfig.
+    a checkpoint first. The copy that a branch of the tenant learns from becomes unreadable, too. `replay`: also ask the trainer to train
+    again without them. Raises NotFound, BadConfig.
     """
     place = existing(config)
+    if config.run.tenant:
+        raise BadConfig(
+            f"{place.root} trains a branch: forget in the run that serves, {serving_run(config).run.directory}, which reaches this one, too"
+        )
     with audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()):
         with open_log(config) as log:
             log.check_forgettable(user)
@@ -191,6 +197,17 @@ async def forget(
             console.print(said, highlight=False, soft_wrap=True)
         with open_log(config) as log:
             newest = await log.forget(tenant, user)
+        for branch in branches_begun(config, tenant):
+            if said := await await_checkpoint(branch, wait_s):
+                console.print(f"branch of {tenant}: {said}", highlight=False, soft_wrap=True)
+            with open_log(branch) as log:
+                await log.forget(tenant, user)
+            console.print(
+                f"{tenant} has a branch, which was trained on them and is not trained again without them: `ostinato ship live --for "
+                f"{tenant}` begins it anew at the shared version, and `ostinato weights gc` then deletes what it was",
+                highlight=False,
+                soft_wrap=True,
+            )
     who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
     if user is not None:
         who += ", while record.encrypt was 'user',"

@@ -11,6 +11,7 @@ from typing import cast
 from rich.console import Console
 from rich.text import Text
 
+from ostinato.app.branches import branches_begun
 from ostinato.app.evaluation import open_releases, open_suite
 from ostinato.app.storage import home, open_follower, open_run
 from ostinato.app.suites import open_runner
@@ -62,8 +63,8 @@ async def ship(config: Config, version: str, reason: str, actor: str | None, con
 
 
 async def ship_branch(config: Config, version: str, tenant: str, actor: str | None, console: Console) -> None:
-    """Let a published version answer one tenant's calls, and nobody else's. Raises BadConfig unless `serve.branches` names the tenant,
-    NotFound, Conflict if its branch is moved meanwhile.
+    """Let a published version answer one tenant's calls, and nobody else's; a branch that is trained goes on from there. Raises BadConfig
+    unless `serve.branches` names the tenant, NotFound, Conflict if its branch is moved meanwhile, BadRequest for the version that is there.
     """
     if tenant not in config.serve.branches:
         raise BadConfig(
@@ -71,9 +72,13 @@ async def ship_branch(config: Config, version: str, tenant: str, actor: str | No
         )
     who, ref = actor or login(), branch_of(tenant)
     with audited(home(config), "ship", version=version, tenant=tenant, actor=who), open_run(config) as run:
-        policy, held = (await find_version(config, version)).policy, await run.store.read_ref(ref)
+        policy, held = (await find_version(config, version, ref)).policy, await run.store.read_ref(ref)
         before = None if held is None else await run.follower.resolve(ref)
-        await run.store.move_ref(ref, held, policy.hash)
+        if held is not None and (begun := branches_begun(config, tenant)):
+            with open_run(begun[0]) as branch:
+                await open_releases(branch).ship(policy, f"shipped for {tenant}", actor=who)
+        else:
+            await run.store.move_ref(ref, held, policy.hash)
     back = "" if before is None else f" (was {before}; `ostinato ship v{before.number} --for {tenant}` takes it back)"
     console.print(
         f"{policy} answers {tenant}'s calls{back}; engines follow within {config.follow.interval_s:g} s",

@@ -27,10 +27,12 @@ from ostinato.app.retention import needed
 from ostinato.app.storage import Run, home, model_path, open_follower, open_log, open_run, open_store
 from ostinato.app.trainer import open_learning
 from ostinato.config import Config
+from ostinato.core.arm_assignment import branch_of
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.status.progress_lines import Lines
 from ostinato.web.weights_page import Row, render, shade
+from ostinato.weights.follow.follower import line_of
 from ostinato.weights.keep import pins
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import Collected, GcProgress, Tally, collect
@@ -106,8 +108,11 @@ def picture(changes: Sequence[TensorChange]) -> list[Text]:
     return lines
 
 
-async def find_version(config: Config, name: str) -> Manifest:
-    """The version named by a ref, a number (v12), or the first digits of its root. Raises NotFound, BadRequest."""
+async def find_version(config: Config, name: str, run: str = "") -> Manifest:
+    """The version named by a ref, a number (v12), or the first digits of its root. Raises NotFound, BadRequest.
+
+    Where a tenant's branch has a version of this number, too, it is that of `run`; by default not the branch's.
+    """
     store = open_store(config)
     manifests, refs = Manifests(store), await store.refs()
     if name in refs:
@@ -116,6 +121,8 @@ async def find_version(config: Config, name: str) -> Manifest:
     if number := _NUMBER.fullmatch(name):
         every = [await manifests.read(value) for value in versions.values()]
         found = [manifest for manifest in every if manifest.number == int(number.group(1))]
+        own = line_of(run or (branch_of(config.run.tenant) if config.run.tenant else ""))
+        found = [manifest for manifest in found if line_of(manifest.run) == own] or found
     elif _ROOT.fullmatch(name):
         found = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
     else:

@@ -61,6 +61,7 @@ _ORDER = [
         Arm.PREVIOUS,
         Arm.VERIFIED,
         Arm.BRANCH,
+        Arm.SHARED,
         Arm.CONTROL,
         Arm.EVAL,
         Arm.WORLD,

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from ostinato.app.branches import begin_branch
 from ostinato.app.evaluation import open_releases
 from ostinato.app.roles import open_roles, wait_for
 from ostinato.app.storage import Run, model_path
@@ -24,7 +25,7 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
             await _check_unreleased(run)
-            await _publish_base(run, path, say)
+            await (begin_branch(run, say) if run.config.run.tenant else _publish_base(run, path, say))
         base = await run.follower.resolve("base") or await run.follower.resolve("live")  # a copied store has no base
         assert base is not None
         await open_releases(run).bootstrap(base)

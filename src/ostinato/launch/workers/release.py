@@ -14,7 +14,7 @@ from ostinato.app.evaluation import (
     open_monitors,
     open_releases,
 )
-from ostinato.app.storage import Home, Run
+from ostinato.app.storage import Home, Run, home, serving_run
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.evaluate.suites import Suite
@@ -52,7 +52,7 @@ async def _judge(run: Run, life: Life) -> None:
         life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
     else:
         life.pulse.begin("waiting for the gateway")
-        url = config.evaluate.gateway or await unless(life.stopping, gateway(run.home))
+        url = config.evaluate.gateway or await unless(life.stopping, gateway(home(serving_run(config))))
         evaluation = open_evaluation(config, url)
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
     monitors = open_monitors(run)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from ostinato.app.branches import TenantRows
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
@@ -19,7 +20,7 @@ from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.memory import process_limit
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
@@ -35,7 +36,7 @@ from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of
 from ostinato.train.checkpoint import ALL, newest_step, thin
 from ostinato.train.sharding.trainer import return_freed_memory
-from ostinato.weights.follow.follower import versions_between
+from ostinato.weights.follow.follower import run_of, versions_between
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class TrainWorker:
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
         self._erasure, self._unerased = ErasureReplay(run, learning), ""
+        self._rows = TenantRows(run) if run.config.run.tenant else None
+        self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
         pulse.trouble = lambda: (
             learning.stored.trouble or (self._shared and self._shared.trouble) or self._unerased or None
         )
@@ -95,6 +98,8 @@ class TrainWorker:
                     logger.info("fetched the checkpoint %s of another host's trainer", fetched)
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
             logger.info("resumed at step %d", parts.trainer.step_count)
+        if self._rows is not None:
+            await self._resume_branch()
         named = await parts.released.candidate()
         parts.candidates.last = await self._present() or named or parts.released.live
         async with parts.candidates.repeating(named):
@@ -117,23 +122,60 @@ class TrainWorker:
         await self._settle()
         row = await parts.desk.last_batch()
         if row.turns:  # otherwise a killed trainer decided the same
-            base = next(reversed(await versions_between(self._run.store, 0, last)), None)
+            base = next(reversed(await versions_between(self._run.store, 0, last, self._run.name)), None)
             await parts.releases.refresh()
             live = await parts.released.refresh()
             if base is None or await parts.ancestry.carried_on(base, parts.releases.harmful):
                 base = live
             row = await parts.desk.restart(last + 1, base, live)
-        assert row.base is not None
         logger.warning(
             "turns of recorded step %d were erased, so steps %d to %d are not repeated: training goes on from %s",
             *(step, step, last, row.base),
         )
+        await self._restart_at(row)
+
+    async def _restart_at(self, row: Batch) -> None:
+        """Go on from the weights of a recorded step without turns; those before it are only counted. A checkpoint follows at once."""
+        parts = self.parts
         while parts.trainer.step_count < row.step - 1:
             await asyncio.to_thread(parts.trainer.skip_step)
         with contextlib.suppress(NoSignal):  # it has no turns
             await parts.learner.trainer.step(TrainingBatch(row=row, samples=()))
         parts.candidates.last = row.base
         await self._checkpoint()
+
+    async def _resume_branch(self) -> None:
+        """Let a branch's training begin at the version that the branch began with, or where it was last begun anew."""
+        last = await self._last_base()
+        if last is None:
+            await self._begin_at(self.parts.released.live)
+        elif (
+            not last.turns and last.step > self.parts.trainer.step_count
+        ):  # a killed trainer wrote it and no checkpoint
+            await self._restart_at(last)
+
+    async def _begin_at(self, base: PolicyVersion) -> None:
+        """Go on from a version of another line, under numbers above its own."""
+        last = max(self.parts.trainer.step_count, self.parts.desk.last_step, base.number)
+        logger.info("the branch's training begins at %s", base)
+        await self._restart_at(await self.parts.desk.restart(last + 1, base, base))
+
+    async def _last_base(self) -> Batch | None:
+        """The newest recorded step that says what training goes on from."""
+        found = None
+        async for _, row in self._run.log.read(0, {Batch}):
+            found = row if isinstance(row, Batch) and row.base is not None else found
+        return found
+
+    async def _rebase(self, live: PolicyVersion) -> None:
+        """Begin anew at the version that answers the tenant, if a person shipped one there that its line does not hold."""
+        if self._seen == live:
+            return
+        last, run = await self._last_base(), await run_of(self._run.store, live)
+        if run != self._run.name and (last is None or last.base != live):
+            await self._settle()
+            await self._begin_at(live)
+        self._seen = live
 
     async def _erase(self, *, fresh: bool) -> bool:
         """Train again without forgotten people, if that is due; True if training goes on from what came out.
@@ -173,6 +215,9 @@ class TrainWorker:
         await self._checkpoint_if_wanted()
         if await self._erase(fresh=False):
             return
+        if self._rows is not None:
+            await self._rows.copy()
+            await self._rebase(await parts.released.refresh())
         may, ready = await self.may_learn(), await parts.source.look()
         if may and not ready:
             self._pulse.begin(f"waiting for {self._what} to learn from")
@@ -223,6 +268,8 @@ class TrainWorker:
         """Store what was learned last, even when told to stop, so that the newest version is the last step's. A failure is only logged."""
         if self._shared:
             await self._shared.close()
+        if self._rows is not None:
+            self._rows.close()
         try:
             await self._settle()
         except Exception:

@@ -5,9 +5,11 @@ Facts need no signals; metrics name them with the prefix `turn.` or `user.`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 import re
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -78,6 +80,28 @@ def facts_of(turn: Turn, wanted: Collection[str], nothing: str) -> dict[str, flo
     if SUGGESTS in wanted and not turn.redacted and turn.finish is not Finish.ERROR:
         found[SUGGESTS] = float(turn.text.strip() not in ("", nothing))
     return found
+
+
+# ---------------------------------------------------------------- tasks
+
+
+Task = tuple[str, str]
+"""A tenant, and the hash of how prompts of it begin, or of a whole prompt."""
+
+_OPENING = 64  # tokens: a product's instructions, or those of one feature of it
+
+
+def tasks_of(turn: Turn) -> tuple[Task, ...]:
+    """What a turn was asked, the widest first: how its prompt begins, and, unless it continues another turn, all of it.
+
+    Known before its first token. () for an erased turn.
+    """
+    if not turn.prompt_ids:
+        return ()
+    asked = [turn.prompt_ids[:_OPENING]]
+    if turn.parent is None and len(turn.prompt_ids) > _OPENING:
+        asked.append(turn.prompt_ids)
+    return tuple((turn.tenant, hashlib.blake2b(array("I", ids), digest_size=8).hexdigest()) for ids in asked)
 
 
 # ---------------------------------------------------------------- terms

@@ -1,19 +1,21 @@
 """A declared metric, ready to measure: what one turn adds to its numerator and its denominator.
 
-People's turns before a trial give each person's expected values, the quantiles, and the tenants that are a stratum of their own.
+People's turns before a trial give each person's and each task's expected values, the quantiles, and the tenants that are a stratum of
+their own.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ostinato.core.records import Person
 from ostinato.release.metrics.config import MetricConfig
-from ostinato.release.metrics.facts import USER_FACTS, Term, largest, parse_term
+from ostinato.release.metrics.facts import USER_FACTS, Task, Term, largest, parse_term
 from ostinato.release.metrics.retention import REMEMBERED_DAYS, Retention
 
 Role = Literal["goal", "guardrail", "diagnostic"]
@@ -113,32 +115,107 @@ def wanted(metrics: Sequence[Metric]) -> frozenset[str]:
 # ---------------------------------------------------------------- the period before a trial
 
 
-_SHRINK = 6.0  # turns, or days, of an average user that a user's own past is mixed with
+_SHRINK = 6.0  # turns, or days, of an average user that a user's own past is mixed with until the mix can be estimated
+_REPEATED = 100  # people, or tasks, with several turns from which it is
+_MOST_MIXED = 1e6
+_MOST_TASKS = 20_000  # of a kind; each takes about 0.5 kB
 _MOST_VALUES = 20_000
 _IN_THE_TAIL = 5.0  # values beyond a quantile that are needed to estimate it
 
 
+_Sums = tuple[float, float, int, float]
+_NONE: _Sums = (0.0, 0.0, 0, 0.0)
+
+
 @dataclass(slots=True)
 class _History:
-    """A person: when last seen, and by metric the sums of numerator and denominator, and the number of turns (or days)."""
+    """A person: when last seen, and by metric the sums of numerator and denominator, the number of turns (or days), and the sum of their
+    squared distances from the mean of everybody until then.
+    """
 
     seen: float
-    sums_M: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
+    sums_M: list[_Sums] = field(default_factory=list["_Sums"])
+
+
+def shrinkage(groups: Iterable[tuple[float, float]], squares: float) -> float | None:
+    """How many average turns a group's own turns are mixed with: the variance within groups over that between them.
+
+    That is 1 / rho - 1 for an intraclass correlation rho, estimated by the method of moments of a one-way analysis of variance with groups
+    of unequal size (Searle, Casella and McCulloch, Variance Components, 1992, ch. 3). Infinity where groups do not differ; None if fewer
+    than `_REPEATED` have several turns.
+
+    Args:
+        groups: the sum of each group's values, measured from the overall mean, and its number of turns.
+        squares: the sum of the squares of all turns' values.
+    """
+    there = [(total, turns) for total, turns in groups if turns > 0.0]
+    turns = math.fsum(count for _, count in there)
+    if sum(count > 1.0 for _, count in there) < _REPEATED:
+        return None
+    explained = math.fsum(total**2 / count for total, count in there)
+    within = max(0.0, squares - explained) / (turns - len(there))
+    more = explained - math.fsum(total for total, _ in there) ** 2 / turns - (len(there) - 1) * within
+    between = more / (turns - math.fsum(count**2 for _, count in there) / turns)
+    return min(within / between, _MOST_MIXED) if between > 0.0 else math.inf
+
+
+class _Tasks:
+    """How tasks of one kind did beside what was expected of the people who asked for them. Beyond `_MOST_TASKS` the least recently seen is
+    dropped: a flood of new ones costs trials time, and no errors.
+    """
+
+    def __init__(self, metrics: int) -> None:
+        self._sums: dict[Task, array[float]] = {}  # by metric: what was left, units, turns
+        self.squares_M = array("d", bytes(8 * metrics))
+
+    def touch(self, task: Task) -> array[float]:
+        """A task's sums: 3 numbers for each metric."""
+        sums = self._sums.pop(task, None)
+        if sums is None:
+            sums = array("d", bytes(24 * len(self.squares_M)))
+            if len(self._sums) >= _MOST_TASKS:
+                del self._sums[next(iter(self._sums))]
+        self._sums[task] = sums
+        return sums
+
+    def deviations(self) -> dict[Task, tuple[float, ...]]:
+        """By task, how much more than expected it brings per unit of each metric, as far as tasks of the kind differ at all."""
+        found: dict[Task, list[float]] = {task: [0.0] * len(self.squares_M) for task in self._sums}
+        for m, squares in enumerate(self.squares_M):
+            totals, units, turns = ([sums[3 * m + i] for sums in self._sums.values()] for i in range(3))
+            overall = math.fsum(totals) / (math.fsum(units) or 1.0)
+            left = [total - overall * under for total, under in zip(totals, units, strict=True)]
+            mixed = shrinkage(zip(left, turns, strict=True), squares)
+            if mixed is None or math.isinf(mixed):
+                continue
+            a_turn = math.fsum(units) / math.fsum(turns)
+            for task, total, under in zip(found, left, units, strict=True):
+                found[task][m] = total / (under + mixed * a_turn)
+        return {task: tuple(each) for task, each in found.items() if any(each)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedMetrics:
-    """The expected value of each metric per unit of its denominator, by person and, as `usual_M`, of an unknown person.
+    """The expected value of each metric per unit of its denominator, by person and, as `usual_M`, of an unknown person; and by task how
+    much more than that it brings.
+
+    All of it is known before the comparison begins, and nothing that a version does changes it: subtracting it from both arms' outcomes
+    takes variance away and biases nothing (regression adjustment; CUPED: Deng et al., WSDM 2013; MLRATE: arXiv 2106.07263). Which tasks
+    come may depend on the version: a change of what people ask it for is not counted as its effect where the tasks are known ones.
 
     Example: ``ExpectedMetrics(people={("default", "ann"): (0.71, 0.0)}, usual_M=(0.6, 0.01))``
     """
 
     people: Mapping[Person, tuple[float, ...]]
     usual_M: tuple[float, ...]
+    tasks: Mapping[Task, tuple[float, ...]] = field(default_factory=dict[Task, tuple[float, ...]])
 
-    def of(self, person: Person) -> tuple[float, ...]:
-        """A person's expected values, by metric."""
-        return self.people.get(person, self.usual_M)
+    def of(self, person: Person, tasks: Iterable[Task] = ()) -> tuple[float, ...]:
+        """A person's expected values, by metric; with the `tasks` of a turn, that turn's. A task that is not known changes nothing."""
+        expected_M = self.people.get(person, self.usual_M)
+        for more_M in filter(None, map(self.tasks.get, tasks)):
+            expected_M = tuple(map(float.__add__, expected_M, more_M))
+        return expected_M
 
 
 class Past:
@@ -152,28 +229,50 @@ class Past:
         self._metrics = metrics
         self._days = None if until is None or not any(metric.daily for metric in metrics) else Retention(until)
         self._people: dict[Person, _History] = {}
+        self._totals_M = [(0.0, 0.0, 0)] * len(metrics)  # numerators, denominators and turns of everybody so far
+        self._tasks: list[_Tasks] = []  # by kind
         self._quantiles = tuple(metric for metric in metrics if metric.quantile is not None)
         self._values: dict[str, deque[float]] = {metric.name: deque(maxlen=_MOST_VALUES) for metric in self._quantiles}
 
-    def remember(self, person: Person, at: float, known: Mapping[str, float]) -> None:
-        """Add one turn, with the facts and signals that are known of it."""
+    def remember(self, person: Person, at: float, known: Mapping[str, float], tasks: Sequence[Task] = ()) -> None:
+        """Add one turn, with the facts and signals that are known of it, and its tasks: one of each kind, the widest kind first."""
         history = self.see(person, at)
         if self._days is not None:
             self._days.see(person, at)
         self.sample(known)
-        self._add(history, known)
+        self._add(history, known, tasks)
 
-    def _add(self, history: _History, known: Mapping[str, float]) -> None:
+    def _add(self, history: _History, known: Mapping[str, float], tasks: Sequence[Task] = ()) -> None:
+        while len(self._tasks) < len(tasks):
+            self._tasks.append(_Tasks(len(self._metrics)))
+        asked = [(kind.touch(task), kind.squares_M) for kind, task in zip(self._tasks, tasks, strict=False)]
         for m, metric in enumerate(self._metrics):
             if metric.quantile is None and (measured := metric.measure(known)) is not None:
-                over, under, rows = history.sums_M[m]
-                history.sums_M[m] = over + measured[0], under + measured[1], rows + 1
+                history.sums_M[m] = self._sums(history.sums_M[m], m, measured, asked)
+
+    def _sums(self, sums: _Sums, m: int, measured: Measured, asked: list[tuple[array[float], array[float]]]) -> _Sums:
+        """A person's sums with one more turn, of which its tasks learn what was not expected of the person, nor of the wider task."""
+        (over, under, rows, squares), (all_over, all_under, turns) = sums, self._totals_M[m]
+        value, units = measured
+        if all_under:
+            usual, mixed = all_over / all_under, _SHRINK * all_under / turns
+            squares += (value - units * usual) ** 2
+            left, at = value - units * (over + mixed * usual) / (under + mixed), 3 * m
+            for of_task, squares_M in asked:
+                more = left - units * of_task[at] / (of_task[at + 1] + mixed)
+                of_task[at] += left
+                of_task[at + 1] += units
+                of_task[at + 2] += 1.0
+                squares_M[m] += left * left
+                left = more
+        self._totals_M[m] = (all_over + value, all_under + units, turns + 1)
+        return over + value, under + units, rows + 1, squares
 
     def see(self, person: Person, at: float) -> _History:
         """Note that a person was there, and nothing of the turn."""
         history = self._people.get(person)
         if history is None:
-            history = self._people[person] = _History(at, [(0.0, 0.0, 0)] * len(self._metrics))
+            history = self._people[person] = _History(at, [_NONE] * len(self._metrics))
         history.seen = max(history.seen, at)
         return history
 
@@ -198,7 +297,9 @@ class Past:
         return tuple(tenant for tenant, count in counts.most_common() if count >= least)
 
     def expected(self) -> ExpectedMetrics:
-        """Each person's own ratio, mixed with `_SHRINK` turns, or days, of the average; later turns do not change the result."""
+        """Each person's own ratio, mixed with so many turns, or days, of the average as fit how much people differ (`shrinkage`), and how
+        much more tasks bring than was expected of who asked for them. Later turns do not change the result.
+        """
         if self._days is not None:
             for day in range(1 - REMEMBERED_DAYS, 0):
                 for person, known in self._days.rows(day):
@@ -208,12 +309,13 @@ class Past:
         usual_M, mixed_M = zip(*(self._usual(m) for m in range(len(self._metrics))), strict=True)
         people = {
             who: tuple(
-                (over + mixed * usual) / (under + mixed)
-                for (over, under, _), usual, mixed in zip(history.sums_M, usual_M, mixed_M, strict=True)
+                usual if math.isinf(mixed) else (over + mixed * usual) / (under + mixed)
+                for (over, under, _, _), usual, mixed in zip(history.sums_M, usual_M, mixed_M, strict=True)
             )
             for who, history in self._people.items()
         }
-        return ExpectedMetrics(people=people, usual_M=usual_M)
+        tasks = {task: more_M for kind in self._tasks for task, more_M in kind.deviations().items()}
+        return ExpectedMetrics(people=people, usual_M=usual_M, tasks=tasks)
 
     def threshold(self, metric: Metric) -> float | None:
         """A metric's quantile among the newest values; None for a metric without one, or with too few values to estimate it."""
@@ -225,7 +327,11 @@ class Past:
         return sorted(values)[math.ceil(metric.quantile * len(values)) - 1]
 
     def _usual(self, m: int) -> tuple[float, float]:
-        """The average of all people, and the units of the denominator in `_SHRINK` turns."""
+        """The average of all people, and the units of the denominator that a person's own are mixed with."""
         sums = [history.sums_M[m] for history in self._people.values()]
-        over, under, turns = (math.fsum(each[i] for each in sums) for i in range(3))
-        return (over / under, _SHRINK * under / turns) if under else (0.5, _SHRINK)
+        over, under, turns, squares = (math.fsum(each[i] for each in sums) for i in range(4))
+        if not under:
+            return 0.5, _SHRINK
+        usual = over / under
+        mixed = shrinkage(((own - units * usual, count) for own, units, count, _ in sums), squares)
+        return usual, (_SHRINK if mixed is None else mixed) * under / turns

@@ -14,7 +14,7 @@ from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.metrics.config import OutcomeConfig
-from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, facts_of
+from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, Task, facts_of, tasks_of
 
 _OUT_OF_ORDER_S = 60.0
 """Rows of the log may be this much out of order in time: several processes write them, and a turn is written when it has ended."""
@@ -23,7 +23,7 @@ _OUT_OF_ORDER_S = 60.0
 @dataclass(slots=True)
 class Reacted:
     """One turn: its person and version, its facts, and the signals about it. `policy` is "" where it ended before its first token;
-    `dealt` says whether its user was dealt to the arm by chance. `over` is set once it was taken or dropped.
+    `dealt` says whether its user was dealt to the arm by chance; `tasks`, what was asked. `over` is set once it was taken or dropped.
     """
 
     turn: str
@@ -33,6 +33,7 @@ class Reacted:
     ended_at: float
     facts: Mapping[str, float]
     dealt: bool = True
+    tasks: tuple[Task, ...] = ()
     said: Said = field(default_factory=Said)
     over: bool = False
 
@@ -137,6 +138,7 @@ class Reactions:
         found = reacted(turn, self._wanted, self._config.nothing)
         if found is None or turn.id in self._by_turn:
             return
+        found.tasks = tasks_of(turn)
         self._by_turn[turn.id] = found
         self._by_tenant.setdefault(turn.tenant, deque()).append(found)
         self._counts[turn.tenant] += 1

@@ -47,7 +47,8 @@ class TimeSlot:
 
     `people_R` are small integers that stand for people; `turns_R` their numbers of turns with an outcome, `units_R` the metric's
     denominator summed over those (None: each turn is one), `good_R` the sum of the outcomes (at most 1 a unit), `expected_R` the outcome
-    that was expected of one unit before the trial began, `treated_R` the arm. `day` is any number that changes at midnight.
+    that was expected of one unit of theirs, by what was known before the trial began, `treated_R` the arm. `day` is any number that
+    changes at midnight.
 
     Example::
 
@@ -390,16 +391,17 @@ class SlotTally:
         self._strata: dict[str, dict[tuple[int, bool], list[float]]] = {}
 
     def add(self, stratum: str, person: int, treated: bool, measured: Measured, expected: float) -> None:
-        """Add a person's turn; `expected` is of one unit of the denominator, and the same for all turns of a person."""
+        """Add a person's turn; `expected` is of one unit of the denominator."""
         rows = self._strata.get(stratum)
         if rows is None:
             rows = self._strata[stratum] = {}
         row = rows.get((person, treated))
         if row is None:
-            row = rows[person, treated] = [0.0, 0.0, 0.0, expected]
+            row = rows[person, treated] = [0.0, 0.0, 0.0, 0.0]
         row[0] += 1.0
         row[1] += measured[1]
         row[2] += measured[0]
+        row[3] += measured[1] * expected
 
     def slots(self, day: int) -> Mapping[str, TimeSlot]:
         """One slot per stratum; arms are compared within each.
@@ -428,6 +430,6 @@ def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> TimeSlot:
         turns_R=numbers[:, 0],
         units_R=numbers[:, 1],
         good_R=numbers[:, 2],
-        expected_R=numbers[:, 3],
+        expected_R=numbers[:, 3] / np.maximum(numbers[:, 1], _LEAST),
         treated_R=np.array([treated for _, treated in rows], dtype=np.bool_),
     )

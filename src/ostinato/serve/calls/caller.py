@@ -196,7 +196,8 @@ class Senders:
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
         assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
-        slot = branch_of(caller.tenant) if assignment.arm is Arm.BRANCH else assignment.arm.value
+        own = {Arm.BRANCH: branch_of(caller.tenant), Arm.SHARED: Arm.LIVE.value}
+        slot = own.get(assignment.arm, assignment.arm.value)
         return Placement(slot=slot, assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+from ostinato.core.arm_assignment import BRANCHES
 from ostinato.core.errors import Corrupt, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
@@ -237,16 +238,29 @@ class StoreVersions:
         return policy.hash
 
 
-async def versions_between(store: RefStore, first: int, last: int) -> list[PolicyVersion]:
-    """The stored versions with a number from `first` to `last`, by number; without those whose manifest cannot be read."""
+async def versions_between(store: RefStore, first: int, last: int, run: str) -> list[PolicyVersion]:
+    """The stored versions with a number from `first` to `last`, by number; without those whose manifest cannot be read.
+
+    A branch's run, by its name, has its own alone; any other run has none of a branch's, however a copied store's run was called.
+    """
     manifests, found = Manifests(store), list[PolicyVersion]()
     for ref, hash in (await store.refs()).items():
         if ref.startswith(VERSIONS):
             try:
-                policy = (await manifests.read(hash)).policy
+                manifest = await manifests.read(hash)
             except (NotFound, Corrupt) as error:
                 logger.warning("%s: %s", ref, error)
                 continue
-            if first <= policy.number <= last:
-                found.append(policy)
+            if first <= manifest.number <= last and line_of(manifest.run) == line_of(run):
+                found.append(manifest.policy)
     return sorted(found)
+
+
+def line_of(run: str) -> str:
+    """Whose line of versions a run's are: a branch's by its name, "" for the shared one."""
+    return run if run.startswith(BRANCHES) else ""
+
+
+async def run_of(store: WeightStore, policy: PolicyVersion) -> str:
+    """The name of the run that published a version. Raises NotFound, Corrupt."""
+    return (await Manifests(store).of_root(policy.hash))[1].run

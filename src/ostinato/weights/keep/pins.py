@@ -12,11 +12,8 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from ostinato.core.errors import Conflict, NotFound
-from ostinato.weights.store.interface import KeptStore
+from ostinato.weights.store.interface import LEASES, PINS, KeptStore
 from ostinato.weights.version.content import version_ref
-
-PINS: Final = "pin/"
-LEASES: Final = "lease/"
 
 _TRIES: Final = 8
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.seams import WeightStore
 from ostinato.weights.version.content import MAX_OBJECT_BYTES
+
+PINS: Final = "pin/"
+LEASES: Final = "lease/"
 
 Fence = Callable[[], None]
 """Called between reading a ref and writing it, to check that this process may still move refs. May wait. Raises LeaseLost if not."""

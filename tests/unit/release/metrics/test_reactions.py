@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.records import Arm, Consent, Finish, Pick, PolicyVersion, Span
+from ostinato.release.metrics.facts import tasks_of
 from ostinato.release.metrics.reactions import reacted
 from ostinato.testing.records import a_turn
 
@@ -36,3 +37,18 @@ def test_a_turn_that_was_cut_before_its_first_token_counts_for_its_arm(finish):
 )
 def test_what_compares_no_versions_is_left_out(other):
     assert reacted(replace(TURN, **other), [], "-") is None
+
+
+def test_a_turns_tasks_are_how_its_prompt_begins_and_all_of_it_unless_it_goes_on():
+    long = replace(TURN, prompt_ids=tuple(range(100)), parent=None)
+    opening, whole = tasks_of(long)
+    assert tasks_of(replace(long, prompt_ids=(*range(99), 7))) == (
+        opening,
+        tasks_of(replace(long, prompt_ids=(*range(99), 7)))[1],
+    )
+    assert tasks_of(replace(long, prompt_ids=(*range(99), 7)))[1] != whole
+    assert tasks_of(replace(long, prompt_ids=(7, *range(99))))[0] != opening
+    assert tasks_of(replace(long, parent="a:1")) == (opening,), "it holds what a version answered"
+    assert {tenant for tenant, _ in tasks_of(replace(long, tenant="bolt"))} == {"bolt"}
+    assert len(tasks_of(replace(long, prompt_ids=(1, 2, 3)))) == 1
+    assert tasks_of(long.without_words()) == ()

@@ -390,7 +390,30 @@ async def test_a_clock_that_was_ahead_is_told_or_mended():
     await trial.look(town.record, town.began, town.now + 86_400.0)
     decision = await town.until_over(trial)
     assert decision.next is NextAction.BLOCK
-    assert decision.reason.startswith("worse: -")
+    assert "worse: -" in decision.reason
+
+
+async def asked_before(*, told):
+    """The reading of a trial in which half of 200 prompts are rejected nine times in ten; without the prompts unless they are `told`."""
+
+    def does(town, turn, treated):
+        prompt = town.random.randrange(200)
+        turn, signals = town.judged(turn, 0.1 if prompt % 2 else 0.9)
+        return replace(turn, prompt_ids=(*range(64), prompt) if told else (), parent=None), signals
+
+    town = Town(does)
+    await town.begin(slots=6)
+    trial = town.running(config=CONFIG.model_copy(update={"margin": 0.001}))
+    for _ in range(2):
+        await town.slot()
+    return (await trial.look(town.record, town.began, town.now + MATURITY_S)).reading.metrics["acceptance"]
+
+
+async def test_what_was_asked_before_the_trial_makes_its_intervals_narrower():
+    told, untold = [await asked_before(told=each) for each in (True, False)]
+    widths = [each["upper"] - each["lower"] for each in (told, untold)]
+    assert widths[0] < 0.75 * widths[1]
+    assert abs(told["estimate"] - untold["estimate"]) < widths[1] / 2
 
 
 async def test_people_who_were_not_seen_for_a_week_are_forgotten_though_no_trial_begins():

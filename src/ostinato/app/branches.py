@@ -1,0 +1,207 @@
+"""Tenants' branches that are trained: a run of its own for each, fed with its tenant's rows of the log of the run that serves.
+
+The run lies in ``branches/TENANT`` of the one that serves and has a log, folds, checkpoints and a release ledger of its own. It shares the
+weight store, under refs of its own, and the gateway. Its log is a copy of that tenant's rows, and of nobody else's: what is not in a log
+cannot be learned from, and everything that reads a run's log needs not know of tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ostinato.app.storage import Home, Run, home, open_log, serving_run
+from ostinato.config import Config, RunConfig
+from ostinato.core.errors import BadConfig, Conflict
+from ostinato.core.notices import Forgotten
+from ostinato.core.records import Arm, ConsentGiven, Delivered, Row, Signal, SteeringBasis, Turn
+from ostinato.core.seams import Cursor
+from ostinato.record.config import Encrypt
+
+# ---------------------------------------------------------------- settings
+
+
+def branch_config(config: Config, tenant: str) -> Config:
+    """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
+
+    No trials on users, no best arm and no rollouts; weights are collected by the run that serves; the tenant's own suites come first.
+    """
+    judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
+    files = list(dict.fromkeys(file for file in (*own, judged.suite, *judged.further_suites) if file))
+    suites = {"suite": files[0] if files else "", "further_suites": tuple(files[1:])}
+    return config.model_copy(
+        update={
+            "run": RunConfig(directory=home(config).branch(tenant), tenant=tenant),
+            "serve": config.serve.model_copy(update={"branches": ()}),
+            "learn": config.learn.model_copy(update={"tenants": (), "source": "people"}),
+            "evaluate": judged.model_copy(update={**suites, "tenant_suites": {}}),
+            "release": config.release.model_copy(update={"canary": False, "best_arm": False}),
+            "housekeeping": config.housekeeping.model_copy(update={"collect": False}),
+        }
+    )
+
+
+def branch_configs(config: Config) -> list[Config]:
+    """The settings of each branch's run."""
+    return [branch_config(config, tenant) for tenant in config.learn.tenants]
+
+
+def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
+    """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named."""
+    logs = Home(config.run.directory).branch(tenant or "*")
+    return [branch_config(config, path.name) for path in sorted(logs.parent.glob(logs.name)) if (path / "log").exists()]
+
+
+def check_branches(config: Config, *, on_ray: bool = False) -> None:
+    """Raise BadConfig for `learn.tenants` that cannot be trained here."""
+    if not config.learn.tenants:
+        return
+    for field, tenants in (
+        ("learn.tenants", config.learn.tenants),
+        ("evaluate.tenant_suites", config.evaluate.tenant_suites),
+    ):
+        served = config.serve.branches if field == "learn.tenants" else config.learn.tenants
+        where = "serve.branches" if field == "learn.tenants" else "learn.tenants"
+        if lacking := sorted(set(tenants) - set(served)):
+            raise BadConfig(f"{field} names {lacking[0]!r}, and {where} does not: add it there, or leave it out here")
+    for there, setting, remedy in (
+        (on_ray, "up --on ray", "train them with `ostinato up` on one machine"),
+        (config.record.url, "record.url", "keep the log in run.directory"),
+        (config.serve.auto.arms, "serve.auto", "Auto deals their calls to shared arms: leave its arms out"),
+    ):
+        if there:
+            raise BadConfig(
+                f"learn.tenants and {setting} do not go together yet; {remedy}, or leave learn.tenants empty"
+            )
+
+
+# ---------------------------------------------------------------- the beginning
+
+
+async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
+    """Let a branch begin at the version that is live: its refs, and the moments of the trainer that made the version.
+
+    Waits until there is such a version and, if it was trained, a checkpoint. Can be killed anywhere: the ref `live` comes last.
+    """
+    from ostinato.train.checkpoint import (
+        newest_step,
+    )  # not for commands that only want to know which branches there are
+
+    shared, looks = home(serving_run(run.config)), 0
+    while True:
+        start = await run.follower.resolve("control")
+        if start is not None and (not start.number or newest_step(shared.checkpoints)):
+            break
+        if looks % _LOOKS_A_WORD == 0:  # said again, since this may take longer than a start may
+            say("waiting for the version that is live, and the shared trainer's first checkpoint")
+        looks += 1
+        await asyncio.sleep(_LOOK_S)
+    if start.number and not newest_step(run.home.checkpoints):
+        await asyncio.to_thread(_take_checkpoint, shared.checkpoints, run.home.checkpoints)
+    for ref in ("base", "live"):
+        held = await run.store.read_ref(ref)
+        if held is None or ref == "base":
+            await run.store.move_ref(ref, held, start.hash)
+
+
+_LOOK_S, _LOOKS_A_WORD = 0.5, 240
+
+
+def _take_checkpoint(shared: Path, own: Path) -> None:
+    """Adopt the shared trainer's newest checkpoint. A trainer that replaces it meanwhile has a newer one."""
+    from ostinato.app.checkpoints import link_checkpoint
+    from ostinato.train.checkpoint import adopt, partial_of, stored
+
+    links = own / "taken"
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            linked = link_checkpoint(stored(shared)[0], links)
+            partial = partial_of(own, linked.name)
+            shutil.rmtree(partial, ignore_errors=True)
+            adopt(linked.rename(partial))
+            links.rmdir()
+            return
+    raise Conflict(f"the checkpoints in {shared} change faster than one can be taken; try again")
+
+
+# ---------------------------------------------------------------- the tenant's rows
+
+
+_CHUNK = 500
+_FOLD = "branch"
+_KINDS: set[type] = {Turn, Signal, Delivered, ConsentGiven, SteeringBasis, Forgotten}
+_ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
+
+
+class TenantRows:
+    """Copies one tenant's rows into its branch's log, in their order, exactly once: rows have identities, and a log keeps each once.
+
+    Turns that the branch answered are its `live` ones, and those of the tenant's people who stayed on the shared version its `control`; of
+    others of this tenant nothing is copied but signals. What was erased is not copied, and erasing goes on here.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._tenant = run, run.config.run.tenant
+        self._log = open_log(serving_run(run.config))
+        self._cursor: Cursor | None = None
+
+    def close(self) -> None:
+        """Close the log that is copied from."""
+        self._log.close()
+
+    async def copy(self) -> int:
+        """Copy what has come since. Returns how many rows. Raises StorageFull, Unavailable."""
+        if self._cursor is None:
+            kept = await self._run.folds.load(_FOLD)
+            # a log that was restored may end before; rows that are here already are not kept twice
+            self._cursor = 0 if kept is None or kept[0] > self._log.newest() else kept[0]
+        count = 0
+        rows: list[Row] = []
+        upto = self._cursor
+        async for cursor, row in self._log.read(upto, _KINDS):
+            rows.append(row)
+            upto = cursor
+            if len(rows) >= _CHUNK or isinstance(row, Forgotten):
+                count += await self._write(rows, upto)
+                rows = []
+        return count + (await self._write(rows, upto) if rows else 0)
+
+    async def _write(self, rows: Sequence[Row], upto: Cursor) -> int:
+        """Append the tenant's of these rows, and then save how far they reach."""
+        own = [copied async for copied in self._copied(rows)]
+        await self._run.log.append(*own)
+        last = rows[-1]
+        if isinstance(last, Forgotten) and last.tenant == self._tenant:
+            await self._forget(last)
+        await self._run.folds.save(_FOLD, upto, {})
+        self._cursor = upto
+        return len(own)
+
+    async def _copied(self, rows: Sequence[Row]) -> AsyncIterator[Row]:
+        turns = {row.id for row in rows if isinstance(row, Turn) and self._is_own(row)}
+        asked = [(turn,) for row in rows if isinstance(row, Delivered) for turn in row.turns if turn not in turns]
+        turns |= {turn.id for turn in await self._run.log.find(Turn, asked)}
+        for row in rows:
+            if isinstance(row, Turn) and self._is_own(row):
+                yield replace(row, arm=_ARMS[row.arm])
+            elif isinstance(row, Delivered):
+                if own := tuple(turn for turn in row.turns if turn in turns):
+                    yield replace(row, turns=own)
+            elif isinstance(row, SteeringBasis) or (
+                isinstance(row, Signal | ConsentGiven) and row.tenant == self._tenant
+            ):
+                yield row
+
+    def _is_own(self, turn: Turn) -> bool:
+        return turn.tenant == self._tenant and turn.arm in _ARMS and not turn.redacted
+
+    async def _forget(self, row: Forgotten) -> None:
+        """Erase what was copied before somebody was forgotten there, once: who comes back afterwards is somebody new."""
+        if self._run.config.record.encrypt is Encrypt.NONE or await self._run.log.find(Forgotten, [(row.id,)]):
+            return
+        await self._run.log.forget(row.tenant, row.user)
+        await self._run.log.append(row)

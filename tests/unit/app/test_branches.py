@@ -1,0 +1,390 @@
+"""A branch that is trained is a run of its own: its refs, its settings, its tenant's rows alone, its guard, and what it refuses."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tests.oracles.words_on_disk import where
+
+from ostinato.app.branches import TenantRows, begin_branch, branch_config, branches_begun, check_branches
+from ostinato.app.evaluation import open_releases, open_suites
+from ostinato.app.retention import needed
+from ostinato.app.storage import home, open_log, open_run, open_store, operator_key, served_refs
+from ostinato.app.trainer import open_desk
+from ostinato.config import load
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.notices import Forgotten
+from ostinato.core.records import (
+    Arm,
+    Consent,
+    ConsentGiven,
+    Delivered,
+    Holdback,
+    PolicyVersion,
+    ReleaseEvent,
+    Signal,
+    Turn,
+)
+from ostinato.core.weights import WeightArray
+from ostinato.launch.commands.log import forget
+from ostinato.launch.commands.release import ship_branch
+from ostinato.launch.commands.weights import find_version
+from ostinato.testing.engine import encode
+from ostinato.testing.records import a_signal, a_turn
+from ostinato.testing.store import MemoryStore
+from ostinato.weights.follow.follower import versions_between
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.branch import BranchStore
+
+KEYS = "serve.api_keys=['acme:sk-acme-0123456789abcdef', 'bolt:sk-bolt-0123456789abcdef']"
+MARKS = {"acme": "zebrastripe", "bolt": "quokkapatience"}
+
+
+def settings(directory, *more):
+    words = [f"run.directory='{directory}/run'", KEYS, "serve.branches=['acme']", "learn.tenants=['acme']"]
+    return load(None, [*words, "record.encrypt='none'", "reward.settle_s=0", "reward.options={window=10}", *more])
+
+
+def turn(id, tenant, arm, **more):
+    """A turn whose words are its tenant's mark."""
+    said = encode(f"{MARKS[tenant]} {id}")
+    made = a_turn(id, arm=arm, prompt=said, sampled=said)
+    return replace(made, **{"tenant": tenant, "text": MARKS[tenant], "propensity": 0.5} | more)
+
+
+def said(made, name="accepted"):
+    return replace(a_signal(made, name, id=f"s of {made.id}"), comment=f"{MARKS[made.tenant]} again")
+
+
+async def publish(store, count, run="run", base=None, first=0, seed=0):
+    publisher, made = VersionPublisher(store), [] if base is None else [base]
+    for number in range(first, first + count):
+        weights = {"w": WeightArray("F32", (4,), np.full(16, 16 * seed + number, np.uint8))}
+        before = made[-1] if made else None
+        made.append((await publisher.publish(number, weights, run=run, base=before, ref="live")).policy)
+    return made
+
+
+# ---------------------------------------------------------------- refs
+
+
+async def test_its_refs_are_its_own_and_control_is_the_shared_live_version():
+    shared = MemoryStore()
+    mine, other = BranchStore(shared, "acme"), BranchStore(shared, "acme.eu")
+    (v0,) = await publish(shared, 1)
+    assert (await mine.read_ref("live"), await mine.read_ref("control")) == (None, v0.hash)
+    await mine.move_ref("live", None, v0.hash)
+    await mine.move_ref("candidate", None, v0.hash)
+    assert await other.read_ref("live") is await other.read_ref("candidate") is None
+    assert {ref for ref in await shared.refs() if not ref.startswith("version/")} == {
+        *("live", "branch/acme", "branches/acme/candidate")
+    }
+    assert {*await mine.refs()} == {"live", "control", "candidate", f"version/{v0.hash}"}
+    assert {*await other.refs()} == {"control", f"version/{v0.hash}"}
+    await mine.delete_ref("candidate", v0.hash)
+    assert "branches/acme/candidate" not in await shared.refs()
+
+
+async def test_it_moves_and_deletes_nothing_of_others():
+    shared = MemoryStore()
+    store = BranchStore(shared, "acme")
+    (v0,) = await publish(shared, 1)
+    before = await shared.refs()
+    for act in (
+        store.move_ref("control", v0.hash, v0.hash),
+        store.delete_ref("control", v0.hash),
+        store.delete_ref(f"version/{v0.hash}", before[f"version/{v0.hash}"]),
+        store.delete(before[f"version/{v0.hash}"]),
+    ):
+        with pytest.raises(BadRequest, match="do it in the run that serves"):
+            await act
+    assert await shared.refs() == before
+
+
+async def test_two_lines_with_the_same_numbers_are_told_apart(tmp_path):
+    config = settings(tmp_path)
+    branch = branch_config(config, "acme")
+    shared, own = (
+        await publish(open_store(config), 3),
+        await publish(open_store(branch), 2, "branch/acme", first=1, seed=1),
+    )
+    assert await versions_between(open_store(config), 0, 9, "run") == shared
+    assert await versions_between(open_store(config), 0, 9, "a run of before") == shared
+    assert await versions_between(open_store(branch), 0, 9, "branch/acme") == own
+    assert await versions_between(open_store(branch), 0, 9, "branch/bolt") == []
+    assert (await find_version(config, "v2")).policy == shared[2]
+    assert (await find_version(branch, "v2")).policy == own[1]
+    assert (await find_version(config, "v2", "branch/acme")).policy == own[1]
+    assert (await find_version(config, "v0", "branch/acme")).policy == shared[0]
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_its_settings_are_the_runs_with_its_own_suites_first(tmp_path):
+    config = settings(
+        tmp_path, "evaluate.suite='demo'", "evaluate.tenant_suites={acme=['demo-tab']}", "release.canary=true"
+    )
+    branch = branch_config(config, "acme")
+    assert (branch.run.directory, branch.run.tenant) == (config.run.directory / "branches" / "acme", "acme")
+    assert (branch.evaluate.suite, branch.evaluate.further_suites) == ("demo-tab", ("demo",))
+    assert [each.suite.name for each in open_suites(branch).compared] == [
+        open_suites(load(None, [f"evaluate.suite='{name}'"])).compared[0].suite.name for name in ("demo-tab", "demo")
+    ]
+    assert not branch.release.canary
+    assert not branch.housekeeping.collect
+    assert operator_key(branch) == operator_key(config), "the gateway's, which is the serving run's"
+    refs = ["branch/acme", "branches/acme/evaluation", "branches/acme/evaluation-best"]
+    assert [ref for ref in served_refs(config) if "branch" in ref] == refs
+    check_branches(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["learn.tenants=['acne']"], "learn.tenants names 'acne', and serve.branches does not: add it there"),
+        (["evaluate.tenant_suites={bolt=['x']}"], "evaluate.tenant_suites names 'bolt', and learn.tenants does not"),
+        (["record.url='postgresql://x/y'"], "learn.tenants and record.url do not go together"),
+        (["serve.auto.arms=[{name='a', slot='live'}]"], "learn.tenants and serve.auto do not go together"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(tmp_path, words, message):
+    with pytest.raises(BadConfig, match=message):
+        check_branches(settings(tmp_path, *words))
+    with pytest.raises(BadConfig, match="up --on ray"):
+        check_branches(settings(tmp_path), on_ray=True)
+
+
+def test_a_tenant_has_one_branch(tmp_path):
+    with pytest.raises(BadConfig, match=r"learn.tenants: 'acme' stands there twice; a tenant has one branch"):
+        settings(tmp_path, "learn.tenants=['acme', 'bolt', 'acme']")
+
+
+# ---------------------------------------------------------------- rows
+
+
+async def fill(config):
+    """Rows of two tenants on all arms, mixed, with a mark in every word."""
+    rows = []
+    with open_log(config) as log:
+        for n in range(40):
+            mine = turn(f"acme-{n}", "acme", (Arm.BRANCH, Arm.SHARED, Arm.LIVE, Arm.EVAL)[n % 4], user=f"u{n % 3}")
+            theirs = turn(f"bolt-{n}", "bolt", (Arm.LIVE, Arm.BRANCH, Arm.SHARED)[n % 3], user=f"u{n % 3}")
+            name = "accepted" if n % 8 else "rejected"
+            rows += [mine, theirs, Delivered(id=f"d{n}", turns=(mine.id, theirs.id), at=11.0)]
+            rows += [said(mine, name), said(theirs, name)]
+            # somebody else's signal about a turn of this tenant
+            rows.append(replace(said(mine), id=f"forged {n}", tenant="bolt", comment=MARKS["bolt"]))
+        rows.append(ConsentGiven(id="c1", tenant="bolt", user="u0", level=Consent.NEVER, at=12.0))
+        rows.append(ConsentGiven(id="c2", tenant="acme", user="u1", level=Consent.AGGREGATE, at=12.0))
+        await log.append(*rows)
+
+
+async def copied(run, *kinds):
+    return [row async for _, row in run.log.read(0, {*kinds})]
+
+
+async def test_no_row_of_another_tenant_reaches_its_log_or_a_batch(tmp_path):
+    config = settings(tmp_path)
+    branch = branch_config(config, "acme")
+    await fill(config)
+    with open_run(branch) as run:
+        rows = TenantRows(run)
+        await rows.copy()
+        turns = await copied(run, Turn)
+        assert [each.id for each in turns] == [f"acme-{n}" for n in range(40) if n % 4 < 2]
+        assert [each.arm for each in turns] == [Arm.LIVE, Arm.CONTROL] * 10
+        assert {each.tenant for each in await copied(run, Signal, ConsentGiven)} == {"acme"}
+        assert [each.turns for each in await copied(run, Delivered)] == [(each.id,) for each in turns]
+        desk = open_desk(branch, run.log, run.folds)
+        base = turns[0].spans[0].policy
+        await desk.poll()
+        made = await desk.batch(1, 1, base)
+        await desk.poll()
+        assert made is not None
+        consenting = [n for n in range(0, 40, 4) if n % 3 != 1]
+        assert [sample.turn.id for sample in made.samples] == [f"acme-{n}" for n in consenting]
+        assert {each.reason for each in await copied(run, Holdback)} == {"arm:control", "consent:withdrawn"}
+        await desk.close()
+        rows.close()
+    assert where(home(branch).root, [MARKS["bolt"], "bolt"]) == []
+    assert where(home(branch).root, [MARKS["acme"]]) != [], "the search finds words"
+
+
+async def test_none_of_its_turns_is_in_a_batch_of_the_shared_trainer(tmp_path):
+    config = settings(tmp_path)
+    with open_log(config) as log:
+        for n in range(24):
+            mine, theirs = (
+                turn(f"acme-{n}", "acme", (Arm.BRANCH, Arm.SHARED)[n % 2]),
+                turn(f"bolt-{n}", "bolt", Arm.LIVE),
+            )
+            name = "accepted" if n % 4 else "rejected"
+            await log.append(mine, theirs, said(mine, name), said(theirs, name))
+        desk = open_desk(config, log)
+        await desk.poll()
+        made = await desk.batch(1, 1, mine.spans[0].policy)
+        assert made is not None
+        assert {sample.turn.tenant for sample in made.samples} == {"bolt"}
+        held = [row async for _, row in log.read(0, {Holdback})]
+        assert {row.reason for row in held if row.turn.startswith("acme")} == {"arm:branch", "arm:shared"}
+        await desk.close()
+
+
+async def test_a_copy_that_is_killed_or_begun_again_has_each_row_once(tmp_path):
+    config = settings(tmp_path)
+    await fill(config)
+    with open_run(branch_config(config, "acme")) as run:
+        first = TenantRows(run)
+        whole = await first.copy()
+        before = [row async for _, row in run.log.read(0, {Turn, Signal, Delivered, ConsentGiven})]
+        assert whole == len(before)
+        for path in run.home.folds.glob("*"):
+            path.unlink()  # as if killed before it was saved how far the copy reached
+        again = TenantRows(run)
+        await again.copy()
+        assert [row async for _, row in run.log.read(0, {Turn, Signal, Delivered, ConsentGiven})] == before
+        later = turn("acme-99", "acme", Arm.BRANCH)
+        with open_log(config) as log:
+            await log.append(later)
+        assert (await again.copy(), await first.copy()) == (1, 1)
+        assert [row.id for row in await copied(run, Turn)].count("acme-99") == 1
+        first.close()
+        again.close()
+
+
+async def test_whoever_is_forgotten_is_erased_from_the_copy_too(tmp_path):
+    config = settings(tmp_path, "record.encrypt='user'")
+    branch = branch_config(config, "acme")
+    mine, stays = turn("acme-1", "acme", Arm.BRANCH, user="ann"), turn("acme-2", "acme", Arm.BRANCH, user="bob")
+    with open_log(config) as log:
+        await log.append(mine, stays)
+    with open_run(branch) as run:
+        rows = TenantRows(run)
+        await rows.copy()
+        console = Console(record=True, width=200)
+        await forget(config, "acme", "ann", console, wait_s=0.1)
+        text = " ".join(console.export_text().split())
+        assert "`ostinato ship live --for acme` begins it anew" in text
+        assert [each.redacted for each in await copied(run, Turn)] == [True, False]
+        with pytest.raises(BadConfig, match="trains a branch: forget in the run that serves"):
+            await forget(branch, "acme", "ann", console)
+        with open_log(config) as log:  # ann comes back
+            await log.append(turn("acme-3", "acme", Arm.BRANCH, user="ann"))
+        await rows.copy()
+        for path in run.home.folds.glob("*"):
+            path.unlink()
+        again = TenantRows(run)
+        await again.copy()
+        assert [each.redacted for each in await copied(run, Turn)] == [True, False, False]
+        assert await copied(run, Forgotten)
+        rows.close()
+        again.close()
+
+
+async def test_what_was_copied_while_somebody_was_forgotten_is_erased_when_the_row_about_it_comes(tmp_path):
+    config = settings(tmp_path, "record.encrypt='user'")
+    with open_log(config) as log:
+        await log.append(turn("acme-1", "acme", Arm.BRANCH, user="ann"))
+        with open_run(branch_config(config, "acme")) as run:
+            rows = TenantRows(run)
+            await rows.copy()
+            await log.forget("acme", "ann")  # the branch's keys are not destroyed with it
+            assert [each.redacted for each in await copied(run, Turn)] == [False]
+            await rows.copy()
+            assert [each.redacted for each in await copied(run, Turn)] == [True]
+            rows.close()
+
+
+# ---------------------------------------------------------------- the beginning, and a person's moves
+
+
+async def test_it_begins_where_live_is_once_there_is_a_checkpoint(tmp_path):
+    config = settings(tmp_path)
+    made = await publish(open_store(config), 3)
+    with open_run(branch_config(config, "acme")) as run:
+        beginning = asyncio.ensure_future(begin_branch(run, lambda _: None))
+        await asyncio.wait({beginning}, timeout=0.01)
+        assert not beginning.done(), "v2 was trained, and its trainer has no checkpoint yet"
+        assert await run.store.read_ref("live") is None
+        beginning.cancel()
+    fresh = settings(tmp_path / "fresh")
+    (v0,) = await publish(open_store(fresh), 1)
+    with open_run(branch_config(fresh, "acme")) as run:
+        await begin_branch(run, lambda _: None)
+        assert await run.store.read_ref("live") == await run.store.read_ref("base") == v0.hash
+    assert made[0] == v0
+
+
+async def test_shipping_by_hand_writes_its_ledger_and_moves_live_nowhere(tmp_path):
+    config = settings(tmp_path)
+    v0, v1 = await publish(open_store(config), 2)
+    branch = branch_config(config, "acme")
+    with open_run(branch) as run:
+        await run.store.move_ref("live", None, v0.hash)
+        await open_releases(run).bootstrap(v0)
+    await ship_branch(config, "live", "acme", "ann", Console(quiet=True))
+    refs = await open_store(config).refs()
+    assert (refs["branch/acme"], refs["live"]) == (v1.hash, v1.hash)
+    with open_run(branch) as run:
+        events = await copied(run, ReleaseEvent)
+        assert [(row.action, row.policy, row.previous) for row in events] == [
+            ("shipped", v0, None),
+            ("shipped", v1, v0),
+        ]
+        assert await needed(run.log, branch) == [v1.hash, v0.hash]
+    with open_run(config) as run:
+        assert await needed(run.log, config) == [v1.hash, v0.hash], "a collection keeps what a branch needs"
+    assert [each.run.tenant for each in branches_begun(config)] == ["acme"]
+    assert branches_begun(config, "bolt") == []
+
+
+# ---------------------------------------------------------------- the guard
+
+
+async def served_beside(config, own, good, days=0.4):
+    """Turns of forty people, half of whom stayed on live; the shares of good ones on the branch, and beside it."""
+    chance, now, rows = random.Random(3), wall_clock(), []
+    with open_log(config) as log:
+        for slot in range(int(days * 48) - 2):
+            at = now - days * 86_400 + slot * 1800.0 + 900.0
+            for n in range(40):
+                arm = (Arm.BRANCH, Arm.SHARED)[n % 2]
+                live = PolicyVersion(number=slot // 6, hash=f"{slot // 6:064x}")  # it moves on meanwhile
+                policy = own if arm is Arm.BRANCH else live
+                made = turn(f"{slot}:{n}", "acme", arm, user=f"u{n}", ended_at=at)
+                made = replace(made, spans=(replace(made.spans[0], policy=policy),))
+                name = "accepted" if chance.random() < good[n % 2] else "rejected"
+                rows += [made, a_signal(made, name, at=at + 1.0, id=made.id)]
+        await log.append(*rows)
+
+
+@pytest.mark.parametrize(("good", "harmful"), [((0.3, 0.7), True), ((0.7, 0.7), False), ((0.9, 0.5), False)])
+async def test_a_branch_that_harms_beside_live_is_rolled_back_alone(tmp_path, good, harmful):
+    config = settings(tmp_path, "release.outcomes.maturity_s=1")
+    branch = branch_config(config, "acme")
+    (v0,) = await publish(open_store(config), 1)
+    (own,) = await publish(open_store(branch), 1, "branch/acme", first=1, seed=1)
+    await served_beside(config, own, good)
+    began = wall_clock() - 0.4 * 86_400
+    with open_run(branch) as run:
+        for n, (policy, previous) in enumerate([(v0, None), (own, v0)]):
+            row = ReleaseEvent(
+                id=f"r{n}", action="shipped", policy=policy, previous=previous, reason="x", detail={}, at=began + n
+            )
+            await run.log.append(row)
+        rows = TenantRows(run)
+        await rows.copy()
+        rows.close()
+        event = await open_releases(run).watch()
+    refs = await open_store(config).refs()
+    assert refs["live"] == v0.hash
+    assert refs["branch/acme"] == (v0 if harmful else own).hash
+    assert (event is not None) is harmful
+    if event is not None:
+        assert event.action == "rolled_back"
+        assert "acceptance against the control arm worse by" in event.reason
