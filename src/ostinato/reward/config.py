@@ -172,12 +172,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
-        default=4, ge=0, description="Optimizer steps by which a turn's oldest token may lag behind the trainer."
+        default=4, ge=0, description="Optimizer steps by which a turn's tokens, on average, may lag behind the trainer."
     )
     world_staleness: int = Field(
         default=8,
         ge=0,
-        description="The same for rollouts in simulated worlds, whose weights may change midway. An older turn is held "
+        description="The same for the oldest token of turns in simulated worlds, whose weights may change midway. An older turn is held "
         "back alone, and its whole group only if it is the last of its rollout.",
     )
     flat_groups: Literal["hold_back", "train"] = Field(
@@ -247,6 +247,13 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Largest share of a batch that one tenant may have, each turn counting equally; or, if more, 2 "
         "/ tenants (one or two are not capped) or what the others' users cannot fill under `user_cap`. Tenants with "
         "turns to learn from fill a batch in turn.",
+    )
+    propensity_cap: float = Field(
+        default=4.0,
+        ge=1,
+        le=100,
+        description="Most by which a rewarded turn's weight is multiplied, or divided, because answers of its length are "
+        "rewarded less, or more, often than the tenant's others (inverse propensity weighting). 1: no turn's is.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
     belief: BeliefConfig = Field(
