@@ -14,7 +14,7 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.model.devices.backend import ComputeBackend
+from ostinato.model.backend import ComputeBackend
 from ostinato.model.integers import find
 from ostinato.model.numerics import contract as contract_of
 from ostinato.testing.engine import FakeEngine

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.model.cpu import split
-from ostinato.model.kernels.gate import activation_mul, activation_mul_gradients
+from ostinato.model.kernels.elementwise import activation_mul, activation_mul_gradients
 from ostinato.model.paged import array
 
 _WORTH = 64  # rows below which a second thread costs more than it saves
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 Activation = Literal["silu", "gelu_tanh"]
-"""SiLU, or GELU in its tanh approximation (in the library's configurations "gelu_pytorch_tanh"): see `kernels.gate`."""
+"""SiLU, or GELU in its tanh approximation (in the library's configurations "gelu_pytorch_tanh"): see `kernels.elementwise`."""
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

@@ -92,12 +92,11 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool, int8: bool
 
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.attention import hidden, logits
-    from ostinato.model.exactness import BlockMemory, SequencePiece, vocabulary_of
     from ostinato.model.integers import find
     from ostinato.model.linear import use_order
     from ostinato.model.load import load_model
     from ostinato.model.logprobs import RowSoftmax
-    from ostinato.model.selftest import shapes_of
+    from ostinato.model.selftest import BlockMemory, SequencePiece, shapes_of, vocabulary_of
 
     use_order("blocks")
     torch.set_num_threads(1)

@@ -34,8 +34,7 @@ from ostinato.launch.commands.log import print_log
 from ostinato.launch.commands.status import show_status
 from ostinato.launch.views.contracts import apart, parts
 from ostinato.model import selftest, speed
-from ostinato.model.exactness import REMEDY
-from ostinato.model.selftest import ExactnessVerdict
+from ostinato.model.selftest import REMEDY, ExactnessVerdict
 from ostinato.model.speed import Speeds
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.tiny import tiny_model

@@ -16,7 +16,7 @@ from ostinato.core.errors import BadRoutes
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.engine.vllm.wire import WireChoice
+from ostinato.engine.vllm.server import WireChoice
 from ostinato.model.checkpoint_validation import expert_count
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe

@@ -103,7 +103,7 @@ def test_a_mechanism_in_one_layer_is_found(tmp_path, layers):
 
 
 def empty(config):
-    from ostinato.model.devices.backend import OWN
+    from ostinato.model.backend import OWN
     from ostinato.model.load import _empty
 
     return _empty(config, torch.float32, backend=OWN)

@@ -9,7 +9,7 @@ from tests.devices import TORCH
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe

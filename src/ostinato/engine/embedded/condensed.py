@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.forms.fused import Found, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
+from ostinato.engine.embedded.fused import Found, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
 from ostinato.model.gated_mlp import GatedMLP

@@ -22,13 +22,12 @@ from transformers import PreTrainedModel
 
 from ostinato.model.attention import Attend, hidden
 from ostinato.model.cpu import team
-from ostinato.model.exactness import bits_of, vocabulary_of
 from ostinato.model.gated_mlp import Activation, GatedMLP, gated
-from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
-from ostinato.model.kernels.rotary import rotate
+from ostinato.model.kernels.norm import LANES, add_norm, rms_norm, rotate
 from ostinato.model.linear import PanelLinear
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend, array
+from ostinato.model.selftest import bits_of, vocabulary_of
 
 # ---------------------------------------------------------------- trial
 
