@@ -26,8 +26,7 @@ from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
 from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
-from ostinato.worlds.building.package_build import BuildPlace
-from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, OneShotBackend
+from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, BuildPlace, OneShotBackend
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data

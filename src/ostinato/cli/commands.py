@@ -79,7 +79,7 @@ def scale(
     number
         How many workers. Ray places new ones where there is room; the newest are stopped first.
     """
-    from ostinato.launch.commands.scale import scale_rollouts
+    from ostinato.launch.commands.compute import scale_rollouts
 
     scale_rollouts((common or Common()).of_run(), number, Console())
 
@@ -193,7 +193,7 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
     version
         `live`, a version number such as v12, or the first digits of a root hash.
     """
-    from ostinato.launch.commands.show import show_release as run
+    from ostinato.launch.commands.release import show_release as run
 
     asyncio.run(run((common or Common()).of_run(), version, Console()))
 
@@ -484,7 +484,7 @@ def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, co
     back
         Use the server again.
     """
-    from ostinato.launch.commands.scale import drain_server
+    from ostinato.launch.commands.compute import drain_server
 
     drain_server((common or Common()).of_run(), url, back, console)
 

@@ -11,9 +11,8 @@ import pytest
 from tests.deadlines import PATIENT_S
 from tests.fakes.fork_server import FORK_SERVER
 
-from ostinato.launch.placing import output, process
-from ostinato.launch.placing.output import OUTPUT, rotate, rotation
-from ostinato.launch.placing.process import THREADS, WorkerProcess
+from ostinato.launch.placing import process
+from ostinato.launch.placing.process import OUTPUT, THREADS, WorkerProcess, rotate, rotation
 
 MOST = 100_000
 HEAD = f"""
@@ -64,7 +63,7 @@ def test_without_room_for_the_copy_a_file_still_ends_at_twice_its_size(tmp_path,
         raise OSError(errno.ENOSPC, "no space left on device")
 
     path = tmp_path / "serve.log"
-    monkeypatch.setattr(output, "older", full)
+    monkeypatch.setattr(process, "older", full)
     path.write_bytes(b"x" * 800)
     with pytest.raises(OSError, match="no space"):
         rotate(path, 400)

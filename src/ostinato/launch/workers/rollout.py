@@ -14,11 +14,10 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.seams import Log
 from ostinato.launch.placing.address import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.leader import patience_of
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import Life, patience_of
 from ostinato.record.lock import hold
 from ostinato.worlds.rollout.finished import CheatWatch, Finished
 from ostinato.worlds.rollout.rollout_worker import Rollouts
