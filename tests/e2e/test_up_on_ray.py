@@ -22,7 +22,7 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
 from ostinato.launch.commands.compute import write_wish
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.worker_status import read_board
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")

@@ -16,7 +16,7 @@ from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Training, Use
 from ostinato.record.codec.tokens import PackedTokens, narrow, shared_ids, unflat
 from ostinato.record.codec.turns import Held, KeyDestroyed
-from ostinato.record.segments.packed import PackedRows
+from ostinato.record.packed_rows import PackedRows
 
 # ---------------------------------------------------------------- bases of packed turns
 

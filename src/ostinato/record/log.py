@@ -30,9 +30,8 @@ from ostinato.record.keys import KeyRing, assign_keys
 from ostinato.record.reader import LogReader
 from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
-from ostinato.record.segments.directory import LogDirectory, OpenSegments
-from ostinato.record.segments.filters import SealedKeys, build
-from ostinato.record.segments.segment import KEYS, Segment, SegmentGone, create_segment
+from ostinato.record.segment import KEYS, Segment, SegmentGone, create_segment
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys, build
 from ostinato.record.sqlite import driver, is_busy, translate
 
 # ---------------------------------------------------------------- appending

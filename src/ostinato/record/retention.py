@@ -14,8 +14,8 @@ from ostinato.record.codec.kinds import FOR_EVER, Kind
 from ostinato.record.codec.rows import prepare
 from ostinato.record.codec.shrink import Use
 from ostinato.record.reader import PAGE
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment, SegmentGone, create_segment, open_segment
+from ostinato.record.segment import Segment, SegmentGone, create_segment, open_segment
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import driver, is_busy, translate
 
 DAY_S = 86_400.0

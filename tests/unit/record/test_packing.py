@@ -20,7 +20,7 @@ from ostinato.record.codec.tokens import pack_logprobs
 from ostinato.record.config import RecordConfig
 from ostinato.record.head import DEEPEST
 from ostinato.record.log import SqlLog
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
 from ostinato.testing.records import a_turn
 
 draw = random.Random(3)

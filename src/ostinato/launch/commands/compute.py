@@ -20,8 +20,7 @@ from rich.text import Text
 
 from ostinato.app.server_loans import write_draining
 from ostinato.app.storage import home, model_path, open_log
-from ostinato.compute.ledger import OperationLedger, ShareRules, rollout_workers
-from ostinato.compute.work import TokenWork, decoder_of
+from ostinato.compute.ledger import OperationLedger, ShareRules, TokenWork, decoder_of, rollout_workers
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError

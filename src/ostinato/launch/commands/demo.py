@@ -32,7 +32,7 @@ from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import report_figures as figures

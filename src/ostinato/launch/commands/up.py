@@ -31,8 +31,8 @@ from ostinato.launch.placing.ray_cluster import RayCluster
 from ostinato.launch.placing.remote_worker import Order, PlacedWorker
 from ostinato.launch.placing.supervision import EVERY_S, Event, Supervisor, board_text
 from ostinato.launch.workers.shutdown import until_stopped
-from ostinato.record.lock import hold
 from ostinato.record.restore import sweep_restorations
+from ostinato.record.roles import hold
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.quotas import in_force
 from ostinato.status.config_warnings import config_warnings

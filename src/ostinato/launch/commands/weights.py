@@ -41,7 +41,7 @@ from ostinato.core.records import Batch, PolicyVersion
 from ostinato.launch.placing.address import bind
 from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.progress_lines import Lines
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap

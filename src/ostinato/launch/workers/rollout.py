@@ -18,7 +18,7 @@ from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life, patience_of
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.worlds.rollout.finished import CheatWatch, Finished
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Taskset

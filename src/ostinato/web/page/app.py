@@ -23,9 +23,8 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from ostinato.core.audit import Audit, fingerprint, unaudited
-from ostinato.core.bucket import Bucket
 from ostinato.core.errors import NotFound, OstinatoError, Unauthorized, Unavailable
-from ostinato.core.fair_queue import InTurn
+from ostinato.core.fair_share import Bucket, InTurn
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
 from ostinato.status.run_facts import RunFacts

@@ -31,7 +31,7 @@ from ostinato.launch.commands.demo import check_emptied, empty, served, show, tr
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import FINAL_SEED, Copilot
 from ostinato.launch.commands.worlds.train import CREW, follow
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of

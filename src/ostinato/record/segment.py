@@ -23,7 +23,7 @@ from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, key_of
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.keys import KeyRing
-from ostinato.record.segments.packed import PackedRows
+from ostinato.record.packed_rows import PackedRows
 from ostinato.record.sqlite import connect, driver, translate
 
 # ---------------------------------------------------------------- the tables
@@ -195,7 +195,7 @@ class Segment(PackedRows):
         return self._seal
 
     def filter(self) -> bytes:
-        """The Bloom filter of its identities (`segments.filters`), built when it was closed; empty while it is open."""
+        """The Bloom filter of its identities (`segment_directory`), built when it was closed; empty while it is open."""
         found = self.db.execute("SELECT filter FROM seal").fetchone()
         return found[0] if found else b""
 
