@@ -30,7 +30,7 @@ from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.quantized import Int8Linear
 from ostinato.model.backend import OWN, ComputeBackend
-from ostinato.model.integers import Integers, find
+from ostinato.model.linear import Integers, find
 from ostinato.model.load import build, empty_model, load_model
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer

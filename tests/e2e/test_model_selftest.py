@@ -11,9 +11,7 @@ from ostinato.engine.embedded.form import prepack
 from ostinato.model.load import load_model
 from ostinato.model.numerics import GELU_TANH, ROTARY_BY_LAYER, ZERO_CENTERED
 from ostinato.model.selftest import BlockMemory, check_exact, check_layers, examine, shapes_of
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 
 
 @pytest.fixture(scope="module")

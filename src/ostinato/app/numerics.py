@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.model.backend import ComputeBackend
-    from ostinato.model.integers import Integers
+    from ostinato.model.linear import Integers
     from ostinato.model.selftest import ExactnessVerdict
     from ostinato.model.speed import SpeedChoice, Speeds
     from ostinato.train.config import TrainConfig
@@ -320,7 +320,7 @@ def _integers(path: Path) -> Integers:
     import torch
 
     from ostinato.engine.embedded.quantized import NO_LINEARS, check_dense
-    from ostinato.model.integers import find
+    from ostinato.model.linear import find
     from ostinato.model.load import empty_model
     from ostinato.model.selftest import shapes_of
 

@@ -238,7 +238,7 @@ _STYLES = tuple(_Calls(as_text=text, short_ids=short) for text in (False, True) 
 class ChatTemplate:
     """Conversation -> text with fences, as one model's template writes it. Pure after loading.
 
-    A conversation that the template takes is rendered as it is. Another is repaired as the probes at loading say (`repairs`), then in
+    A conversation that the template takes is rendered as it is. Another is repaired as the probes at loading say, then in
     every known way, at last with its calls as text; it is refused if a text of it still does not arrive in the prompt.
 
     `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is the text that

@@ -20,8 +20,7 @@ from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.cpu import capabilities, team
 from ostinato.model.device_attention import CacheAttend, CachedLayer
 from ostinato.model.device_step import DecodingStep, StepAttend, numbers_of
-from ostinato.model.experts import experts_of, gate_activation
-from ostinato.model.gated_mlp import GatedMLP
+from ostinato.model.experts import GatedMLP, experts_of, gate_activation
 from ostinato.model.linear import Order, linear, order_in_use
 from ostinato.model.logprobs import RowSoftmax, TensorSoftmax
 from ostinato.model.norms import RMSNorm, rms_normed

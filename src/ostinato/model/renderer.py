@@ -21,8 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 from ostinato.model.chat_template import ChatTemplate, Fences, encodable
 from ostinato.model.checkpoint_validation import check_ids, read_config
 from ostinato.model.grammars import Grammars, GrammarTrial

@@ -23,7 +23,7 @@ from ostinato.core.records import Row
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record import sqlite
 from ostinato.record.codec.kinds import KINDS
-from ostinato.record.codec.rows import Ready
+from ostinato.record.codec.turns import Ready
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.head import Head, TokenText
 from ostinato.record.keys import KeyRing, assign_keys

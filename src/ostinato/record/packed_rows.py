@@ -14,10 +14,9 @@ from ostinato.core.records import Identity, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec import turns
 from ostinato.record.codec.kinds import TURNS, Kind, load
-from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.codec.tokens import PackedTokens, unflat, widen
-from ostinato.record.codec.turns import Held, KeyDestroyed
+from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
 from ostinato.record.keys import KeyRing
 
 _HELD = 4 << 20  # bytes of ids that stay in memory as bases of other turns

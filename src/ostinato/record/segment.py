@@ -20,8 +20,8 @@ from ostinato.core.seams import Cursor
 from ostinato.record import sqlite
 from ostinato.record.codec import turns
 from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, key_of
-from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
+from ostinato.record.codec.turns import Ready
 from ostinato.record.keys import KeyRing
 from ostinato.record.packed_rows import PackedRows
 from ostinato.record.sqlite import connect, driver, translate

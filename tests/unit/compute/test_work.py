@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from ostinato.compute.ledger import Decoder, OperationLedger, TokenWork, causal_pairs, decoder_of
 from ostinato.core.errors import BadConfig
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 WORK = TokenWork(body=6, head=2, pair=4)
 

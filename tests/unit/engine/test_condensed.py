@@ -16,7 +16,7 @@ from ostinato.model.linear import PanelLinear
 from ostinato.model.load import load_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import bits_of, check_exact
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 
 SHAPE = {
     "vocab_size": 288,

@@ -18,9 +18,8 @@ from ostinato.model.attention import CausalAttend, hidden
 from ostinato.model.backend import ComputeBackend
 from ostinato.model.load import load_model
 from ostinato.model.numerics import contract
-from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny import tiny_model, tiny_moe
 from ostinato.testing.tiny_engine import tiny_engine
-from ostinato.testing.tiny_moe import tiny_moe
 
 TORCH = ComputeBackend(kernels="torch")
 

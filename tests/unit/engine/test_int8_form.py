@@ -14,19 +14,16 @@ from ostinato.engine.embedded.condensed import condense, is_condensed
 from ostinato.engine.embedded.form import prepack, times_as_fast
 from ostinato.engine.embedded.fused import FusedLayer, fuse
 from ostinato.engine.embedded.quantized import Int8Linear, quantise
-from ostinato.model import integers as arithmetic
+from ostinato.model import linear as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team
-from ostinato.model.integers import Integers, find
 from ostinato.model.kernels.int8_product import INT8, INT8_TILES, MOST_INPUTS
-from ostinato.model.linear import replace_by_panels
+from ostinato.model.linear import Integers, find, replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.paged import WholeAttend
-from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
 torch.set_num_threads(1)
 

@@ -24,8 +24,7 @@ from transformers import (
 from ostinato.core.errors import BadConfig
 from ostinato.model import load
 from ostinato.model.load import WINDOW, cut, depth_of, empty_model, load_model, miniatures
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_zoo import tiny_of
+from ostinato.testing.tiny import tiny_model, tiny_of
 
 SMALL = {
     "vocab_size": 260,

@@ -17,7 +17,7 @@ from ostinato.model.load import empty_model
 from ostinato.model.logit_edits import Edit
 from ostinato.model.logprobs import GREEDY, RowSoftmax, TensorSoftmax, invert_masses
 from ostinato.model.paged import PagedEntry
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 from ostinato.train.packing import TokenTurn, pack
 from ostinato.train.policy import MaskedTree, token_logprobs
 from ostinato.train.tree_attention import TreeAttention

@@ -17,7 +17,7 @@ from ostinato.core.records import Delivered, PolicyVersion, ReleaseEvent, Row, S
 from ostinato.record import retention, roles
 from ostinato.record import rowlog as writer_module
 from ostinato.record.codec import tokens
-from ostinato.record.codec.rows import prepare
+from ostinato.record.codec.turns import prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.keys import KeyRing

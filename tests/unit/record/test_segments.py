@@ -153,7 +153,7 @@ async def test_rows_are_found_in_any_segment(many: SqlLog):
 
 
 async def test_two_identities_with_one_key_are_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for module in ("codec.rows", "reader", "segment"):
+    for module in ("codec.turns", "reader", "segment"):
         monkeypatch.setattr(f"ostinato.record.{module}.key_of", lambda kind, identity: len(str(identity)))
     config = RecordConfig(segment_rows=5)
     rows: list[Row] = [row for i in range(1, 5) for row in one_of_each(i)]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ostinato.engine.embedded.fused import Found, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
-from ostinato.model.gated_mlp import GatedMLP
+from ostinato.model.experts import GatedMLP
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
 from ostinato.model.kernels.int8_product import INT8
 from ostinato.model.kernels.thread_barrier import COLUMNS

@@ -30,7 +30,7 @@ from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, 
 from ostinato.model.backend import backend_of
 from ostinato.model.cpu import team
 from ostinato.model.grammars import Grammars
-from ostinato.model.integers import Integers
+from ostinato.model.linear import Integers
 from ostinato.model.logit_edits import LogitEditor
 from ostinato.model.steering import AnswerSteering, LogitSteering
 

@@ -18,8 +18,7 @@ from ostinato.engine.embedded.quantized import quantise
 from ostinato.model.attention import hidden
 from ostinato.model.cpu import team
 from ostinato.model.experts import lay_out_experts
-from ostinato.model.integers import Integers
-from ostinato.model.linear import replace_by_panels
+from ostinato.model.linear import Integers, replace_by_panels
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import filled, vocabulary_of

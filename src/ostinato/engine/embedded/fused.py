@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ostinato.model.attention import Attend, hidden
 from ostinato.model.cpu import team
-from ostinato.model.gated_mlp import Activation, GatedMLP, gated
+from ostinato.model.experts import Activation, GatedMLP, gated
 from ostinato.model.kernels.norm import LANES, add_norm, rms_norm, rotate
 from ostinato.model.linear import PanelLinear
 from ostinato.model.norms import RMSNorm

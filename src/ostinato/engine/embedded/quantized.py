@@ -23,8 +23,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.condensed import condense
 from ostinato.engine.embedded.fused import fuse
 from ostinato.model import routing
-from ostinato.model.integers import Integers, in_int8_panels
-from ostinato.model.linear import multiply
+from ostinato.model.linear import Integers, in_int8_panels, multiply
 
 NO_LINEARS = (
     "engine.products = 'int8' rounds linear layers, and this model's decoder has none: set engine.products = 'plain'"

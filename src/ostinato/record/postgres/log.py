@@ -27,7 +27,7 @@ from ostinato.core.records import PolicyVersion, Row, Turn
 from ostinato.core.retry import Patience
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import FOR_EVER, TURNS, Kind
-from ostinato.record.codec.rows import Ready, prepare
+from ostinato.record.codec.turns import Ready, prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
 from ostinato.record.head import Head, TokenText

@@ -19,8 +19,8 @@ from ostinato.core.errors import Corrupt, TooLarge
 from ostinato.core.records import Identity, PolicyVersion, Row, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind, load
-from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
+from ostinato.record.codec.turns import Ready
 from ostinato.record.keys import KeyRing
 from ostinato.record.packed_rows import PackedRows
 from ostinato.record.postgres.schema import LAYOUT, NUMBERED, NUMBERS, table_of

@@ -31,10 +31,9 @@ from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_state import RunNow
 from ostinato.status.threads import Threads
 from ostinato.status.worlds.run_worlds import RunWorlds
-from ostinato.web.page.files import StaticFiles, is_known
 from ostinato.web.page.operator_actions import Acts
 from ostinato.web.page.query_params import form, own_path, root, words
-from ostinato.web.page.templates import Templates, when
+from ostinato.web.page.templates import StaticFiles, Templates, is_known, when
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
 
 # ---------------------------------------------------------------- live

@@ -26,11 +26,10 @@ from ostinato.core.files import write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import ChangeFate, Noticed, gives_away
+from ostinato.worlds.building.filters import ChangeFate, Noticed, TaskKind, gives_away, instruct
 from ostinato.worlds.building.mutations import Function
 from ostinato.worlds.building.runs import BuildPlace, GreenSuite, SuiteRuns, run_baseline
 from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_tree, unpack, without_top
-from ostinato.worlds.building.wording import TaskKind, instruct
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 # ---------------------------------------------------------------- the journal

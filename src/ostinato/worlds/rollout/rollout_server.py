@@ -26,9 +26,8 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import GRADED
 from ostinato.worlds.harness.gateway import GatewayCalls
-from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.trust import RefusedSerials, common_name, serial_of
-from ostinato.worlds.remote.worker_requests import DIALECTS, call_body, call_headers, own_verdicts, targets
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
+from ostinato.worlds.rollout.worker_requests import DIALECTS, OwnTurns, call_body, call_headers, own_verdicts, targets
 
 # ---------------------------------------------------------------- arrivals
 
