@@ -244,6 +244,8 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
             raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
         if isinstance(harness := known[task.harness], ToolLoop):
             harness.check(task)
+        if task.known is not None and is_agent(task.harness):
+            raise BadConfig(f"task {task.id!r}, field 'known': an agent's conversation is its own; leave it out")
         if is_agent(task.harness) and task.top_p < 1.0:
             raise BadConfig(f"task {task.id!r}, field 'top_p': an agent's calls are sampled whole; leave it out")
         check_grading(task, own)
@@ -292,8 +294,19 @@ async def open_rollouts(
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=_read_upto(events) or 0)
-            flat_count = run.config.reward.flat_groups == "train"
-            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
+            reward = run.config.reward
+            yield Rollouts(
+                tasks,
+                shop,
+                journal,
+                events,
+                spending,
+                run.config.worlds,
+                tell,
+                keep,
+                flat_count=reward.flat_groups == "train",
+                beliefs=reward.belief.strength > 0 or run.config.worlds.suspects > 0,
+            )
 
 
 @contextlib.asynccontextmanager
@@ -392,12 +405,13 @@ def warn_of_staleness(config: Config, tasks: Taskset) -> None:
     """
     pace, bound, most = config.worlds, config.reward.world_staleness, config.reward.batch_tokens
     longest = max(task.turns * task.tokens for task in tasks.tasks if task.split is Split.TRAIN)
-    fit = min(pace.groups, max(1, most // (pace.group * longest)))
+    members = pace.group + pace.suspects * pace.suspect_tries
+    fit = min(pace.groups, max(1, most // (members * longest)))
     if fit < pace.groups:
         logger.warning(
             "a group of %d rollouts may have %d tokens in answers alone, so that a step may hold %d of worlds.groups = %d, or hold a group "
             "back as too_long; raise reward.batch_tokens (%d), or lower worlds.group or the tasks' turns and tokens",
-            *(pace.group, pace.group * longest, fit, pace.groups, most),
+            *(members, members * longest, fit, pace.groups, most),
         )
     behind = most_steps_behind(per_step=fit, lead=-(-pace.lead * pace.groups // fit), window=pace.window)
     if behind > bound:
