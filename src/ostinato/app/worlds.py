@@ -224,6 +224,18 @@ def open_taskset(config: Config) -> Taskset:
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
     check_tasks(config, tasks.tasks)
+    asks = (
+        "reward.belief.strength"
+        if config.reward.belief.strength
+        else "worlds.suspects"
+        if config.worlds.suspects
+        else ""
+    )
+    if asks and not any(task.known for task in tasks.tasks if task.split is Split.TRAIN):
+        raise BadConfig(
+            f"{asks} is set, and no task of worlds.file {config.worlds.file} with the split 'train' has a known answer; give tasks the "
+            f"field 'known', or set {asks} = 0"
+        )
     for task in tasks.tasks:
         cut = task.top_p < 1.0 and config.engine.kind == "vllm"  # which does not tell what top_p left open
         if task.split is Split.TRAIN and (cut or task.temperature == 0.0):
