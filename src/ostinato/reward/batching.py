@@ -11,9 +11,9 @@ from random import Random
 
 import numpy as np
 
+from ostinato.core.samples import call_of
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import call_of
 from ostinato.reward.ledger_entries import Matured, Unit
 from ostinato.reward.response_propensity import ResponsePropensity
 

@@ -9,11 +9,12 @@ from typing import Self
 from pydantic import TypeAdapter
 
 from ostinato.core.records import Arm, Consent, Person, Purpose, RewardReach, Turn
+from ostinato.core.samples import EpisodeKey
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import EpisodeKey, of_world
+from ostinato.reward.credit import of_world
 
 Unit = tuple[str, str, str]
 """Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
@@ -46,6 +47,7 @@ class Taught:
     `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
     `worlds_weight`: see `ByOrigin`.
     `corrections`: the weight with which people's corrections are imitated (`reward.demonstrations`); 0: they are not.
+    `values`: the trainer has values of turns, and batches say by which factors people are cut (`Batch.scales`).
 
     Example: ``Taught(people=False, groups=8)``
     """
@@ -55,6 +57,7 @@ class Taught:
     every: bool = False
     worlds_weight: float | None = None
     corrections: float = 0.0
+    values: bool = False
 
     @property
     def arms(self) -> frozenset[Arm]:

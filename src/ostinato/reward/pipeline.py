@@ -33,12 +33,11 @@ from ostinato.core.records import (
     Source,
     Turn,
 )
-from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
+from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
 from ostinato.reward.alarms import FUNCTION
-from ostinato.reward.baseline import counted_as
 from ostinato.reward.batching import (
     ChosenTurns,
     LearnablePart,
@@ -54,7 +53,6 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import (
     BeliefWeighted,
     ByOrigin,
-    EpisodeKey,
     GroupRelative,
     SingleRollout,
     by_episode,
@@ -80,7 +78,7 @@ from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Uni
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
-from ostinato.reward.recent_shares import masses_of, scales_of, turn_weights
+from ostinato.reward.recent_shares import cuts_of, masses_of, turn_weights
 from ostinato.reward.scheduler import Deciding
 
 # ---------------------------------------------------------------- recorded batches
@@ -127,6 +125,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
     weights = batch.weights or batch_weights(ordered, {}, even=batch.even)
+    scales, ends = batch.scales or [1.0] * len(ordered), batch.after or [()] * len(ordered)
     samples = (
         Sample(
             turn=turn,
@@ -134,8 +133,10 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
             advantages=advantages,
             weight=weight,
             summed=of_world(turn),
+            scale=scale,
+            cut=bool(after) and (later := LaterReturns(*after)) == later.unknown,
         )
-        for turn, advantages, weight in zip(ordered, batch.credits, weights, strict=True)
+        for turn, advantages, weight, scale, after in zip(ordered, batch.credits, weights, scales, ends, strict=True)
     )
     return TrainingBatch(row=batch, samples=tuple(samples))
 
@@ -209,14 +210,8 @@ async def shown_weights(
         return ()
     rewards = await log.find(Reward, [(turn.id,) for turn in turns])
     texts = await corrections_of(log, turns, rewards)
-    cut = cuts_of(turns, masses, ledger)
+    cut = cuts_of(turns, masses, ledger.recent, ledger.config)
     return demonstration_weights(turns, texts, list(cut.values()), answer_ids, corrections)
-
-
-def cuts_of(turns: Sequence[Turn], masses: Mapping[Person, float], ledger: TurnLedger) -> dict[str, float]:
-    """By turn of a batch, the factor by which its person is cut."""
-    scales = scales_of(masses, ledger.recent, ledger.config)
-    return {turn.id: scales.get(counted_as(turn, ledger.config.users), 1.0) for turn in turns}
 
 
 # ---------------------------------------------------------------- the desk
@@ -612,7 +607,8 @@ class RewardDesk:
             upto=self._reading.cursor,
             hints=()
             if self._hints is None
-            else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger)),
+            else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger.recent, ledger.config)),
+            scales=tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if self._taught.values else (),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)

@@ -265,6 +265,11 @@ class Policy:
             layer.training = self._recomputes(packed.tokens)
         return selected(hidden(self.model, ids_N, positions_N, attend), chosen_M), targets_M
 
+    @torch.no_grad()
+    def states(self, packed: PackedBatch, attend: TreeAttention) -> Tensor:
+        """[M, D], fp32, on the host: the final hidden states from which the sampled tokens are predicted."""
+        return self._rows(packed, self._seen(attend))[0].float().cpu()
+
     def hint_divergence(
         self,
         packed: PackedBatch,
