@@ -72,8 +72,8 @@ BASIS = Basis(
 STEERED = Steered(basis=BASIS.hash, dials=(0.5,), cap=0.1, budget=3.0, tokens=5, kl=0.1, features=(0.2,))
 
 
-async def trained_run(directory: Path, steps: int = STEPS) -> Config:
-    """A run of so many steps, with a release after every second, so that batches name versions which knew the person."""
+async def trained_run(directory: Path, steps: int = STEPS, **train: float) -> Config:
+    """A run of so many steps, with a release after every second, so that batches name versions which knew the person. `train`: settings."""
     tiny_model(directory / "model")
     made = config_at(directory / "a")
     learn = {"checkpoint_every": 2, "keep_checkpoints": 90, "max_lead": 50}
@@ -82,7 +82,7 @@ async def trained_run(directory: Path, steps: int = STEPS) -> Config:
             "record": load(None, ["record.encrypt='user'"]).record,
             "learn": made.learn.model_copy(update=learn),
             "train": made.train.model_copy(
-                update={"min_ess": 0.0, "max_k3": 9.0, "mean_weight": 99.0, "anchor_limit": 99.0}
+                update={"min_ess": 0.0, "max_k3": 9.0, "mean_weight": 99.0, "anchor_limit": 99.0, **train}
             ),
         }
     )
@@ -133,9 +133,17 @@ async def config(original, tmp_path) -> Config:
 
 
 async def plainly(
-    config: Config, *, credits_anew: bool, own_references: bool, first: int = FIRST, user: str = GONE
+    config: Config,
+    *,
+    credits_anew: bool,
+    own_references: bool,
+    first: int = FIRST,
+    user: str = GONE,
+    heads: list[bytes] | None = None,
 ) -> dict[int, str]:
-    """Training on the log without the person from the last checkpoint before them, step by step and in memory: step -> root."""
+    """Training on the log without the person from the last checkpoint before them, step by step and in memory: step -> root. `heads` gets
+    the states of the value heads.
+    """
     with open_run(config) as run:
         tokens = ModelTokens(model_path(config))
         request = ErasureRequest(tenant="default", user=user, upto=run.log.newest())
@@ -173,6 +181,8 @@ async def plainly(
                 trainer.step(made.samples, references)
             except NoSignal:
                 trainer.skip_step()
+            if heads is not None:
+                heads.append(trainer.state().moments["values"].tobytes())
             root = roots[row.step] = weights_root(trainer.weights())
             mine[row.step] = (PolicyVersion(number=row.step, hash=root), copy.deepcopy(dict(trainer.weights())))
         return roots
@@ -215,6 +225,25 @@ async def test_the_replay_has_the_bits_of_a_training_on_the_log_without_the_pers
     for name, (credits, references) in lesser.items():
         roots = await plainly(config, credits_anew=credits, own_references=references)
         assert roots[STEPS] != truth[STEPS], name
+
+
+async def test_values_of_turns_are_those_of_a_training_without_the_person(tmp_path):
+    """The value heads are in no weights, and in every checkpoint that training goes on from."""
+    torch.set_num_threads(1)
+    steps, heads = FIRST + 2, list[bytes]()
+    config = await trained_run(tmp_path, steps, value_lambda=1.0)
+    with open_run(config) as run:
+        upto = await run.log.forget("default", GONE)
+        ErasureFiles(run.home).request(ErasureRequest(tenant="default", user=GONE, upto=upto))
+        rows = [row async for _, row in run.log.read(0, {Batch})]
+        assert all(len(row.scales) == len(row.turns) > 0 for row in rows)
+        knew = load_checkpoint(run.home.checkpoints).moments["values"].tobytes()
+    truth = await plainly(config, credits_anew=True, own_references=True, heads=heads)
+    async with at_work(config) as worker:
+        assert noted(config) == truth
+        assert worker.parts.trainer.state().moments["values"].tobytes() == heads[-1]
+        assert load_checkpoint(worker._run.home.checkpoints).moments["values"].tobytes() == heads[-1]
+    assert knew != heads[-1], "the case: they had taught them"
 
 
 class Killed(BaseException):

@@ -557,7 +557,8 @@ class Batch:
     which each turn's correction is imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was
     cut behind, what the credit took to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut. `upto`: the last
     row of the log that had been read when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier
-    versions. `hints`: the feedback that turns learn from as hints; only those that have one.
+    versions. `hints`: the feedback that turns learn from as hints; only those that have one. `scales`: the factor by which each turn's
+    person is cut, 1 for a world's; empty unless the trainer has values of turns (`train.value_lambda`).
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -574,6 +575,7 @@ class Batch:
     after: tuple[Advantages, ...] = ()
     upto: int = 0
     hints: tuple[TurnHint, ...] = ()
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

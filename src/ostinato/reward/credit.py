@@ -30,7 +30,7 @@ import numpy as np
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Advantages, Arm, Person, Turn
-from ostinato.core.samples import Episode, LaterReturns
+from ostinato.core.samples import Episode, EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Credit
 from ostinato.core.verdicts import is_continuation
 from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
@@ -39,10 +39,6 @@ from ostinato.reward.line_credit import NO_LINES, TurnLines
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
 # ---------------------------------------------------------------- episodes
-
-
-EpisodeKey = tuple[str, str]
-"""A tenant and the name of one of its episodes."""
 
 
 def by_episode(turns: Iterable[Turn], after: Mapping[EpisodeKey, LaterReturns] | None = None) -> list[Episode]:
@@ -166,11 +162,6 @@ def _mean_returns(
 
 def _plus(value: float, part: float) -> float:
     return value + part if part else value
-
-
-def call_of(turn: str) -> str:
-    """The call that a turn is a choice of, by ids."""
-    return turn.rpartition(":")[0] or turn
 
 
 # ---------------------------------------------------------------- single rollouts

@@ -38,14 +38,14 @@ from ostinato.core.records import (
     Source,
     Turn,
 )
-from ostinato.core.samples import LaterReturns
+from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
 from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import EpisodeKey, EpisodeReturns, TurnReturn, call_of, episode_returns
+from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
     Gold,
