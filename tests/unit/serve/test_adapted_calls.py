@@ -260,6 +260,6 @@ async def test_a_new_basis_of_other_names_begins_other_states(tmp_path):
 
 def test_the_default_settings_are_off_and_name_their_reasons():
     config = AdaptConfig()
-    assert (config.mode, config.users, config.reset) == ("off", "verified", ResetConfig(drift=0.2, limit=3.0))
+    assert (config.mode, config.users, config.reset) == ("off", "verified", ResetConfig(drift=0.2, limit=3.6))
     with pytest.raises(ValueError, match="signals"):
         AdaptConfig(signals={"accepted": 2.0})

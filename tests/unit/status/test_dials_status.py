@@ -16,8 +16,7 @@ from ostinato.release.ledger import State
 from ostinato.status.dials import REFUSED, UNFITTED, cautions, dials_line, dials_now, effect_sentence
 from ostinato.status.summary import Summary
 from ostinato.testing.records import a_turn
-from ostinato.web.page.files import StaticFiles
-from ostinato.web.page.templates import Templates
+from ostinato.web.page.templates import StaticFiles, Templates
 from ostinato.web.page.views import dials_shown
 
 ON = AdaptConfig(mode="dials", holdout=0.5)

@@ -201,7 +201,7 @@ def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
 
 def _numerics(config: Config) -> str:
     from ostinato.app import numerics
-    from ostinato.launch.views.contracts import apart, parts
+    from ostinato.core.numerics import contract_in_words, differences_in_words
     from ostinato.model.config import backend
     from ostinato.model.kernels.cache import announced
 
@@ -213,13 +213,13 @@ def _numerics(config: Config) -> str:
         engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
     alike = "engine and trainer alike"
     if engine != trainer:
-        alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
+        alike = f"the trainer's is {trainer.id}: {differences_in_words(engine, trainer)}, so its turns count as foreign"
     if backend(config.model).kernels == "torch":
-        return f"{parts(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
+        return f"{contract_in_words(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
     examined = numerics.examined(config, numerics.compute(config), 1)
     found, count = examined.value, numerics.engine_threads(config)
     held = "exact mode holds" if found.exact else found.reason
-    lines = [f"{parts(engine)}; {alike}", *([str(mode)] if mode.why else [])]
+    lines = [f"{contract_in_words(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
     lines += [f"  {line}" for line in found.table]
     lines += [] if found.exact else [_otherwise_exact(config)]
