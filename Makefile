@@ -92,6 +92,7 @@ examine: install ## what runs too long for `make test`; writes tests/examination
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.architectures.run
 	$(BIN)/python -m tests.examinations.exactness.run
+	$(BIN)/python -m tests.examinations.exactness.dials
 	$(BIN)/python -m tests.examinations.demands.run
 	$(BIN)/python -m tests.examinations.judge.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10

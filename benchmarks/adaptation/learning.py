@@ -1,6 +1,6 @@
 """How much of what dials can do for a person is learned from how many ratings, by the product's learner, on simulated people.
 
-    python -m benchmarks.adaptation.learning [--people 192] [--quick]
+    python -m benchmarks.adaptation.learning [--people 192] [--quick] [--ablations]
 
 A simulated model draws 24 tokens an answer; 64 of its tokens are steerable, by 8 dials. Each dial has an attribute of answers that it
 moves, and that other things move as well. A person accepts an answer with probability sigmoid(1.5 w . attributes), w drawn around a mean
@@ -15,6 +15,9 @@ come up to ten answers later, and half are sent wrong at first and retracted.
 
 Two organisations of opposite wishes beside five others go through the gateway's classes: their log is folded, the prior is fitted to it and
 written to it (`adapt.prior`), and new people come, with `prior = "own"` and with "shared".
+
+`--ablations`: 64 new people after 120 others with 30 ratings each, all through the gateway's classes, as they are and with one thing off
+at a time: the prior, the features (each rating has those of another person's answer), forgetting (`adapt.decay = 1`), the reset.
 """
 
 from __future__ import annotations
@@ -321,8 +324,9 @@ def _table(world: World, count: int, others: int) -> dict[str, dict[str, float]]
 class Product:
     """The gateway's dials over a log in memory, whose answers are the simulated model's."""
 
-    def __init__(self, world: World, config: AdaptConfig, directory: str) -> None:
-        self._world, self._at, self._rng = world, 1000.0, np.random.default_rng(8)
+    def __init__(self, world: World, config: AdaptConfig, directory: str, *, shuffled: bool = False) -> None:
+        """`shuffled`: the features recorded with an answer are those of another one of the same round."""
+        self._world, self._at, self._rng, self._shuffled = world, 1000.0, np.random.default_rng(8), shuffled
         tokens_M = np.arange(STEERABLE)
         names = tuple(f"dial {number}" for number in range(DIALS))
         self._basis = Basis(names, tokens_M, world.directions_KV.astype(np.float32), "0" * 64)
@@ -346,6 +350,7 @@ class Product:
         dials_NK = self.dials(people)
         answers = self._world.answer(dials_NK, self._rng)
         liked_N = self._rng.random(len(people)) < self._world.accepts(wishes_NK, answers)
+        features_NK = np.roll(answers.features_NK, 1, axis=0) if self._shuffled else answers.features_NK
         rows = list[Row]()
         for number, (tenant, user) in enumerate(people):
             steered = Steered(
@@ -355,7 +360,7 @@ class Product:
                 budget=3.0,
                 tokens=TOKENS,
                 kl=float(answers.nats_N[number]),
-                features=tuple(answers.features_NK[number].tolist()),
+                features=tuple(features_NK[number].tolist()),
             )
             turn = a_turn(f"{tenant} {user} {self._at:g}:0", user=user, ended_at=self._at)
             turn = replace(turn, tenant=tenant, steered=steered)
@@ -410,6 +415,68 @@ async def organisations(
     return found
 
 
+ABLATIONS: dict[str, tuple[dict[str, object], bool]] = {
+    "as it is": ({}, False),
+    "prior off": ({"prior": "flat"}, False),
+    "features off": ({}, True),
+    "forgetting off": ({"decay": 1.0}, False),
+    "reset off": ({"reset": {"limit": 1e9}}, False),
+}
+"""What is set, and whether features are another answer's."""
+
+
+async def ablated(
+    world: World,
+    settings: dict[str, object],
+    wishes_NK: Floats,
+    *,
+    shuffled: bool = False,
+    others: int = 120,
+    ratings: int = 30,
+    at: Sequence[int] = AT,
+) -> tuple[dict[int, Floats], int]:
+    """New people's acceptance after so many ratings each, and how many returns to the prior there were of theirs, by the gateway's classes.
+    Before them `others` people came, with `ratings` ratings each.
+    """
+    config = AdaptConfig.model_validate({"mode": "dials", "holdout": 0.0, "prior_people": 20, **settings})
+    with tempfile.TemporaryDirectory() as directory:
+        product, found = Product(world, config, directory, shuffled=shuffled), dict[int, Floats]()
+        await product.start()
+        for _ in range(ratings if config.prior == "fitted" else 0):
+            await product.rate([("past", f"{k}") for k in range(others)], world.people(others, 63))
+        if config.prior == "fitted":
+            assert await product.adaptation.refit()
+            await product.adaptation.follow()
+        new = [("new", f"{k}") for k in range(len(wishes_NK))]
+        for turn in range(max(at) + 1):
+            if turn in at:
+                found[turn] = world.acceptance(wishes_NK, product.dials(new))
+            if turn < max(at):
+                await product.rate(new, wishes_NK)
+        fold = product.adaptation.fold
+        assert fold is not None
+        states = [fold.state(person) for person in new]
+        await product.adaptation.close()
+    return found, sum((state.latest or state.settled).resets for state in states if state is not None)
+
+
+def _ablations(world: World, count: int) -> dict[str, dict[str, float]]:
+    """Share of the gap closed, with half the width of its 95% interval over people (of the mean, the gap held)."""
+    wishes = world.people(count, 901)
+    frozen, oracle = world.acceptance(wishes, np.zeros((count, DIALS))), world.oracle(wishes)
+    gap, rows = float((oracle - frozen).mean()), dict[str, dict[str, float]]()
+    print(f"{count} people; acceptance frozen {frozen.mean():.3f}, oracle {oracle.mean():.3f}")
+    for name, (settings, shuffled) in ABLATIONS.items():
+        came, resets = asyncio.run(ablated(world, settings, wishes, shuffled=shuffled))
+        told = {at: ((each - frozen) / gap) for at, each in came.items()}
+        rows[name] = {str(at): float(each.mean()) for at, each in told.items()}
+        rows[name] |= {f"{at} +-": 1.96 * float(each.std(ddof=1)) / count**0.5 for at, each in told.items()}
+        rows[name] |= {"worse": float(np.mean(came[max(came)] < frozen - 0.05)), "resets": resets}
+        shown = "  ".join(f"{at}: {rows[name][str(at)]:+.0%} +- {rows[name][f'{at} +-']:.0%}" for at in came)
+        print(f"{name:<16}{shown}  worse by > 5 points: {rows[name]['worse']:.0%}  resets {resets}", flush=True)
+    return rows
+
+
 def main() -> None:
     """Print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -418,12 +485,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="32 people, and a prior from 100 others")
     parser.add_argument("--out", type=Path, default=RESULTS / "adaptation_learning.json")
+    parser.add_argument("--ablations", action="store_true", help="of 64 people alone; the file keeps the other rows")
     args = parser.parse_args()
     people, others = (32, 100) if args.quick else (args.people, args.others)
-    rows = _table(World(args.seed), people, others)
-    args.out.write_text(
-        json.dumps({"people": people, "others": others, "seed": args.seed, "rows": rows}, indent=2) + "\n"
-    )
+    told = json.loads(args.out.read_text()) if args.out.exists() else {}
+    if args.ablations:
+        told["ablations"] = _ablations(World(args.seed), 64)
+    else:
+        told |= {
+            "people": people,
+            "others": others,
+            "seed": args.seed,
+            "rows": _table(World(args.seed), people, others),
+        }
+    args.out.write_text(json.dumps(told, indent=2) + "\n")
 
 
 if __name__ == "__main__":

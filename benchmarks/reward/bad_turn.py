@@ -13,6 +13,11 @@ In `hints` a fifth of the failures get a comment, which in 90% names the bad tur
 reads it obeys with 0.8. The product chooses which comments are hints; the term's gradient is written out here (`benchmarks.reward.hints`
 has the trainer's).
 
+In `belief` the probability of the known answer is read after each turn, with an error of `sd`, and `BeliefWeighted` divides each episode's
+credit by its changes: `asked now` falls from 0.9 to 0.3 where the bad turn was wrong; `forecast` is the chance of success, which is low
+before the bad turn and hardly falls there. In `suspects` each of the first failures is sampled anew eight times from one turn on, that of
+the largest fall of such a belief (sd 0.1, asked now) or any turn; `GroupRelative` credits it. A continuation costs the turns behind it.
+
 The rows of `value` credit a turn with V(next prompt) - V(its prompt), and what comes later times lambda per turn (generalised advantage
 estimation), V being the product's baseline. In "prompts repeat" a prompt tells the turn and whether the last action was right, so that V
 is learned of each; otherwise each prompt is new, as prompts of real sessions are.
@@ -22,10 +27,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from benchmarks.contender import RESULTS
@@ -34,22 +42,25 @@ from numpy.typing import NDArray
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Reward, Row, Turn
 from ostinato.core.samples import Episode, Sample
+from ostinato.core.seams import Credit
+from ostinato.core.verdicts import continuation_name
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import HintsConfig, RewardConfig
-from ostinato.reward.credit import GroupRelative, SingleRollout, episode_returns
+from ostinato.reward.credit import BeliefWeighted, GroupRelative, SingleRollout, episode_returns
 from ostinato.reward.hints import FRAME, HintSource
 from ostinato.reward.line_credit import TurnLines
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
 EPISODES, ACTIONS, GOAL = 16, 4, 0.75
+CONTINUED = 8  # how often a failure is sampled anew
 SHARE, RIGHT, OBEYED = (
     0.2,
     0.9,
     0.8,
 )  # of failures with a comment, of comments about the bad turn, of answers that follow one
 FIRST_ACTION = 48  # the token of the first action
-SIZES = [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
+SIZES = [4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Credits = Callable[[int, Ints, NDArray[np.bool_]], Floats]
@@ -204,19 +215,168 @@ def single(turns: int, *, discount: float, outcome: bool, repeat: bool, bad: int
     return credits
 
 
-def group(turns: int) -> Credits:
-    """Worlds' credit: the batch is one group."""
-    episodes = [
-        Episode(id=each.id, tenant=each.tenant, turns=each.turns, group="g") for each in Batches(turns).episodes
-    ]
+@dataclass(frozen=True)
+class Belief:
+    """The probability of the known answer after each turn, as far as a policy knows it: `before` the bad turn, else 0.9 or 0.3."""
 
-    def credits(_: int, __: Ints, done_E: NDArray[np.bool_]) -> Floats:
-        values = {turn.id: 0.0 for each in episodes for turn in each.turns}
-        values |= {each.turns[-1].id: float(done) for each, done in zip(episodes, done_E, strict=True)}
-        found = GroupRelative()(episodes, values)
+    before: float
+    sd: float  # of the error of each reading
+
+    def changes(self, right_EN: Ints, bad: int, rng: np.random.Generator) -> Floats:
+        """By episode and turn, the belief after the turn minus that before it."""
+        episodes, turns = right_EN.shape
+        after_EN = np.where(np.arange(turns) < bad, self.before, np.where(right_EN[:, [bad]], 0.9, 0.3))
+        read_EN = np.concatenate([np.full((episodes, 1), self.before), after_EN], axis=1)
+        return np.diff(np.clip(read_EN + rng.normal(0, self.sd, read_EN.shape), 0, 1), axis=1)
+
+
+ASKED_NOW, FORECAST = 0.9, 0.36
+
+
+def in_group(turns: int) -> list[Episode]:
+    """The episodes of a batch as one group."""
+    return [Episode(id=each.id, tenant=each.tenant, turns=each.turns, group="g") for each in Batches(turns).episodes]
+
+
+def graded(episodes: Sequence[Episode], done: Iterable[bool]) -> dict[str, float]:
+    """By turn id: the outcome at the last turn of an episode, 0 elsewhere."""
+    values = {turn.id: 0.0 for each in episodes for turn in each.turns}
+    return values | {each.turns[-1].id: float(worth) for each, worth in zip(episodes, done, strict=True)}
+
+
+def group(
+    turns: int, *, bad: int = 0, belief: Belief | None = None, strength: float = 1.0, most: float = 8.0
+) -> Credits:
+    """Worlds' credit: the batch is one group; with a belief in the answer that is read after each turn."""
+    episodes, rng = in_group(turns), np.random.default_rng(77)
+
+    def credits(_: int, right_EN: Ints, done_E: NDArray[np.bool_]) -> Floats:
+        credit: Credit = GroupRelative()
+        if belief is not None:
+            changes_EN = belief.changes(right_EN, bad, rng)
+            changes = {
+                turn.id: float(changes_EN[e, n]) for e, each in enumerate(episodes) for n, turn in enumerate(each.turns)
+            }
+            credit = BeliefWeighted(credit, changes, strength=strength, most=most)
+        found = credit(episodes, graded(episodes, done_E))
         return np.array([[found[turn.id][0] for turn in each.turns] for each in episodes])
 
     return credits
+
+
+def group_at_states(turns: int, bad: int) -> Credits:
+    """The same with turns compared at equal prompts, which tell the turn and, from the bad one on, whether that was right."""
+    batches = Batches(turns)
+
+    def credits(_: int, right_EN: Ints, done_E: NDArray[np.bool_]) -> Floats:
+        shown = batches.prompted(lambda e, n: (n, int(right_EN[e, bad]) if n > bad else 2))
+        episodes = [Episode(id=each.id, tenant=each.tenant, turns=each.turns, group="g") for each in shown]
+        found = GroupRelative(equal_states=True)(episodes, graded(episodes, done_E))
+        return np.array([[found[turn.id][0] for turn in each.turns] for each in episodes])
+
+    return credits
+
+
+Learn = Callable[[int, Ints, Ints, NDArray[np.bool_], float], tuple[float, float]]
+"""Batch number, actions, right or not, outcomes, step size: one step; returns how many episodes were generated beside, and the passes."""
+
+
+def plain(make: Callable[[int], Credits], weight: float = 0.0, reads: float = 0.0) -> Callable[[Policy, int], Learn]:
+    """A step by the credit of each turn. `weight`: of hints. `reads`: forward passes of each episode beside sampling and learning."""
+
+    def learner(policy: Policy, seed: int) -> Learn:
+        credits, rng = make(policy.bad), np.random.default_rng(seed + 2000)
+
+        def learn(
+            number: int, actions_EN: Ints, right_EN: Ints, done_E: NDArray[np.bool_], size: float
+        ) -> tuple[float, float]:
+            turns = actions_EN.shape[1]
+            comments = comments_on(done_E, policy.bad, np.zeros(turns, np.int64), SHARE, RIGHT, rng) if weight else {}
+            with contextlib.suppress(NoSignal):
+                policy.step(actions_EN, credits(number, right_EN, done_E), size, comments, weight)
+            return 0.0, EPISODES * (4 + reads) + 5 * len(comments) / turns
+
+        return learn
+
+    return learner
+
+
+class Continued(NamedTuple):
+    """A failure that is sampled anew from one turn: which episode, from where, all its actions, and the outcome."""
+
+    episode: int
+    at: int
+    actions_N: Ints
+    done: bool
+
+
+def continued(
+    odds_NA: Floats,
+    actions_EN: Ints,
+    done_E: NDArray[np.bool_],
+    changes_EN: Floats | None,
+    most: int,
+    outcomes: Callable[[Ints], NDArray[np.bool_]],
+    rng: np.random.Generator,
+) -> list[Continued]:
+    """The first `most` failures, each sampled anew eight times from the turn of the largest fall, or from any. `outcomes`: of actions."""
+    found: list[Continued] = []
+    for e in np.flatnonzero(~done_E)[:most].tolist():
+        at = int(rng.integers(len(odds_NA))) if changes_EN is None else int(changes_EN[e].argmin())
+        again_EN = drawn(odds_NA, CONTINUED, rng)
+        again_EN[:, :at] = actions_EN[e, :at]
+        found += [Continued(e, at, *each) for each in zip(again_EN, outcomes(again_EN).tolist(), strict=True)]
+    return found
+
+
+def credits_of_continued(
+    whole: Sequence[Episode], done_E: NDArray[np.bool_], more: Sequence[Continued]
+) -> list[Floats]:
+    """The advantages of the turns of each episode, and of each that was sampled anew. Raises NoSignal."""
+    episodes, done = list(whole), [*done_E.tolist(), *(each.done for each in more)]
+    for number, (e, at, _, _) in enumerate(more):
+        kept = tuple(replace(turn, id=f"{turn.id}~{number}") for turn in whole[e].turns[at:])
+        episodes.append(replace(whole[e], id=continuation_name(f"e{e}", at, number), turns=kept))
+    found = GroupRelative()(episodes, graded(episodes, done))
+    return [np.array([found[turn.id][0] for turn in each.turns]) for each in episodes]
+
+
+def suspects(
+    turns: int, *, belief: Belief | None, failures: int, alone: bool = False
+) -> Callable[[Policy, int], Learn]:
+    """A step by credit in a group, whose first `failures` are sampled anew. `alone`: the group's own episodes are not learned from."""
+    whole = in_group(turns)
+
+    def learner(policy: Policy, seed: int) -> Learn:
+        rng = np.random.default_rng(seed + 3000)
+
+        def learn(
+            number: int, actions_EN: Ints, right_EN: Ints, done_E: NDArray[np.bool_], size: float
+        ) -> tuple[float, float]:
+            del number
+            changes_EN = None if belief is None else belief.changes(right_EN, policy.bad, rng)
+            outcomes = partial(succeeded_by, policy.bad, rng)
+            more = continued(policy.odds(), actions_EN, done_E, changes_EN, failures, outcomes, rng)
+            generated = sum(turns - each.at for each in more) / turns
+            read = 0.0 if belief is None else EPISODES * (turns + 1) / 2
+            with contextlib.suppress(NoSignal):
+                found = credits_of_continued(whole, done_E, more)
+                advantages = np.zeros((len(found), turns))
+                for e, own in enumerate(found):
+                    if not alone or e >= EPISODES:
+                        advantages[e, turns - len(own) :] = own
+                rows = np.array([*actions_EN, *(each.actions_N for each in more)])
+                policy.step(rows, advantages * len(found) / EPISODES, size, {}, 0.0)
+            return generated, EPISODES * (1 if alone else 4) + 4 * generated + read
+
+        return learn
+
+    return learner
+
+
+def succeeded_by(bad: int, rng: np.random.Generator, actions_EN: Ints) -> NDArray[np.bool_]:
+    """The outcomes of these actions, the first of which is right everywhere."""
+    return succeeded((actions_EN == 0).astype(np.int64), bad, rng)
 
 
 def value(turns: int, *, trace: float, repeat: bool) -> Credits:
@@ -242,62 +402,99 @@ def value(turns: int, *, trace: float, repeat: bool) -> Credits:
     return credits
 
 
-def arms(turns: int) -> Mapping[str, Callable[[int], Credits]]:
-    """Each way of giving credit, given which turn is bad, which only `lines` uses."""
-    return {
-        "outcome, new prompts": lambda _: single(turns, discount=0.9, outcome=True, repeat=False),
-        "outcome, equal states": lambda _: single(turns, discount=0.9, outcome=True, repeat=True),
-        "outcome, in a group": lambda _: group(turns),
-        "rating, 0.9 a call": lambda _: single(turns, discount=0.9, outcome=False, repeat=False),
-        "outcome, hints of weight 3": lambda _: single(turns, discount=0.9, outcome=True, repeat=False),
-        "outcome, hints of weight 100": lambda _: single(turns, discount=0.9, outcome=True, repeat=False),
-        "lines": lambda bad: single(turns, discount=0.9, outcome=False, repeat=False, bad=bad),
-        "value, lambda 0, prompts repeat": lambda _: value(turns, trace=0.0, repeat=True),
-        "value, lambda 0.9, prompts repeat": lambda _: value(turns, trace=0.9, repeat=True),
-        "value, lambda 0.9, new prompts": lambda _: value(turns, trace=0.9, repeat=False),
+def arms(turns: int) -> Mapping[str, Callable[[Policy, int], Learn]]:
+    """Each way of giving credit. Only `lines`, `belief` and `suspects` use which turn is bad: to draw what is seen of it."""
+    read = (turns + 1) / 2  # each reading is a pass over all that came before it
+    found = {
+        "outcome, new prompts": plain(lambda _: single(turns, discount=0.9, outcome=True, repeat=False)),
+        "outcome, equal states": plain(lambda _: single(turns, discount=0.9, outcome=True, repeat=True)),
+        "outcome, in a group": plain(lambda _: group(turns)),
+        "outcome, in a group, equal states": plain(lambda bad: group_at_states(turns, bad)),
+        "rating, 0.9 a call": plain(lambda _: single(turns, discount=0.9, outcome=False, repeat=False)),
+        "outcome, hints of weight 3": plain(lambda _: single(turns, discount=0.9, outcome=True, repeat=False), 3.0),
+        "outcome, hints of weight 100": plain(lambda _: single(turns, discount=0.9, outcome=True, repeat=False), 100.0),
+        "lines": plain(lambda bad: single(turns, discount=0.9, outcome=False, repeat=False, bad=bad)),
+    }
+    for name, before in (("asked now", ASKED_NOW), ("forecast", FORECAST)):
+        for sd in (0.0, 0.05, 0.1, 0.2):
+            found[f"belief, {name}, sd {sd:g}"] = plain(
+                lambda bad, before=before, sd=sd: group(turns, bad=bad, belief=Belief(before, sd)), reads=read
+            )
+    for strength, most in ((0.5, 8.0), (1.0, 3.0), (1.0, 32.0)):
+        found[f"belief, asked now, sd 0.1, strength {strength:g}, most {most:g}"] = plain(
+            lambda bad, strength=strength, most=most: group(
+                turns, bad=bad, belief=Belief(ASKED_NOW, 0.1), strength=strength, most=most
+            ),
+            reads=read,
+        )
+    seen = Belief(ASKED_NOW, 0.1)
+    return found | {
+        "suspects, by belief, 2 failures": suspects(turns, belief=seen, failures=2),
+        "suspects, by belief, all failures": suspects(turns, belief=seen, failures=EPISODES),
+        "suspects, by belief, all failures, alone": suspects(turns, belief=seen, failures=EPISODES, alone=True),
+        "suspects, any turn, all failures": suspects(turns, belief=None, failures=EPISODES),
+        "value, lambda 0, prompts repeat": plain(lambda _: value(turns, trace=0.0, repeat=True)),
+        "value, lambda 0.9, prompts repeat": plain(lambda _: value(turns, trace=0.9, repeat=True)),
+        "value, lambda 0.9, new prompts": plain(lambda _: value(turns, trace=0.9, repeat=False)),
     }
 
 
-def episodes_until_fixed(
-    turns: int, make: Callable[[int], Credits], size: float, seed: int, drift: float, most: int, weight: float
-) -> int | None:
-    """None if the other turns drifted, or it took too long. `weight`: of hints."""
+def drawn(odds_NA: Floats, episodes: int, rng: np.random.Generator) -> Ints:
+    """Actions [E, N]."""
+    return (rng.random((episodes, len(odds_NA), 1)) > odds_NA.cumsum(1)[None, :, :-1]).sum(2)
+
+
+def succeeded(right_EN: Ints, bad: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """The outcomes of episodes, given which of their turns were right."""
+    slips_E = right_EN.shape[1] - 1 - (right_EN.sum(1) - right_EN[:, bad])
+    return rng.random(len(right_EN)) < np.where(right_EN[:, bad], 0.9, 0.3) - 0.005 * slips_E
+
+
+class Fixed(NamedTuple):
+    """What it took: episodes generated, passes over an episode, and the drift of the other turns."""
+
+    episodes: int
+    passes: float
+    drift: float
+
+
+def until_fixed(
+    turns: int, make: Callable[[Policy, int], Learn], size: float, seed: int, drift: float, most: float
+) -> Fixed | None:
+    """None if the other turns drifted, or it took too long."""
     policy, rng = Policy(turns, seed), np.random.default_rng(seed + 1000)
-    credits = make(policy.bad)
-    for number in range(most // EPISODES):
+    learn, episodes, passes, number = make(policy, seed), 0.0, 0.0, 0
+    while episodes < most:
         if policy.drift() > drift:
             return None
         odds_NA = policy.odds()
         if odds_NA[policy.bad, 0] >= GOAL:
-            return number * EPISODES
-        actions_EN = (rng.random((EPISODES, turns, 1)) > odds_NA.cumsum(1)[None, :, :-1]).sum(2)
+            return Fixed(round(episodes), passes, policy.drift())
+        actions_EN = drawn(odds_NA, EPISODES, rng)
         right_EN = (actions_EN == 0).astype(np.int64)
-        slips_E = turns - 1 - (right_EN.sum(1) - right_EN[:, policy.bad])
-        done_E = rng.random(EPISODES) < np.where(right_EN[:, policy.bad], 0.9, 0.3) - 0.005 * slips_E
-        try:
-            advantages_EN = credits(number, right_EN, done_E)
-        except NoSignal:
-            continue
-        right_N = np.zeros(turns, np.int64)
-        comments = comments_on(done_E, policy.bad, right_N, SHARE, RIGHT, rng) if weight else {}
-        policy.step(actions_EN, advantages_EN, size, comments, weight)
+        more, cost = learn(number, actions_EN, right_EN, succeeded(right_EN, policy.bad, rng), size)
+        episodes, passes, number = episodes + EPISODES + more, passes + cost, number + 1
     return None
 
 
 def best(
-    turns: int, make: Callable[[int], Credits], seeds: int, drift: float, most: int, weight: float
-) -> tuple[list[int], float]:
-    """The episodes of each seed at the best step size, and that size; from the largest on, until two sizes are no better."""
-    found, at, worse = list[int](), 0.0, 0
+    turns: int, make: Callable[[Policy, int], Learn], seeds: int, drift: float, most: int
+) -> tuple[list[Fixed], float]:
+    """Each seed at the best step size, and that size; from the largest on, until two sizes are no better."""
+    found, at, worse = list[Fixed](), 0.0, 0
+
+    def middle(some: Sequence[Fixed]) -> float:
+        return float(np.median([one.episodes for one in some]))
+
     for size in SIZES:
-        limit = most if not found else min(most, 4 * int(np.median(found)))
-        taken = list[int]()
+        limit = most if not found else min(most, 4 * middle(found))
+        taken = list[Fixed]()
         for seed in range(seeds):
-            one = episodes_until_fixed(turns, make, size, seed, drift, limit, weight)
+            one = until_fixed(turns, make, size, seed, drift, limit)
             if one is None:
                 break
             taken.append(one)
-        if len(taken) == seeds and (not found or np.median(taken) < np.median(found)):
+        if len(taken) == seeds and (not found or middle(taken) < middle(found)):
             found, at, worse = taken, size, 0
         elif found and (worse := worse + 1) == 2:
             break
@@ -317,10 +514,13 @@ def main() -> None:
     for name, make in arms(args.turns).items():
         if not name.startswith(args.only):
             continue
-        weight = float(name.rpartition(" ")[2]) if "hints" in name else 0.0
-        found, size = best(args.turns, make, args.seeds, args.drift, args.most, weight)
-        rows[name] = {"episodes": found, "step size": size}
-        print(f"{name:<36}{int(np.median(found)) if found else '-':>6}  {found}  step size {size:g}", flush=True)
+        found, size = best(args.turns, make, args.seeds, args.drift, args.most)
+        rows[name] = {"runs": [each._asdict() for each in found], "step size": size}
+        episodes = [each.episodes for each in found]
+        middle = int(np.median(episodes)) if found else "-"
+        cost = f"{np.median([each.passes for each in found]):.0f}" if found else "-"
+        moved = f"{max(each.drift for each in found):.4f}" if found else "-"
+        print(f"{name:<50}{middle:>6} {episodes}  passes {cost}, drift {moved}, step size {size:g}", flush=True)
     settings = {"seeds": args.seeds, "turns": args.turns, "drift": args.drift, "most": args.most}
     args.out.write_text(json.dumps(settings | {"arms": rows}, indent=2) + "\n")
 

@@ -1,10 +1,13 @@
-"""Hints at the named turn: how many episodes it takes to fix one bad turn among many with comments on it, beside the outcome alone.
+"""Kinds of credit in the trainer: how many episodes it takes to fix one bad turn among many, beside the outcome alone.
 
-The setting of `bad_turn`, with a small transformer for the policy: the product's credit (`SingleRollout`), hints (`HintSource`) and trainer
-(`PolicyTrainer`, all weights). At each of N turns one of four actions is right, which one depends on the turn; the policy is right with
-0.9, at one turn that nobody knows with 0.1. An episode succeeds with 0.9 if that turn was right, else with 0.3, less half a point for each
-slip elsewhere. Of the failures, `--share` get a comment that names a turn, the bad one with the chance `--right` and else any, and an
-action: the right one at the bad turn, else any. The first weights obey such a comment in the prompt with 0.8, be it right or wrong.
+The setting of `bad_turn`, with a small transformer for the policy: the product's credit, hints (`HintSource`) and trainer
+(`PolicyTrainer`, all weights). `--credit single` is people's, with hints of `--weights`; `group` that of a world; `belief` divides it by
+the change of a simulated belief (asked now, sd 0.1); `suspects` samples each failure anew eight times from its largest fall.
+
+At each of N turns one of four actions is right, which one depends on the turn; the policy is right with 0.9, at one turn that nobody
+knows with 0.1. An episode succeeds with 0.9 if that turn was right, else with 0.3, less half a point for each slip elsewhere. Of the
+failures, `--share` get a comment that names a turn, the bad one with the chance `--right` and else any, and an action: the right one at
+the bad turn, else any. The first weights obey such a comment in the prompt with 0.8, be it right or wrong.
 
 The bad turn is fixed at a chance of 0.75. A run has failed if the mean KL of the others exceeds `--drift` nats before that, or after
 `--most` episodes. `compute`: tokens sampled or read forward, plus twice those read backward, in whole turns, of the prompts' own length.
@@ -25,23 +28,32 @@ import torch
 from benchmarks.contender import RESULTS
 from benchmarks.reward.bad_turn import (
     ACTIONS,
+    ASKED_NOW,
     EPISODES,
     FIRST_ACTION,
     GOAL,
     OBEYED,
     RIGHT,
     SHARE,
+    Belief,
+    Credits,
     Floats,
     Ints,
     comments_on,
+    continued,
+    credits_of_continued,
+    drawn,
+    group,
     hints_of,
+    in_group,
     single,
+    succeeded,
 )
 from numpy.typing import NDArray
 from transformers import LlamaForCausalLM
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import PolicyVersion, Span
+from ostinato.core.records import PolicyVersion, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
@@ -49,6 +61,7 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 
 OPEN, CLOSE = 257, 258
+SEEN = Belief(ASKED_NOW, 0.1)
 
 
 def prompt_of(turn: int) -> tuple[int, ...]:
@@ -124,12 +137,14 @@ def logprobs(trainer: PolicyTrainer, prompts: Sequence[tuple[int, ...]]) -> Floa
 
 @dataclass
 class Run:
-    """What it took. `episodes` is None if the bad turn was not fixed."""
+    """What it took. `episodes` is None if the bad turn was not fixed; `generated` counts those sampled anew as well, in parts."""
 
     episodes: int | None
     drift: float
     hints: int
     compute: int
+    generated: float = 0.0
+    right: float = 0.0  # the bad turn's chance of being right at the end
 
 
 class Traffic:
@@ -141,13 +156,21 @@ class Traffic:
 
     def episodes(self, odds_NA: Floats) -> tuple[Ints, Ints, NDArray[np.bool_]]:
         """Actions [E, N], whether each was right, and which episodes succeeded."""
-        setting, count = self._setting, (EPISODES, self._setting.turns)
-        actions_EN = (self.rng.random((*count, 1)) > odds_NA.cumsum(1)[None, :, :-1]).sum(2)
-        right_EN = (actions_EN == setting.right_N).astype(np.int64)
-        fixed_E = right_EN[:, setting.bad]
-        slips_E = setting.turns - 1 - (right_EN.sum(1) - fixed_E)
-        done_E = self.rng.random(EPISODES) < np.where(fixed_E, 0.9, 0.3) - 0.005 * slips_E
-        return actions_EN, right_EN, done_E
+        actions_EN = drawn(odds_NA, EPISODES, self.rng)
+        right_EN = (actions_EN == self._setting.right_N).astype(np.int64)
+        return actions_EN, right_EN, self.outcomes(actions_EN)
+
+    def outcomes(self, actions_EN: Ints) -> NDArray[np.bool_]:
+        """Which episodes succeeded."""
+        right_EN = (actions_EN == self._setting.right_N).astype(np.int64)
+        return succeeded(right_EN, self._setting.bad, self.rng)
+
+
+def credits_by(kind: str, setting: Setting) -> Credits:
+    """The advantages of a batch's turns."""
+    if kind == "single":
+        return single(setting.turns, discount=0.9, outcome=True, repeat=False)
+    return group(setting.turns, bad=setting.bad, belief=SEEN if kind == "belief" else None)
 
 
 def until_fixed(path: Path, setting: Setting, args: argparse.Namespace, rate: float, weight: float, seed: int) -> Run:
@@ -157,43 +180,55 @@ def until_fixed(path: Path, setting: Setting, args: argparse.Namespace, rate: fl
     )
     trainer, traffic = PolicyTrainer(path, config), Traffic(setting, seed)
     prompts = [prompt_of(n) for n in range(setting.turns)]
-    credits = single(setting.turns, discount=0.9, outcome=True, repeat=False)
+    credits, whole = credits_by(args.credit, setting), in_group(setting.turns)
     first_NA, done = logprobs(trainer, prompts), Run(None, 0.0, 0, 0)
     for number in range(args.most // EPISODES):
         now_NA = logprobs(trainer, prompts)
         kl_N = (np.exp(first_NA) * (first_NA - now_NA)).sum(1)
         done.drift = float(np.delete(kl_N, setting.bad).mean())
+        done.right = float(np.exp(now_NA[setting.bad, setting.right_N[setting.bad]]))
         if done.drift > args.drift:
             return done
-        if np.exp(now_NA[setting.bad, setting.right_N[setting.bad]]) >= GOAL:
+        if done.right >= GOAL:
             done.episodes = number * EPISODES
             return done
         odds_NA = np.exp(now_NA) / np.exp(now_NA).sum(1, keepdims=True)
         actions_EN, right_EN, done_E = traffic.episodes(odds_NA)
         drawn = done_E, setting.bad, setting.right_N, args.share, args.right, traffic.rng
         comments = comments_on(*drawn) if weight else {}
+        more = []
+        if args.credit == "suspects":
+            changes_EN = SEEN.changes(right_EN, setting.bad, traffic.rng)
+            more = continued(odds_NA, actions_EN, done_E, changes_EN, EPISODES, traffic.outcomes, traffic.rng)
+        done.generated += EPISODES + sum(setting.turns - each.at for each in more) / setting.turns
         try:
             advantages_EN = credits(number, right_EN, done_E)
+            again = credits_of_continued(whole, done_E, more)[EPISODES:] if more else []
         except NoSignal:
             continue
         policy = PolicyVersion(number=trainer.step_count, hash="")
-        turns = [
-            replace(
-                a_turn(f"{e}-{n}:0", user=f"u{e}", prompt=prompts[n], sampled=(FIRST_ACTION + int(actions_EN[e, n]),)),
-                logprobs=(float(now_NA[n, actions_EN[e, n]]),),
-                spans=(Span(policy=policy, tokens=1),),
-            )
-            for e in range(EPISODES)
-            for n in range(setting.turns)
-        ]
+
+        def turn_of(e: int, n: int, action: int, policy: PolicyVersion = policy, now_NA: Floats = now_NA) -> Turn:
+            made = a_turn(f"{e}-{n}:0", user=f"u{e}", prompt=prompts[n], sampled=(FIRST_ACTION + action,))
+            return replace(made, logprobs=(float(now_NA[n, action]),), spans=(Span(policy=policy, tokens=1),))
+
+        turns = [turn_of(e, n, int(actions_EN[e, n])) for e in range(EPISODES) for n in range(setting.turns)]
         samples = [
             Sample(turn=turn, reward=0.0, advantages=(float(value),))
             for turn, value in zip(turns, advantages_EN.ravel(), strict=True)
         ]
         by_place = dict(zip(np.ndindex(EPISODES, setting.turns), turns, strict=True))
+        samples += [
+            Sample(
+                turn=turn_of(EPISODES + i, each.at, int(each.actions_N[each.at])),
+                reward=0.0,
+                advantages=(float(own[0]),),
+            )
+            for i, (each, own) in enumerate(zip(more, again, strict=True))
+        ]
         hints = asyncio.run(hints_of(by_place, advantages_EN, comments, weight)) if comments else []
         trainer.step([*samples, *hints])
-        own = sum(len(turn.prompt_ids) for turn in turns)
+        own = sum(len(turn.prompt_ids) for turn in turns) + sum(len(prompts[0]) * (setting.turns - m.at) for m in more)
         done.hints += len(hints)
         done.compute += 4 * own + sum(len(each.hinted) + 3 * len(each.turn.prompt_ids) for each in hints)
     return done
@@ -201,6 +236,7 @@ def until_fixed(path: Path, setting: Setting, args: argparse.Namespace, rate: fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--credit", choices=["single", "group", "belief", "suspects"], default="single")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--drift", type=float, default=0.005, help="nats")
@@ -225,8 +261,12 @@ def main() -> None:
                     for seed, setting in enumerate(settings)
                 ]
                 rows.append({"weight": weight, "rate": rate, "runs": [vars(run) for run in runs]})
-                told = [(run.episodes, round(run.drift, 4), run.hints, f"{run.compute:.3g}") for run in runs]
-                print(f"weight {weight:g}, rate {rate:g}: episodes, drift, hints, compute: {told}", flush=True)
+                told = [
+                    (r.episodes, round(r.generated), round(r.right, 2), round(r.drift, 4), r.hints, f"{r.compute:.3g}")
+                    for r in runs
+                ]
+                what = f"{args.credit}, weight {weight:g}, rate {rate:g}"
+                print(f"{what}: episodes, generated, right, drift, hints, compute: {told}", flush=True)
     settings_of = {name: value for name, value in vars(args).items() if name != "out"}
     args.out.write_text(json.dumps(settings_of | {"arms": rows}, indent=2) + "\n")
 

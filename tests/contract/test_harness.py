@@ -8,8 +8,10 @@ from tests.fakes.scripted_model import ScriptedModel, says
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind, Limits, SandboxSpec
+from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.harnesses import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import OVERRAN, Ended, OutOfTime
+from ostinato.worlds.rollout.attempt import Trying, Workshop
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -217,3 +219,59 @@ async def test_a_program_that_cannot_start_is_told_as_long_as_the_sandbox_lives(
     ran, read = results(rollout)
     assert (rollout.ended, read) == (Ended.SUBMITTED, CALC.decode())
     assert ran.startswith("error: the sandbox could not start the program")
+
+
+# ---------------------------------------------------------------- a rollout sampled anew from the middle
+
+
+class Scripts:
+    """A gateway whose episodes follow scripts, in turn."""
+
+    def __init__(self, *scripts) -> None:
+        self.models, self.left = [], list(scripts)
+
+    def model(self, episode, *, group, harness, temperature=None, top_p=1.0):
+        self.models.append(ScriptedModel(*self.left.pop(0)))
+        self.models[-1].policies, self.models[-1].draw = (), None
+        return self.models[-1]
+
+
+class Written:
+    """Grades by what was written."""
+
+    async def grade(self, task, rollout):
+        (change,) = rollout.changes
+        return Grade(value=float(change.data == b"one\ntwo\n"))
+
+
+def shell(command: str):
+    return says("", ("bash", {"command": command}))
+
+
+async def continued(first: str, *then):
+    """A rollout whose first call is this, and what became of it when it was sampled anew behind that, with the model that was asked."""
+    boxes = Boxes()
+    try:
+        gateway = Scripts((shell(first), shell("echo three >> log"), says("Done.")), then)
+        shop = Workshop(harnesses={"tools": open_harness("tools")}, backend=boxes, grader=Written(), gateway=gateway)
+        trying, task = Trying(shop, pause_s=0.1), replace(TASK, harness="tools")
+        tried = await trying.once(task, "w.0.0.0", "w.0", record=True)
+        assert (tried.value, len(tried.turns)) == (0.0, 3)
+        return tried, await trying.continued(tried, "w.0", 1, 7), gateway.models[-1]
+    finally:
+        await boxes.close()
+
+
+async def test_a_failure_is_repeated_in_a_new_sandbox_and_goes_on_with_other_answers():
+    tried, again, model = await continued("echo one >> log; cat log", shell("echo two >> log"), says("Done."))
+    assert again is not None
+    assert (again.episode, again.value, again.turns) == ("w.0.0.0~1.7", 1.0, ("t0:0", "t1:0"))
+    assert model.asked[0] == tried.rollout.messages[: len(model.asked[0])], "behind the very same messages"
+    assert [message.text for message in model.asked[0] if message.role is Role.TOOL] == results(tried.rollout)[:1]
+    assert again.rollout.changes == (Change(path="log", kind=ChangeKind.WRITTEN, data=b"one\ntwo\n"),)
+
+
+async def test_a_failure_whose_calls_return_something_else_is_given_up_before_the_model_is_asked():
+    _, again, model = await continued("echo one >> log; head -c 16 /dev/urandom | od -x", says("Done."))
+    assert again is None
+    assert model.asked == []

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,8 @@ BASIS = Basis(
 STEERED = Steered(basis=BASIS.hash, dials=(0.5,), cap=0.1, budget=3.0, tokens=5, kl=0.1, features=(0.2,))
 
 
-async def trained_run(directory: Path, steps: int = STEPS) -> Config:
-    """A run of so many steps, with a release after every second, so that batches name versions which knew the person."""
+async def trained_run(directory: Path, steps: int = STEPS, **train: float) -> Config:
+    """A run of so many steps, with a release after every second, so that batches name versions which knew the person. `train`: settings."""
     tiny_model(directory / "model")
     made = config_at(directory / "a")
     learn = {"checkpoint_every": 2, "keep_checkpoints": 90, "max_lead": 50}
@@ -81,7 +82,7 @@ async def trained_run(directory: Path, steps: int = STEPS) -> Config:
             "record": load(None, ["record.encrypt='user'"]).record,
             "learn": made.learn.model_copy(update=learn),
             "train": made.train.model_copy(
-                update={"min_ess": 0.0, "max_k3": 9.0, "mean_weight": 99.0, "anchor_limit": 99.0}
+                update={"min_ess": 0.0, "max_k3": 9.0, "mean_weight": 99.0, "anchor_limit": 99.0, **train}
             ),
         }
     )
@@ -91,18 +92,24 @@ async def trained_run(directory: Path, steps: int = STEPS) -> Config:
         worker = worker_of(run, base)
         await worker.resume()
         await run.log.append(SteeringBasis.of(BASIS, at=1.0))
+        numbers = iter(range(16 * steps))
+        sampler = base
         for step in range(1, steps + 1):
-            for number in range(8 * (step - 1), 8 * step):
-                turn, signal = served(number, base)
-                turn = replace(turn, steered=STEERED if number % 8 == 1 else None)
-                user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"
-                opposite = {"accepted": "rejected", "rejected": "accepted"}[signal.name]
-                await run.log.append(
-                    replace(turn, user=user), replace(signal, name=opposite) if user == GONE else signal
-                )
-            await worker.learn()
-            assert worker.parts.trainer.step_count == step
-            await worker.parts.stored.settle()
+            if step % 20 == 1:  # or turns would be too old to be learned from
+                sampler = await run.follower.resolve("live")
+            while (
+                worker.parts.trainer.step_count < step
+            ):  # eight equal rewards are held back, and eight other turns come
+                for number in islice(numbers, 8):
+                    turn, signal = served(number, sampler)
+                    turn = replace(turn, steered=STEERED if number % 8 == 1 else None)
+                    user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"
+                    opposite = {"accepted": "rejected", "rejected": "accepted"}[signal.name]
+                    await run.log.append(
+                        replace(turn, user=user), replace(signal, name=opposite) if user == GONE else signal
+                    )
+                await worker.learn()
+                await worker.parts.stored.settle()
             if step % 2 == 0:
                 await release(run)
         await worker._checkpoint()
@@ -126,9 +133,17 @@ async def config(original, tmp_path) -> Config:
 
 
 async def plainly(
-    config: Config, *, credits_anew: bool, own_references: bool, first: int = FIRST, user: str = GONE
+    config: Config,
+    *,
+    credits_anew: bool,
+    own_references: bool,
+    first: int = FIRST,
+    user: str = GONE,
+    heads: list[bytes] | None = None,
 ) -> dict[int, str]:
-    """Training on the log without the person from the last checkpoint before them, step by step and in memory: step -> root."""
+    """Training on the log without the person from the last checkpoint before them, step by step and in memory: step -> root. `heads` gets
+    the states of the value heads.
+    """
     with open_run(config) as run:
         tokens = ModelTokens(model_path(config))
         request = ErasureRequest(tenant="default", user=user, upto=run.log.newest())
@@ -166,6 +181,8 @@ async def plainly(
                 trainer.step(made.samples, references)
             except NoSignal:
                 trainer.skip_step()
+            if heads is not None:
+                heads.append(trainer.state().moments["values"].tobytes())
             root = roots[row.step] = weights_root(trainer.weights())
             mine[row.step] = (PolicyVersion(number=row.step, hash=root), copy.deepcopy(dict(trainer.weights())))
         return roots
@@ -208,6 +225,25 @@ async def test_the_replay_has_the_bits_of_a_training_on_the_log_without_the_pers
     for name, (credits, references) in lesser.items():
         roots = await plainly(config, credits_anew=credits, own_references=references)
         assert roots[STEPS] != truth[STEPS], name
+
+
+async def test_values_of_turns_are_those_of_a_training_without_the_person(tmp_path):
+    """The value heads are in no weights, and in every checkpoint that training goes on from."""
+    torch.set_num_threads(1)
+    steps, heads = FIRST + 2, list[bytes]()
+    config = await trained_run(tmp_path, steps, value_lambda=1.0)
+    with open_run(config) as run:
+        upto = await run.log.forget("default", GONE)
+        ErasureFiles(run.home).request(ErasureRequest(tenant="default", user=GONE, upto=upto))
+        rows = [row async for _, row in run.log.read(0, {Batch})]
+        assert all(len(row.scales) == len(row.turns) > 0 for row in rows)
+        knew = load_checkpoint(run.home.checkpoints).moments["values"].tobytes()
+    truth = await plainly(config, credits_anew=True, own_references=True, heads=heads)
+    async with at_work(config) as worker:
+        assert noted(config) == truth
+        assert worker.parts.trainer.state().moments["values"].tobytes() == heads[-1]
+        assert load_checkpoint(worker._run.home.checkpoints).moments["values"].tobytes() == heads[-1]
+    assert knew != heads[-1], "the case: they had taught them"
 
 
 class Killed(BaseException):
@@ -311,7 +347,7 @@ async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_delete
         await release(run)
         assert await worker.may_learn()
         assert {step_of(path) for path in stored(run.home.checkpoints)} == {2, STEPS + 1}
-        left = [policy.number for policy in await versions_between(run.store, 0, 99)]
+        left = [policy.number for policy in await versions_between(run.store, 0, 99, run.name)]
         assert left == [0, 1, 2, STEPS + 1]
         assert ErasureFiles(run.home).job().phase == "done"
     async with at_work(config) as worker:
@@ -321,16 +357,16 @@ async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_delete
 async def test_what_a_ref_names_waits_until_the_ref_moves(config):
     async with at_work(config) as worker:
         run = worker._run
-        knew = next(policy for policy in await versions_between(run.store, FIRST, STEPS))
+        knew = next(policy for policy in await versions_between(run.store, FIRST, STEPS, run.name))
         await run.store.move_ref("previous", await run.store.read_ref("previous"), knew.hash)
         await release(run)
         assert await worker.may_learn()
         assert ErasureFiles(run.home).job().phase == "release"
-        assert knew in await versions_between(run.store, FIRST, STEPS)
+        assert knew in await versions_between(run.store, FIRST, STEPS, run.name)
         await run.store.move_ref("previous", knew.hash, await run.store.read_ref("live"))
         assert await worker.may_learn()
         assert ErasureFiles(run.home).job().phase == "done"
-        assert not await versions_between(run.store, FIRST, STEPS)
+        assert not await versions_between(run.store, FIRST, STEPS, run.name)
 
 
 async def test_a_certificate_says_what_the_weights_learned_from(config):

@@ -17,6 +17,7 @@ from ostinato.reward.accounting import Accounting
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.status.arms import ArmAcceptance
+from ostinato.status.compactions import CompactionsNow, SessionRewards
 from ostinato.status.dials import DialsNow
 from ostinato.status.index_queries import AlarmLine, AlarmList, IndexedTurn, TurnPage
 from ostinato.status.releases import (
@@ -252,6 +253,20 @@ RUN = RunNow(
     marks=(Mark(t=4.2, label="v16"), Mark(t=8.8, label="v17")),
     rated_since=NOW - 900,
     alarms=(),
+    compactions=CompactionsNow(
+        asked=412,
+        begun=367,
+        seen=367,
+        tokens=1_180,
+        ratio=38.4,
+        left=0.14,
+        facts=38_912,
+        kept=0.31,
+        needed=4_120,
+        found=0.84,
+        found_between=(0.79, 0.88),
+        rewards=SessionRewards(with_summary=0.31, without=0.38, people=(61, 214), between=(-0.17, 0.03)),
+    ),
     dials=DialsNow(
         fitted=True,
         effect=DialEffect(

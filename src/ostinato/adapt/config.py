@@ -17,10 +17,11 @@ class ResetConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.2, ge=0, description="How far a rating may fall below its prediction, on average, without counting."
     )
     limit: float = Field(
-        default=3.0,
+        default=3.6,
         gt=0,
-        description="The sum of what exceeds `drift`, of ratings in a row, at which a person returns to the prior. Smaller is quicker, and "
-        "at 2.0 one honest person in twelve was returned within a hundred ratings (simulated).",
+        description="The sum of what exceeds `drift`, of ratings in a row, at which a person returns to the prior: while predictions are "
+        "right on average, once in exp(8 `drift` `limit`) ratings at most, 317 by default. Smaller is quicker: of honest people fewer "
+        "than one in a hundred was returned within a hundred ratings at 3.6, one or two at 3.0, eight at 2.0 (simulated).",
     )
 
 

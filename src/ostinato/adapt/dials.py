@@ -290,24 +290,32 @@ class DialAdaptation:
 
     async def _fit(self, fold: StateFold, budget: PrivacyBudget | None, sigma: float) -> Population:
         """Tenant by tenant, so that the people of one are in memory at a time. With a budget, each tenant's prior has noise of `sigma`: a
-        person is of one tenant, so that all of them together tell as much of anybody as one. Raises BadConfig for more people than the
-        budget's delta is for.
+        person is of one tenant, so that all of them together tell as much of anybody as one. Raises BadConfig if no tenant has so few
+        people that the budget's delta is for them.
         """
-        config, dials, people = self._config, len(self._names), 0
+        config, dials = self._config, len(self._names)
         agreed = [tenant for tenant in fold.tenants if self._consent(tenant) is Consent.YES]
         # who is among the newest thousand depends on everybody
         most = _FITTED if budget is None else config.most_states
+        if budget is not None:
+            await fold.save()
+            admitted = budget.admits({tenant: self._cache.count(tenant) for tenant in agreed})
+            if left_out := sorted({*agreed} - {*admitted}):
+                _LOG.warning(
+                    "No prior is fitted to the people of %s, too many for adapt.privacy.delta", ", ".join(left_out)
+                )
+            agreed = admitted
 
         async def fitted(tenant: str) -> Organisation:
-            nonlocal people
             told = await fold.evidence(tenant, most)
-            people += len(told)
             if budget is None:
                 return await asyncio.to_thread(Organisation.fit, told, dials)
-            budget.check(people)
-            if self._cache.count(tenant) >= most:  # one person's rating makes another's forgotten: none is told of
+            if self._cache.crowded(tenant):  # one person's rating makes another's forgotten: none is told of
                 _LOG.warning(
-                    "No prior is fitted to the people of %s, who are %d or more: raise adapt.most_states", tenant, most
+                    "No prior is fitted to the people of %s, who are or were %d or more: raise adapt.most_states, and remove "
+                    "folds/people.sqlite while the gateway is down, so that they are folded anew",
+                    tenant,
+                    most,
                 )
                 return Organisation(0, flat_prior(dials))
             return await asyncio.to_thread(release_prior, told, dials, clip=config.privacy.clip, sigma=sigma)

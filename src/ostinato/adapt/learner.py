@@ -53,7 +53,9 @@ class Regression:
 
     `decay`: what an answer's weight is multiplied by with each later one that is rated. `noise`: the variance of a reward around its
     prediction. A one-sided CUSUM of the predicted less the observed reward, less `drift` at each rating, returns a person to the prior
-    once it exceeds `limit`. `strength` is the KL penalty's: a dial is its slope divided by it, at most.
+    once it exceeds `limit`. While predictions are right on average, or too low, that comes once in exp(8 drift limit) ratings at most, 317
+    by default, whatever the ratings' distribution: exp(8 drift (missed - drift)) has then a mean of at most 1 (Hoeffding's lemma), so
+    that the CUSUM is an e-detector's. `strength` is the KL penalty's: a dial is its slope divided by it, at most.
 
     Example: ``Regression(decay=1.0)``
     """
@@ -61,7 +63,7 @@ class Regression:
     decay: float = 0.99
     noise: float = 0.22
     drift: float = 0.2
-    limit: float = 3.0
+    limit: float = 3.6
     strength: float = 0.05
 
     def __post_init__(self) -> None:
@@ -352,6 +354,20 @@ class PersonState:
             reported=self._violations(),
             private=False,
             latest=none,
+        )
+
+    def barred(self) -> PersonState | None:
+        """What stays of a person who allows no dials any more: strikes, and violations that are none yet. None if there are neither."""
+        reported = self._violations()
+        if not self.strikes and not reported:
+            return None
+        place = max([self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        return PersonState(
+            names=self.names,
+            settled=Evidence.none(self.dials),
+            settled_at=place,
+            strikes=self.strikes,
+            reported=reported,
         )
 
     def struck(self, most: int) -> PersonState:

@@ -11,7 +11,7 @@ Pure, but for the noise, which the operating system's generator draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import SystemRandom
 
@@ -111,6 +111,19 @@ class PrivacyBudget:
                 f"adapt.privacy.delta = {self.delta} is not below 1 in {people}, the number of people: it would allow to publish one of "
                 f"them whole; set it to {0.1 / people:.0e} or less"
             )
+
+    def admits(self, people: Mapping[str, int]) -> list[str]:
+        """The tenants, of these with so many people each, whose people a release may tell of: all, if delta is below 1 / their number, else
+        those with less than an equal part of 1 / delta, so that one's invented people block no other tenant. Raises BadConfig if none.
+        """
+        try:
+            self.check(sum(people.values()))
+        except BadConfig:
+            found = [tenant for tenant, number in people.items() if self.delta * number * len(people) < 1]
+            if not found:
+                raise
+            return found
+        return [*people]
 
     def next_sigma(self, earlier: Sequence[float]) -> float:
         """The noise multiplier of another release after those with these. Raises Unavailable if the year's budget does not suffice."""

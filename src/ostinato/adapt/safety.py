@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,10 @@ _KEPT = 0.999  # of a group's counts, with each of its answers
 _LEAST = 20.0  # answers of each group before they are compared
 _EVERY = 16  # leaning answers between two steps of the multiplier
 _FLAGGED = 200  # answers with violations whose signals are remembered, so that each counts once and may be retracted
+_EACH = 8.0  # answers of one person that their group's rate takes in whole, or ...
+_SHARE = 0.05  # ... this share of the group's, if that is more
+_CAP_PASSES = 50
+_BUSIEST = 64  # people of a tenant whose answers are counted: whoever is past these limits is among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,15 @@ class ViolationRules:
     verified: bool = False
 
 
+class _Busy(NamedTuple):
+    """A person's answers and those of them with a violation, of about the last thousand of their tenant when there were `at`."""
+
+    leans: bool
+    answers: float
+    violations: float
+    at: int
+
+
 class ViolationConstraint:
     """The Lagrange multiplier of a constraint on one tenant's people: where answers may lean, no more of them than the holdout's violate.
 
@@ -145,10 +158,13 @@ class ViolationConstraint:
     the last thousand answers, and stays within 0 and `most`. A violation costs its person's regression `multiplier` of reward, as it was
     at the signal's place in the log.
 
+    In a group's rate nobody weighs more than eight answers, or a twentieth of all that if it is more; what exceeds it is left out, at the
+    person's own rate. So no rate is one person's, and groups of fewer than three people are not compared. `person` is a pseudonym.
+
     Example::
 
-        constraint.answer(leans=True)
-        constraint.tell(8, 77, leans=True, violates=True)  # a signal about an answer, both by their hashes
+        constraint.answer("3f", leans=True)
+        constraint.tell("3f", 8, 77, leans=True, violates=True)  # a signal about an answer, both by their hashes
         constraint.multiplier
     """
 
@@ -158,43 +174,85 @@ class ViolationConstraint:
         self._answers, self._violations = [0.0, 0.0], [0.0, 0.0]  # of the holdout, and of those who may lean
         self._until = _EVERY
         self._flagged = OrderedDict[int, list[int]]()
+        self._busy: dict[str, _Busy] = {}
+        self._count = 0  # answers of both groups so far
 
     def rate(self, *, leans: bool) -> float:
         """The share of answers with a violation."""
-        return self._violations[leans] / max(1.0, self._answers[leans])
+        answers, violations = self._weighed(leans)
+        return violations / max(1.0, answers)
 
-    def answer(self, *, leans: bool) -> None:
+    def answer(self, person: str, *, leans: bool) -> None:
         """Count an answer."""
+        self._count += 1
         self._answers = [_KEPT * each for each in self._answers]
         self._violations = [_KEPT * each for each in self._violations]
         self._answers[leans] += 1.0
+        if person not in self._busy and len(self._busy) >= _BUSIEST:
+            del self._busy[min(self._busy, key=lambda each: self._now(each, leans).answers)]
+        self._add(person, leans, answers=1.0)
         self._until -= leans
         if self._until <= 0:
             self._until = _EVERY
-            if min(self._answers) >= _LEAST:
+            if min(self._weighed(side)[0] for side in (False, True)) >= _LEAST:
                 moved = self.multiplier + self._rules.step * (self.rate(leans=True) - self.rate(leans=False))
                 self.multiplier = min(self._rules.most, max(0.0, moved))
 
-    def tell(self, answer: int, signal: int, *, leans: bool, violates: bool) -> None:
+    def tell(self, person: str, answer: int, signal: int, *, leans: bool, violates: bool) -> None:
         """Count a violation, or take it back. However many signals say so, an answer counts once."""
         known = self._flagged.get(answer, [])
         if (signal in known) is violates:
             return
         left = [*known, signal] if violates else [each for each in known if each != signal]
         if bool(left) is not bool(known):
-            moved = self._violations[leans] + (1.0 if violates else -1.0)
-            self._violations[leans] = max(0.0, moved)
+            change = 1.0 if violates else -1.0
+            self._violations[leans] = max(0.0, self._violations[leans] + change)
+            if person in self._busy:
+                self._add(person, leans, violations=change)
         self._flagged[answer] = left
         if not left:
             del self._flagged[answer]
         elif len(self._flagged) > _FLAGGED:
             self._flagged.popitem(last=False)
 
+    def forget(self, person: str | None) -> None:
+        """Keep no counts of somebody, or of anybody; what they did to the sums fades with later answers."""
+        self._busy = {each: told for each, told in self._busy.items() if person is not None and each != person}
+
+    def _weighed(self, leans: bool) -> tuple[float, float]:
+        """A group's answers and violations, those of busy people weighed down."""
+        whole, busy = self._answers[leans], [self._now(each, leans) for each in self._busy]
+        told = [each for each in busy if each.leans == leans and each.answers > _EACH]
+        answers = whole
+        for _ in range(_CAP_PASSES):
+            most = max(_EACH, _SHARE * answers)
+            before, answers = answers, whole - sum(max(0.0, each.answers - most) for each in told)
+            if answers == before:
+                break
+        most = max(_EACH, _SHARE * answers)
+        over = sum(each.violations * max(0.0, 1.0 - most / each.answers) for each in told)
+        return answers, max(0.0, self._violations[leans] - over)
+
+    def _now(self, person: str, leans: bool) -> _Busy:
+        known = self._busy.get(person, _Busy(leans, 0.0, 0.0, self._count))
+        kept = _KEPT ** (self._count - known.at)
+        return _Busy(known.leans, kept * known.answers, kept * known.violations, self._count)
+
+    def _add(self, person: str, leans: bool, *, answers: float = 0.0, violations: float = 0.0) -> None:
+        now = self._now(person, leans)
+        self._busy[person] = _Busy(
+            leans, round(now.answers + answers, 3), round(max(0.0, now.violations + violations), 3), self._count
+        )
+
     def state(self) -> list[Any]:
         """Everything, as JSON's types."""
-        return [self.multiplier, self._answers, self._violations, self._until, list(self._flagged.items())]
+        busy = [[person, *each] for person, each in self._busy.items()]
+        flagged = list(self._flagged.items())
+        return [self.multiplier, self._answers, self._violations, self._until, flagged, busy, self._count]
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
         self.multiplier, self._answers, self._violations, self._until = state[:4]
         self._flagged = OrderedDict((answer, list(signals)) for answer, signals in state[4])
+        self._busy = {person: _Busy(*each) for person, *each in state[5]}
+        self._count = state[6]

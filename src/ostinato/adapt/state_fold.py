@@ -25,17 +25,15 @@ import numpy as np
 from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash, violation
 from ostinato.adapt.prior import Population
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
-from ostinato.core.arm_assignment import ANONYMOUS, holdout_place
+from ostinato.core.arm_assignment import could_lean, holdout_place
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
-    Arm,
     Consent,
     ConsentGiven,
     Identity,
     Person,
-    Purpose,
     Row,
     Signal,
     SteeringBasis,
@@ -47,7 +45,7 @@ from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 5  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 6  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -246,7 +244,7 @@ class StateFold:
                 elif isinstance(row, Signal):
                     await self._take_signal(seq, row)
                 elif isinstance(row, ConsentGiven):
-                    self._take_choice(row)
+                    self._take_choice(seq, row)
                 elif isinstance(row, DialSet):
                     self._take_dials(seq, row)
                 elif isinstance(row, DialPrior):
@@ -346,14 +344,23 @@ class StateFold:
 
     # ------------------------------------------------------------ rows
 
-    def _take_choice(self, choice: ConsentGiven) -> None:
-        """Drop the state of a person who allows no dials any more; who allows them again begins anew."""
+    def _take_choice(self, seq: Cursor, choice: ConsentGiven) -> None:
+        """Drop the state of a person who allows no dials any more; who allows them again begins anew. What was reported of their answers
+        stays, or nobody would keep a strike who takes their consent back for a moment.
+        """
+        person = choice.person
+        refused = person in self._refusing
+        state = None if refused else self.state(person)
         self._note_choice(choice)
-        if choice.person not in self._refusing:
+        if person not in self._refusing or refused:
             return
+        kept = None if state is None else state.barred()
         for known in (self._states, self._dirty):
-            known.pop(choice.person, None)
-        self._gone.add(choice.person)
+            known.pop(person, None)
+        if kept is None:
+            self._gone.add(person)
+        else:
+            self._put(person, self._cache.key(person), replace(kept, cursor=seq))
 
     def _note_choice(self, choice: ConsentGiven) -> None:
         (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
@@ -403,6 +410,9 @@ class StateFold:
                 self._gone.add(person)
         if row.user is not None:
             self._gone.add((row.tenant, row.user))
+        who = None if row.user is None else self._cache.pseudonym((row.tenant, row.user))
+        if row.tenant in self._constraints:
+            self._constraints[row.tenant].forget(who)
         for turn, answer in self._answers.items():
             if answer is not None and row.covers(answer.person):
                 self._answers[turn] = None
@@ -414,7 +424,7 @@ class StateFold:
         if answer is None:
             return
         if answer.leans is not None:
-            self.constraint(turn.tenant).answer(leans=answer.leans)
+            self.constraint(turn.tenant).answer(self._cache.pseudonym(turn.person), leans=answer.leans)
         if turn.steered is not None and answer.features is not None:
             self._tenants.add(turn.tenant)
             if answer.features:
@@ -445,7 +455,8 @@ class StateFold:
         rates = reward is not None and reward >= 0.0
         if answer.leans is not None and not rates:
             violates = reward is not None
-            self.constraint(answer.person[0]).tell(_hashed(turn), signal, leans=answer.leans, violates=violates)
+            who, constraint = self._cache.pseudonym(answer.person), self.constraint(answer.person[0])
+            constraint.tell(who, _hashed(turn), signal, leans=answer.leans, violates=violates)
         if answer.features or (answer.features is not None and not rates):
             self._rate(seq, answer, signal, reward)
 
@@ -505,12 +516,8 @@ class StateFold:
         rules = self._rules.violations
         if not rules.signals or turn.consent is Consent.NEVER or turn.tenant in self._rules.without:
             return None
-        kind = turn.purpose in (Purpose.TASK, Purpose.SUBAGENT) and not turn.sampling.grammar
-        kind = kind and (turn.verified or not rules.verified) and turn.user != ANONYMOUS
-        served = (
-            turn.arm.people and turn.arm is not Arm.CONTROL and self._fitted.intersection(v.hash for v in turn.versions)
-        )
-        return holdout_place(turn.person) >= rules.holdout if kind and served else None
+        known = turn.verified or not rules.verified
+        return holdout_place(turn.person) >= rules.holdout if known and could_lean(turn, self._fitted) else None
 
     # ------------------------------------------------------------ states
 

@@ -149,6 +149,7 @@ def taught_by(config: Config) -> Taught:
         every=source == "people" and config.learn.batch == "auto",
         worlds_weight=config.learn.worlds_weight,
         corrections=config.learn.corrections,
+        values=config.train.value_lambda is not None,
     )
 
 

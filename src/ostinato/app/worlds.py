@@ -26,27 +26,25 @@ from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
 from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
-from ostinato.worlds.building.package_build import BuildPlace
-from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, OneShotBackend
+from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, BuildPlace, OneShotBackend
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
-from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
+from ostinato.worlds.grading.functions import Apart, FunctionGrader, FunctionGrading, read_data
 from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.own import OwnGrader, own_graders
-from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness, Rollout
-from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rollout_server import Door, FarOutcomes
-from ostinato.worlds.remote.trust import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, worker_context
+from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes
 from ostinato.worlds.rollout.rollout_worker import Rollouts
+from ostinato.worlds.rollout.worker_requests import OwnTurns
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.backend import PYTHON
@@ -226,6 +224,18 @@ def open_taskset(config: Config) -> Taskset:
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
     check_tasks(config, tasks.tasks)
+    asks = (
+        "reward.belief.strength"
+        if config.reward.belief.strength
+        else "worlds.suspects"
+        if config.worlds.suspects
+        else ""
+    )
+    if asks and not any(task.known for task in tasks.tasks if task.split is Split.TRAIN):
+        raise BadConfig(
+            f"{asks} is set, and no task of worlds.file {config.worlds.file} with the split 'train' has a known answer; give tasks the "
+            f"field 'known', or set {asks} = 0"
+        )
     for task in tasks.tasks:
         cut = task.top_p < 1.0 and config.engine.kind == "vllm"  # which does not tell what top_p left open
         if task.split is Split.TRAIN and (cut or task.temperature == 0.0):
@@ -244,6 +254,8 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
             raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
         if isinstance(harness := known[task.harness], ToolLoop):
             harness.check(task)
+        if task.known is not None and is_agent(task.harness):
+            raise BadConfig(f"task {task.id!r}, field 'known': an agent's conversation is its own; leave it out")
         if is_agent(task.harness) and task.top_p < 1.0:
             raise BadConfig(f"task {task.id!r}, field 'top_p': an agent's calls are sampled whole; leave it out")
         check_grading(task, own)
@@ -292,8 +304,19 @@ async def open_rollouts(
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=_read_upto(events) or 0)
-            flat_count = run.config.reward.flat_groups == "train"
-            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
+            reward = run.config.reward
+            yield Rollouts(
+                tasks,
+                shop,
+                journal,
+                events,
+                spending,
+                run.config.worlds,
+                tell,
+                keep,
+                flat_count=reward.flat_groups == "train",
+                beliefs=reward.belief.strength > 0 or run.config.worlds.suspects > 0,
+            )
 
 
 @contextlib.asynccontextmanager
@@ -392,12 +415,13 @@ def warn_of_staleness(config: Config, tasks: Taskset) -> None:
     """
     pace, bound, most = config.worlds, config.reward.world_staleness, config.reward.batch_tokens
     longest = max(task.turns * task.tokens for task in tasks.tasks if task.split is Split.TRAIN)
-    fit = min(pace.groups, max(1, most // (pace.group * longest)))
+    members = pace.group + pace.suspects * pace.suspect_tries
+    fit = min(pace.groups, max(1, most // (members * longest)))
     if fit < pace.groups:
         logger.warning(
             "a group of %d rollouts may have %d tokens in answers alone, so that a step may hold %d of worlds.groups = %d, or hold a group "
             "back as too_long; raise reward.batch_tokens (%d), or lower worlds.group or the tasks' turns and tokens",
-            *(pace.group, pace.group * longest, fit, pace.groups, most),
+            *(members, members * longest, fit, pace.groups, most),
         )
     behind = most_steps_behind(per_step=fit, lead=-(-pace.lead * pace.groups // fit), window=pace.window)
     if behind > bound:

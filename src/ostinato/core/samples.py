@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from ostinato.core.records import Advantages, Batch, Turn
 
+EpisodeKey = tuple[str, str]
+"""A tenant and the name of one of its episodes."""
+
+
+def call_of(turn: str) -> str:
+    """The call that a turn is a choice of, by ids."""
+    return turn.rpartition(":")[0] or turn
+
 
 class LaterReturns(NamedTuple):
     """The return of an episode at the call after the last turn here, in parts that reach earlier turns in different ways.
@@ -79,6 +87,8 @@ class Sample:
     sample: its log-likelihood is raised, token by token as its advantages say, and it is no part of the normaliser. `hinted`: the turn's
     prompt with a hint in it. The turn then stands in the batch a second time, and its tokens' distributions are drawn towards those behind
     this prompt, as much as its advantages say; it is no part of the normaliser either.
+    `scale`: the factor by which its person is cut, which is in its advantages; 1 where it was not recorded. `cut`: its episode goes on
+    behind it, and nothing of that is known.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """
@@ -90,6 +100,8 @@ class Sample:
     summed: bool = False
     shown: bool = False
     hinted: tuple[int, ...] = ()
+    scale: float = 1.0
+    cut: bool = False
 
     @property
     def beside(self) -> bool:

@@ -175,6 +175,16 @@ class PersonCache(Protocol):
         """How many people of a tenant have a value. Raises Unavailable."""
         ...
 
+    def crowded(self, tenant: str) -> bool:
+        """True if one of a tenant's people makes, or since the values were first made has made, another's value be dropped. Raises
+        Unavailable.
+        """
+        ...
+
+    def pseudonym(self, person: Person) -> str:
+        """A name for a person that none but this cache can make."""
+        ...
+
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
         """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
 

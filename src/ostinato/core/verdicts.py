@@ -21,5 +21,26 @@ MEASURED = "rollout_measured"
 CLOSED = "group_closed"
 """All rollouts of the turn's group have ended. Its value is how many of them were graded."""
 
+BELIEF = "belief_change"
+"""How much the turn changed the probability that the policy gives to the known answer, from -1 to 1. No verdict: it divides credit."""
+
 VERDICTS = frozenset({GRADED, FAILED, TORN, MEASURED})
-RESERVED = VERDICTS | {CLOSED}
+RESERVED = VERDICTS | {CLOSED, BELIEF}
+
+
+def belief_id(turn: str) -> str:
+    """The id of the one event that says a turn's change of belief."""
+    return f"{BELIEF}:{turn}"
+
+
+def continuation_name(episode: str, turn: int, number: int) -> str:
+    """The name of an episode that is sampled anew from a turn of another one, counted from 0: the same messages, another answer.
+
+    Example: ``continuation_name("w3f.0.2.0", 5, 1) == "w3f.0.2.0~5.1"``
+    """
+    return f"{episode}~{turn}.{number}"
+
+
+def is_continuation(episode: str) -> bool:
+    """True if a rollout's episode has such a name."""
+    return "~" in episode

@@ -25,6 +25,7 @@ from ostinato.record.sqlite import connect, create, driver, remove, translate
 FORMAT = 1
 _KEY_BYTES = 16  # of a person's key in the file
 _SECRET_BYTES = 32
+_CROWDED = "crowded "  # and a tenant's key: some of its people's values were dropped for others'
 _STATEMENTS = (
     # `at`: the place in the log up to which the value was changed; `secret`: the number of the key that it lies under
     # with row ids, as a value of a kilobyte does not fit into a page of an index
@@ -79,6 +80,7 @@ class SqlPersonCache:
                 return int(state["cursor"]), state["note"]
             with self._transaction():
                 self._write.execute("DELETE FROM people")
+                self._write.execute("DELETE FROM state WHERE name LIKE ?", (f"{_CROWDED}%",))
                 self._put_state(rules=rules, cursor="0", note="")
         except driver.Error as error:
             raise translate(error, self._path) from error
@@ -163,6 +165,19 @@ class SqlPersonCache:
         except driver.Error as error:
             raise translate(error, self._path) from error
 
+    def crowded(self, tenant: str) -> bool:
+        """True if a tenant has as many values as it may, or ever had more since `begin` began with other rules. Raises Unavailable."""
+        query = "SELECT 1 FROM state WHERE name = ?"
+        try:
+            dropped = self._read.execute(query, (_CROWDED + self._tenant(tenant)[0].hex(),)).fetchone()
+        except driver.Error as error:
+            raise translate(error, self._path) from error
+        return dropped is not None or self.count(tenant) >= self._most
+
+    def pseudonym(self, person: Person) -> str:
+        """A name for a person, 32 hexadecimal digits, that nobody can make without this cache's secret."""
+        return self._places(person)[1].hex()
+
     # ------------------------------------------------------------ rows
 
     def _rules(self, rules: str) -> str:
@@ -171,11 +186,13 @@ class SqlPersonCache:
 
     def _limit(self, tenant: bytes) -> None:
         excess = "(SELECT count(*) FROM people WHERE tenant = :tenant) - :most"
-        self._write.execute(
+        dropped = self._write.execute(
             "DELETE FROM people WHERE person IN (SELECT person FROM people WHERE tenant = :tenant ORDER BY at, person "
             f"LIMIT max(0, {excess}))",
             {"tenant": tenant, "most": self._most},
         )
+        if dropped.rowcount > 0:
+            self._put_state(**{_CROWDED + tenant.hex(): "1"})
 
     def _sealed(self, person: Person, value: PersonValue | None) -> tuple[Cursor, int | None, bytes] | None:
         """A value's columns; None if it must not be kept."""

@@ -99,6 +99,25 @@ class HintsConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class BeliefConfig(BaseModel, frozen=True, extra="forbid"):
+    """Credit within a world's rollout by how each turn changed the probability of its task's known answer."""
+
+    strength: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Part of a rollout's credit that is divided among its turns by their changes; the rest is shared "
+        "evenly. 0: the answer is not scored. Above 0, the engine reads the whole conversation once more after each turn of a task with "
+        "`known`.",
+    )
+    most: float = Field(
+        default=8.0,
+        gt=1,
+        le=1000,
+        description="Most times its even share of the rollout's credit that one turn may get.",
+    )
+
+
 class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     """Rewards and credit."""
 
@@ -153,12 +172,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
-        default=4, ge=0, description="Optimizer steps by which a turn's oldest token may lag behind the trainer."
+        default=4, ge=0, description="Optimizer steps by which a turn's tokens, on average, may lag behind the trainer."
     )
     world_staleness: int = Field(
         default=8,
         ge=0,
-        description="The same for rollouts in simulated worlds, whose weights may change midway. An older turn is held "
+        description="The same for the oldest token of turns in simulated worlds, whose weights may change midway. An older turn is held "
         "back alone, and its whole group only if it is the last of its rollout.",
     )
     flat_groups: Literal["hold_back", "train"] = Field(
@@ -229,7 +248,21 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         "/ tenants (one or two are not capped) or what the others' users cannot fill under `user_cap`. Tenants with "
         "turns to learn from fill a batch in turn.",
     )
+    propensity_cap: float = Field(
+        default=4.0,
+        ge=1,
+        le=100,
+        description="Most by which a rewarded turn's weight is multiplied, or divided, because answers of its length are "
+        "rewarded less, or more, often than the tenant's others (inverse propensity weighting). 1: no turn's is.",
+    )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
+    belief: BeliefConfig = Field(
+        default_factory=BeliefConfig, description="Credit by the change of belief in a known answer."
+    )
+    equal_states: bool = Field(
+        default=False,
+        description="Compare the turns of a group of rollouts with those of others at the same prompt, where there are any.",
+    )
     hints: HintsConfig = Field(default_factory=HintsConfig, description="Learning from feedback as hints.")
     coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not trusted.")
 

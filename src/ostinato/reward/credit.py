@@ -30,18 +30,15 @@ import numpy as np
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Advantages, Arm, Person, Turn
-from ostinato.core.samples import Episode, LaterReturns
+from ostinato.core.samples import Episode, EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Credit
+from ostinato.core.verdicts import is_continuation
 from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.line_credit import NO_LINES, TurnLines
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
 # ---------------------------------------------------------------- episodes
-
-
-EpisodeKey = tuple[str, str]
-"""A tenant and the name of one of its episodes."""
 
 
 def by_episode(turns: Iterable[Turn], after: Mapping[EpisodeKey, LaterReturns] | None = None) -> list[Episode]:
@@ -165,11 +162,6 @@ def _mean_returns(
 
 def _plus(value: float, part: float) -> float:
     return value + part if part else value
-
-
-def call_of(turn: str) -> str:
-    """The call that a turn is a choice of, by ids."""
-    return turn.rpartition(":")[0] or turn
 
 
 # ---------------------------------------------------------------- single rollouts
@@ -350,10 +342,25 @@ class GroupRelative:
 
     Nothing is learned from a group of one, nor from a group whose returns are all equal: its advantages are exactly 0.
 
+    `equal_states`: a turn is compared at its state, which is its whole prompt (step-level groups, GiGPO, arXiv:2505.10978): its
+    return minus the mean return of the group's episodes that came to the same prompt, itself included. A turn at a prompt that no other
+    episode came to is compared where its episode last was with another, and with the whole group if it never was. Bias: none in
+    direction at any turn, since what is expected of a state does not depend on what is answered there; but with n episodes at a state
+    its gradient is (n - 1) / n of the exact one, so states where few meet count less. What a prompt does not show, such as a file that
+    nobody read, may still differ.
+
+    Continuations (`core.verdicts.is_continuation`) were sampled anew from one turn of an episode that failed (Monte Carlo from
+    intermediate states, VinePPO, arXiv:2410.01679). They are compared with each other, those of one prompt together, and only their
+    first turns are credited: what follows measures what these were worth. Bias: none for that state, up to the (n - 1) / n; but states
+    behind which episodes fail count more often than they are visited. All other turns learn as without continuations.
+
     Example::
 
         GroupRelative()([right, wrong], {"right:0": 1.0, "wrong:0": 0.0}) == {"right:0": (0.5, 0.5), "wrong:0": (-0.5,)}
     """
+
+    def __init__(self, *, equal_states: bool = False) -> None:
+        self._equal_states = equal_states
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
         """By turn id, one advantage per sampled token.
@@ -368,15 +375,44 @@ class GroupRelative:
         found: dict[str, Advantages] = {}
         flat = 0
         for members in groups.values():
-            advantages = relative([math.fsum(rewards[turn.id] for turn in member.turns) for member in members])
-            flat += not any(advantages)
-            for member, advantage in zip(members, advantages, strict=True):
-                found |= {turn.id: (advantage,) * len(turn.sampled_ids) for turn in member.turns}
+            by_turn = self._of_group(members, rewards)
+            flat += not any(by_turn.values())
+            found |= {turn.id: (by_turn[turn.id],) * len(turn.sampled_ids) for each in members for turn in each.turns}
         if flat == len(groups):
             raise NoSignal(
                 f"in none of {flat} groups did one rollout do better than another" if flat else "the batch is empty"
             )
         return found
+
+    def _of_group(self, members: Sequence[Episode], rewards: Mapping[str, float]) -> dict[str, float]:
+        """By turn of a group, its advantage."""
+        compared: dict[tuple[int, ...], list[Episode]] = defaultdict(list)
+        for member in members:
+            compared[member.turns[0].prompt_ids if is_continuation(member.id) else ()].append(member)
+        found: dict[str, float] = {}
+        for prompt, some in compared.items():
+            returns = [math.fsum(rewards[turn.id] for turn in member.turns) for member in some]
+            advantages = relative(returns)
+            at_state = _at_states(some, returns) if self._equal_states and not prompt else {}
+            for i, (member, advantage) in enumerate(zip(some, advantages, strict=True)):
+                for number, turn in enumerate(member.turns):
+                    advantage = at_state.get((turn.prompt_ids, i), advantage)
+                    found[turn.id] = 0.0 if prompt and number else advantage
+        return found
+
+
+def _at_states(members: Sequence[Episode], returns: Sequence[float]) -> dict[tuple[tuple[int, ...], int], float]:
+    """The return of each episode, by its number, minus the mean of those that came to the same prompt, where several did."""
+    there: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
+    for i, member in enumerate(members):
+        for turn in member.turns:
+            there[turn.prompt_ids][i] = returns[i]
+    return {
+        (prompt, i): advantage
+        for prompt, some in there.items()
+        if len(some) > 1
+        for i, advantage in zip(some, relative(list(some.values())), strict=True)
+    }
 
 
 def relative(returns: Sequence[float]) -> list[float]:
@@ -390,6 +426,74 @@ def relative(returns: Sequence[float]) -> list[float]:
         return [0.0] * len(returns)
     mean = math.fsum(returns) / len(returns)
     return [value - mean for value in returns]
+
+
+# ---------------------------------------------------------------- belief change
+
+
+class BeliefWeighted:
+    """Implements `core.seams.Credit`: another one's credit, given in larger parts to the turns that changed the belief in the right answer.
+
+    The belief is the probability that the policy itself gives to a task's known answer after each turn; its change at a turn says how much
+    the turn brought the answer nearer (information gain, IGPO, arXiv:2510.14967). Here it decides only how an episode's credit is divided
+    among its turns, never whether that is praise or blame (magnitude from one source and direction from the outcome, as RLSD,
+    arXiv:2604.03128): in a success the turns that raised the belief get more, in a failure those that lowered it.
+
+    A turn's factor is 1 + w (c / mean(c) - 1), with c the size of its change in the outcome's direction, 0 if it went the other way, and
+    the mean over the episode's tokens. So factors average to 1 over an episode's tokens, lie between 1 - `strength` and `most`, and are all
+    1 where no turn went the outcome's way: w is `strength`, or less where a factor would exceed `most`. An episode of which a turn's change
+    is not known stays as it is.
+
+    Bias: a factor depends on what was sampled, so it is no baseline, and this is not the gradient of the mean outcome: of two ways to
+    succeed the one that leaves the policy surer of the answer is learned faster, and turns whose use the answer's probability does not
+    show, such as a test that was run, are learned more slowly (by no more than 1 - `strength`). No outcome's sign is ever turned, so what
+    lowers the chance of success is never praised in the mean of equal changes. What the policy believes wrongly misplaces credit.
+
+    Args:
+        credit: gives the direction, and the sum over an episode's tokens.
+        changes: by turn id, the belief after the turn minus that before it.
+        strength: from 0, where nothing changes, to 1, where turns that did not move the belief the outcome's way learn nothing.
+        most: the largest factor.
+
+    Example::
+
+        BeliefWeighted(GroupRelative(), {"a:0": 0.0, "a:1": -0.6, ...}, strength=1.0, most=8.0)
+    """
+
+    def __init__(self, credit: Credit, changes: Mapping[str, float], *, strength: float, most: float) -> None:
+        self._credit, self._changes = credit, changes
+        self._strength, self._most = strength, most
+
+    def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
+        """By turn id, one advantage per sampled token. Raises as the other credit."""
+        found = dict(self._credit(episodes, rewards))
+        for episode in episodes:
+            turns = [turn for turn in episode.turns if any(found[turn.id])]
+            if not turns or not all(turn.id in self._changes for turn in turns):
+                continue
+            factors = belief_factors(
+                [self._changes[turn.id] * math.copysign(1.0, math.fsum(found[turn.id])) for turn in turns],
+                [len(turn.sampled_ids) for turn in turns],
+                strength=self._strength,
+                most=self._most,
+            )
+            for turn, factor in zip(turns, factors, strict=True):
+                found[turn.id] = tuple(factor * value for value in found[turn.id])
+        return found
+
+
+def belief_factors(changes: Sequence[float], tokens: Sequence[int], *, strength: float, most: float) -> list[float]:
+    """The factors of an episode's turns (`BeliefWeighted`). `changes` count as positive where they went the outcome's way.
+
+    Example: ``belief_factors([0.0, 0.6, -0.2], [1, 1, 1], strength=1.0, most=8.0) == [0.0, 3.0, 0.0]``
+    """
+    sizes = [max(0.0, change) for change in changes]
+    mean = math.fsum(size * count for size, count in zip(sizes, tokens, strict=True)) / sum(tokens)
+    if not mean:
+        return [1.0] * len(sizes)
+    largest = max(sizes) / mean
+    weight = min(strength, (most - 1.0) / (largest - 1.0)) if largest > 1.0 else strength
+    return [1.0 + weight * (size / mean - 1.0) for size in sizes]
 
 
 # ---------------------------------------------------------------- by origin

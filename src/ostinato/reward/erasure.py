@@ -28,13 +28,13 @@ from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import (
     batch_weights,
     behind_last,
+    beliefs_of,
     credit_of,
-    cuts_of,
     lines_of,
     shown_weights,
     with_samples,
 )
-from ostinato.reward.recent_shares import masses_of
+from ostinato.reward.recent_shares import cuts_of, masses_of
 
 Erased = Callable[[Cursor, Turn], bool]
 """Whether a turn, at its place in the log, is taken out."""
@@ -170,6 +170,7 @@ class CreditRefold:
                     weights=tuple(row.weights[index] for index in kept if row.weights),
                     shown=tuple(row.shown[index] for index in kept if row.shown),
                     after=tuple(row.after[index] for index in kept if row.after),
+                    scales=tuple(row.scales[index] for index in kept if row.scales),
                     hints=tuple(each for each in row.hints if not {each.turn, each.following} & gone),
                 )
             case _:
@@ -192,18 +193,21 @@ class CreditRefold:
         masses = masses_of(drawn_from + [ledger.matured[row.turn].facts.source for _, row in self._passed], even=True)
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         lines = await lines_of(self._log, self._token_bytes, found)
+        beliefs = await beliefs_of(self._log, turns, ledger.config)
         after = ledger.later_returns(entries, left.upto or None)
         row = replace(left, weights=weights, after=behind_last(entries, after))
         try:
-            credits = credit_of(ledger, self._taught, entries, by_turn, masses, lines)(by_episode(turns, after), values)
+            credit = credit_of(ledger, self._taught, entries, by_turn, masses, lines, beliefs)
+            credits = credit(by_episode(turns, after), values)
         except NoSignal as error:
             return RefoldedBatch(recorded=recorded, row=row, refused=str(error))
         corrections = self._taught.corrections if recorded.shown else 0.0
         shown = await shown_weights(self._log, turns, masses, ledger, corrections, self._answer_ids)
         hints: tuple[TurnHint, ...] = ()
         if recorded.hints and self._hints is not None:
-            hints = await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger))
-        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints)
+            hints = await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger.recent, ledger.config))
+        scales = tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if recorded.scales else ()
+        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints, scales=scales)
         return RefoldedBatch(recorded=recorded, row=row, refused="")
 
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:

@@ -38,14 +38,14 @@ from ostinato.core.records import (
     Source,
     Turn,
 )
-from ostinato.core.samples import LaterReturns
+from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
 from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import EpisodeKey, EpisodeReturns, TurnReturn, call_of, episode_returns
+from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
     Gold,
@@ -60,6 +60,7 @@ from ostinato.reward.ledger_entries import (
     nobody,
 )
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
+from ostinato.reward.response_propensity import ResponsePropensity
 
 # ---------------------------------------------------------------- baseline updates
 
@@ -256,6 +257,7 @@ class TurnLedger:
         self.baseline = Baseline(config.baseline)
         self.teaching = Teaching(self.baseline, config.discount, self._undecided, self.later_returns)
         self.recent = RecentShares(config.user_steps)
+        self.propensity = ResponsePropensity(config.propensity_cap)
         self.passed_over: list[tuple[Person, str]] = []  # by the next batch, which was drawn from more turns
         self.lineage = Lineage()
         self.last_step = 0
@@ -266,9 +268,7 @@ class TurnLedger:
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
         self.groups: OrderedDict[Unit, None] = OrderedDict()
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
-        self.alone: OrderedDict[str, TurnFacts] = (
-            OrderedDict()
-        )  # turns of people's sessions that were held back without the others
+        self.alone: OrderedDict[str, TurnFacts] = OrderedDict()  # turns held back without the rest of their sessions
         self.refusing: dict[Person, None] = {}  # people who do not want their turns to be learned from any more
         self.settled = Settled(config.remember)
         self.orphans = PendingSignals[Said](
@@ -561,6 +561,7 @@ class TurnLedger:
         )
         if kind_of(hold or "") not in (UNDELIVERED, GONE) and not facts.world:
             self.alarms.decided(facts.tenant, heard=heard, names=names)
+            self.propensity.see(facts.tenant, facts.sampled, row)
         if facts.hold is None and hold is not None:
             self.to_hold[facts.id] = hold
         elif facts.hold is None and matured is not None:

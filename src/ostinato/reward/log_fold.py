@@ -18,7 +18,7 @@ from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, n
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@12"
+FORMAT = "ledger@13"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "baseline": ledger.baseline.snapshot(),
         "teaching": ledger.teaching.snapshot(),
         "recent": ledger.recent.snapshot(),
+        "propensity": ledger.propensity.snapshot(),
         "passed_over": [[*person, episode] for person, episode in ledger.passed_over],
         "lineage": asdict(ledger.lineage),
         "last_step": ledger.last_step,
@@ -65,6 +66,7 @@ def restored(
     ledger.baseline.restore(state["baseline"])
     ledger.teaching.restore(state["teaching"])
     ledger.recent.restore(state["recent"])
+    ledger.propensity.restore(state["propensity"])
     ledger.passed_over = [((str(tenant), str(user)), str(name)) for tenant, user, name in state["passed_over"]]
     ledger.lineage = Lineage(**state["lineage"])
     ledger.last_step = int(state["last_step"])

@@ -20,12 +20,24 @@ from dataclasses import replace
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Advantages, Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Turn
-from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
+from ostinato.core.records import (
+    Advantages,
+    Batch,
+    Holdback,
+    Person,
+    PolicyVersion,
+    Reward,
+    RewardReach,
+    Row,
+    Signal,
+    Source,
+    Turn,
+)
+from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
+from ostinato.core.verdicts import BELIEF, belief_id
 from ostinato.reward.alarms import FUNCTION
-from ostinato.reward.baseline import counted_as
 from ostinato.reward.batching import (
     ChosenTurns,
     LearnablePart,
@@ -34,10 +46,18 @@ from ostinato.reward.batching import (
     gathered,
     longest_part,
     ready_parts,
+    relative_weights,
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
+from ostinato.reward.credit import (
+    BeliefWeighted,
+    ByOrigin,
+    GroupRelative,
+    SingleRollout,
+    by_episode,
+    of_world,
+)
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import (
@@ -58,7 +78,7 @@ from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Uni
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
-from ostinato.reward.recent_shares import masses_of, scales_of, turn_weights
+from ostinato.reward.recent_shares import cuts_of, masses_of, turn_weights
 from ostinato.reward.scheduler import Deciding
 
 # ---------------------------------------------------------------- recorded batches
@@ -105,6 +125,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
     weights = batch.weights or batch_weights(ordered, {}, even=batch.even)
+    scales, ends = batch.scales or [1.0] * len(ordered), batch.after or [()] * len(ordered)
     samples = (
         Sample(
             turn=turn,
@@ -112,8 +133,10 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
             advantages=advantages,
             weight=weight,
             summed=of_world(turn),
+            scale=scale,
+            cut=bool(after) and (later := LaterReturns(*after)) == later.unknown,
         )
-        for turn, advantages, weight in zip(ordered, batch.credits, weights, strict=True)
+        for turn, advantages, weight, scale, after in zip(ordered, batch.credits, weights, scales, ends, strict=True)
     )
     return TrainingBatch(row=batch, samples=tuple(samples))
 
@@ -140,13 +163,29 @@ def credit_of(
     weights: Mapping[str, float] | None,
     masses: Mapping[Person, float],
     lines: Mapping[str, TurnLines],
+    beliefs: Mapping[str, float],
 ) -> Credit:
     """The credit assignment of a batch of these turns that follows the rows that the ledger has read. For the rest see `SingleRollout`."""
     outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
     single = SingleRollout(
         ledger.config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
     )
-    return ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=taught.worlds_weight, weights=weights)
+    belief = ledger.config.belief
+    worlds: Credit = GroupRelative(equal_states=ledger.config.equal_states)
+    if belief.strength:
+        worlds = BeliefWeighted(worlds, beliefs, strength=belief.strength, most=belief.most)
+    return ByOrigin(people=single, worlds=worlds, worlds_weight=taught.worlds_weight, weights=weights)
+
+
+async def beliefs_of(log: Log, turns: Sequence[Turn], config: RewardConfig) -> dict[str, float]:
+    """How much turns of simulated worlds changed the belief in the known answer, where rollouts say so; {} if it is of no use."""
+    tenants = {turn.id: turn.tenant for turn in turns if of_world(turn)} if config.belief.strength else {}
+    said = await log.find(Signal, [(tenant, belief_id(turn)) for turn, tenant in tenants.items()]) if tenants else []
+    return {
+        each.turn: min(1.0, max(-1.0, each.value))
+        for each in said
+        if each.name == BELIEF and each.source is Source.CODE and each.id == belief_id(each.turn)
+    }
 
 
 async def lines_of(
@@ -171,14 +210,8 @@ async def shown_weights(
         return ()
     rewards = await log.find(Reward, [(turn.id,) for turn in turns])
     texts = await corrections_of(log, turns, rewards)
-    cut = cuts_of(turns, masses, ledger)
+    cut = cuts_of(turns, masses, ledger.recent, ledger.config)
     return demonstration_weights(turns, texts, list(cut.values()), answer_ids, corrections)
-
-
-def cuts_of(turns: Sequence[Turn], masses: Mapping[Person, float], ledger: TurnLedger) -> dict[str, float]:
-    """By turn of a batch, the factor by which its person is cut."""
-    scales = scales_of(masses, ledger.recent, ledger.config)
-    return {turn.id: scales.get(counted_as(turn, ledger.config.users), 1.0) for turn in turns}
 
 
 # ---------------------------------------------------------------- the desk
@@ -505,11 +538,11 @@ class RewardDesk:
         taken = {entry.facts.id for entry in served}
         waiting = (entry.facts for entry in (*ledger.open.values(), *ledger.matured.values()))
         lags = (
-            lineage.lag(steps, facts.oldest)
+            facts.lag(lineage, steps)
             for facts in waiting
-            if facts.hold is None and not facts.world and facts.oldest is not None and facts.id not in taken
+            if facts.hold is None and not facts.world and facts.versions and facts.id not in taken
         )
-        return sum(1.0 / (most - lag + 1) for lag in lags if lag <= most)
+        return sum(1.0 / math.floor(most - lag + 1) for lag in lags if lag <= most)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
         """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
@@ -524,11 +557,11 @@ class RewardDesk:
         facts = entry.facts
         if facts.id in self._reading.ledger.to_hold:
             return self._reading.ledger.to_hold[facts.id]
-        lag = 0 if facts.oldest is None else lineage.lag(steps, facts.oldest)
+        lag = facts.lag(lineage, steps)
         if self._numerics is not None and facts.numerics != self._numerics:
             return f"numerics:{facts.numerics or 'unknown'}"
         if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
-            return f"stale:{lag}"
+            return f"stale:{lag:.3g}"
         return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
 
     async def _record(
@@ -544,15 +577,16 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        weights = batch_weights(turns, chosen.weights, even=True) if chosen.weights else []
+        relative = relative_weights(chosen, ledger.propensity)
+        weights = batch_weights(turns, relative, even=True) if relative else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
         masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
         entries = [entry for _, entry in found]
         after = ledger.later_returns(entries)
-        credit = credit_of(
-            ledger, self._taught, entries, by_turn, masses, await lines_of(self._log, self._token_bytes, found)
-        )
+        lines = await lines_of(self._log, self._token_bytes, found)
+        beliefs = await beliefs_of(self._log, turns, self._config)
+        credit = credit_of(ledger, self._taught, entries, by_turn, masses, lines, beliefs)
         try:
             credits = credit(by_episode(turns, after), values)
         except NoSignal as error:
@@ -573,7 +607,8 @@ class RewardDesk:
             upto=self._reading.cursor,
             hints=()
             if self._hints is None
-            else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger)),
+            else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger.recent, ledger.config)),
+            scales=tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if self._taught.values else (),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)

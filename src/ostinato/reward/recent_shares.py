@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ostinato.core.records import Person
+from ostinato.core.records import Arm, Person, Turn
+from ostinato.reward.baseline import counted_as
 from ostinato.reward.config import RewardConfig
 
 # ---------------------------------------------------------------- caps
@@ -242,3 +243,13 @@ def scales_of(masses: Mapping[Person, float], recent: RecentShares, config: Rewa
     kept = recent.cut(masses)
     scales = capped(kept, user_cap=config.user_cap, tenant_cap=config.tenant_cap)
     return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}
+
+
+def cuts_of(
+    turns: Iterable[Turn], masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig
+) -> dict[str, float]:
+    """By turn of a batch, in order, the factor by which its person is cut (`scales_of`); 1 for a world's."""
+    scales = scales_of(masses, recent, config)
+    return {
+        turn.id: 1.0 if turn.arm is Arm.WORLD else scales.get(counted_as(turn, config.users), 1.0) for turn in turns
+    }

@@ -439,7 +439,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     heartbeat_s: float = Field(
         default=10.0,
         gt=0,
-        description="Seconds of silence after which a stream sends a comment, so that nobody hangs up.",
+        description="Seconds of silence after which a stream sends a comment, or Anthropic's `ping`, so that nobody hangs up.",
     )
     compaction_share: float = Field(
         default=0.75,

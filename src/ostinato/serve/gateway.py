@@ -161,6 +161,7 @@ def _abilities(*, forms: bool) -> dict[str, Any]:
 _LOG = logging.getLogger(__name__)
 
 COUNT_PATH = "/v1/messages/count_tokens"
+SCORE_PATH = "/v1/worlds/score"
 
 Page = Callable[[Visitors], Sequence[BaseRoute]]
 """Makes the routes of the page, given the gateway's `Visitors`, which identify the page's visitors."""
@@ -334,6 +335,7 @@ class GatewayApp(Starlette):
         consent, dials = ConsentHandlers(self._parts, self._choices), PersonDialHandlers(self._parts, self._choices)
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
+            ("POST", SCORE_PATH): self._calls.score,
             ("POST", "/v1/feedback"): feedback.take,
             ("POST", "/v1/logs"): telemetry.logs,
             ("POST", "/v1/traces"): telemetry.traces,

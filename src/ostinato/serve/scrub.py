@@ -350,6 +350,9 @@ class UnmaskingWriter(Writer):
         ]
         return self._writer.body(told, counts, ostinato)
 
+    def heartbeat(self) -> str:
+        return self._writer.heartbeat()
+
     def opening(self) -> str:
         return self._writer.opening()
 

@@ -17,6 +17,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
 from ostinato.status.arms import ArmAcceptance, acceptance_by_arm, windows
+from ostinato.status.compactions import CompactionsNow, compactions_now
 from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_now
 from ostinato.status.gateway_address import read_address
@@ -46,7 +47,7 @@ class RunNow:
     at least if it takes `every` turn that is ready.
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
     what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
-    `dials`: None if nobody has any.
+    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session.
     """
 
     at: float
@@ -72,6 +73,7 @@ class RunNow:
     warnings: tuple[str, ...] = ()
     every: bool = False
     dials: DialsNow | None = None
+    compactions: CompactionsNow | None = None
 
 
 class RunFolds:
@@ -193,6 +195,7 @@ class RunStateReader:
             warnings=tuple(config_warnings(config).values()),
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
             dials=dials,
+            compactions=compactions_now(seen.compactions),
         )
 
     def _pace(self, now: float, served: Cursor) -> float | None:

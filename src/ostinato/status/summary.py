@@ -27,6 +27,7 @@ from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.release.monitors.dial_effect import DialTally
 from ostinato.reward.ledger import kind_of
+from ostinato.status.compactions import CompactionTally
 
 FOLD = "status"
 KINDS: frozenset[type] = frozenset(
@@ -37,13 +38,14 @@ RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 5
+_FORMAT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token. `dealt` is the person's place for
-    the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered.
+    the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered. `session`: its episode, if
+    that is followed for its summaries (`status.compactions`).
     """
 
     arm: str
@@ -51,6 +53,7 @@ class Served:
     started_at: float
     number: int | None
     dealt: float | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,15 @@ def rated_turn(turn: Turn, reward: Reward) -> RatedTurn:
     return RatedTurn(served=_of_turn(turn), value=reward.value, heard=bool(reward.signals))
 
 
-def _of_turn(turn: Turn, dealt: float | None = None) -> Served:
-    return Served(arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest, dealt=dealt)
+def _of_turn(turn: Turn, dealt: float | None = None, session: str | None = None) -> Served:
+    return Served(
+        arm=turn.arm.value,
+        person=turn.person,
+        started_at=turn.started_at,
+        number=turn.oldest,
+        dealt=dealt,
+        session=session,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,7 @@ class Summary:
     rated: deque[RatedTurn] = field(default_factory=lambda: deque(maxlen=RATED))
     unrated: OrderedDict[str, Served] = field(default_factory=OrderedDict[str, Served])
     dials: DialTally = field(default_factory=DialTally)
+    compactions: CompactionTally = field(default_factory=CompactionTally)
 
     def apply(self, cursor: Cursor, row: Row) -> None:
         """Take in one row."""
@@ -114,11 +125,7 @@ class Summary:
                 self.signals += 1
                 _count(self.names, row.name)
             case Reward():
-                served = self.unrated.pop(row.turn, None)
-                if served is not None:
-                    self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
-                    if served.dealt is not None:
-                        self.dials.reward(served.person[0], served.dealt, row.value, row.at)
+                self._rewarded(row)
             case Quarantine():
                 self.unrated.pop(row.turn, None)
             case Holdback():
@@ -138,9 +145,20 @@ class Summary:
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
         if turn.arm.people and turn.finish.trainable and turn.counts:
-            self.unrated[turn.id] = _of_turn(turn, self.dials.turn(turn))
+            session = turn.episode if self.compactions.turn(turn) else None
+            self.unrated[turn.id] = _of_turn(turn, self.dials.turn(turn), session)
             if len(self.unrated) > OPEN:
                 self.unrated.popitem(last=False)
+
+    def _rewarded(self, row: Reward) -> None:
+        served = self.unrated.pop(row.turn, None)
+        if served is None:
+            return
+        self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
+        if served.dealt is not None:
+            self.dials.reward(served.person[0], served.dealt, row.value, row.at)
+        if served.session is not None:
+            self.compactions.reward((served.person[0], served.session), row.value)
 
     def _decided(self, row: Row) -> None:
         match row:
@@ -176,6 +194,7 @@ class Summary:
     def _forget(self, gone: Forgotten) -> None:
         """Drop a person's answers from the newest, and what is counted of them."""
         self.dials.forget(gone)
+        self.compactions.forget(gone)
         kept = [each for each in self.rated if not gone.covers(each.served.person)]
         self.rated.clear()
         self.rated.extend(kept)
@@ -196,6 +215,7 @@ class Summary:
             "rated": [[*_listed(each.served), each.value, each.heard] for each in self.rated],
             "unrated": {turn: _listed(served) for turn, served in self.unrated.items()},
             "dials": self.dials.state(),
+            "compactions": self.compactions.state(),
         }
 
     @classmethod
@@ -217,6 +237,7 @@ class Summary:
         )
         made.unrated.update({turn: _served(served) for turn, served in state["unrated"].items()})
         made.dials = DialTally.of(state["dials"])
+        made.compactions = CompactionTally.of(state["compactions"])
         return made
 
 
@@ -228,17 +249,18 @@ def _count(counted: Counter[str], name: str) -> None:
 
 
 def _listed(served: Served) -> list[Any]:
-    return [served.arm, *served.person, served.started_at, served.number, served.dealt]
+    return [served.arm, *served.person, served.started_at, served.number, served.dealt, served.session]
 
 
 def _served(listed: list[Any]) -> Served:
-    arm, tenant, user, started_at, number, dealt = listed
+    arm, tenant, user, started_at, number, dealt, session = listed
     return Served(
         arm=str(arm),
         person=(str(tenant), str(user)),
         started_at=float(started_at),
         number=None if number is None else int(number),
         dealt=None if dealt is None else float(dealt),
+        session=None if session is None else str(session),
     )
 
 

@@ -72,6 +72,14 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         description="A micro-batch of more tokens per rank keeps only each layer's input for the backward pass and "
         "recomputes the rest: a fraction of the memory, 1.3x the time. 0: every micro-batch.",
     )
+    value_lambda: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Credit beyond the value of a turn's state, which a linear head learns from the model's hidden states: 1 is a turn's "
+        "return less its value; below 1 later values count in the place of later rewards, as in generalised advantage estimation with this "
+        "lambda per turn. Costs a forward pass over the prompts; needs `ranks` = 1. null: credit as recorded.",
+    )
     turn_tokens: int = Field(
         default=64,
         ge=1,
@@ -187,6 +195,11 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _contexts(self) -> TrainConfig:
+        if self.value_lambda is not None and self.ranks > 1:
+            raise ValueError(
+                f"train.value_lambda is {self.value_lambda}, and train.ranks {self.ranks}: only a trainer of one rank has values of turns; "
+                "set train.value_lambda to null or train.ranks to 1"
+            )
         if self.context_ranks > 1 and self.ranks == 1:
             raise ValueError(
                 f"train.context_ranks is {self.context_ranks}, and train.ranks is 1: one process has nobody to share a micro-batch's "

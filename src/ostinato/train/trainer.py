@@ -27,7 +27,7 @@ from ostinato.core.records import Arm, SteeringBasis, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.renderer import HFRenderer
 from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
@@ -35,7 +35,7 @@ from ostinato.train.linear_gradients import sum_gradients_into
 from ostinato.train.master_weights import MasterWeights
 from ostinato.train.masters import Masters
 from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
-from ostinato.train.packing import microbatches, pack
+from ostinato.train.packing import TokenTurn, microbatches, pack
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks, SingleProcess
@@ -43,6 +43,7 @@ from ostinato.train.references import References, consult, reader
 from ostinato.train.replay import AnswerEdits, Experts
 from ostinato.train.step_metrics import judge
 from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.values import TurnValues, ValuedTurns
 
 if TYPE_CHECKING:
     from ostinato.train.sharding.group import RankGroup
@@ -172,6 +173,7 @@ class PolicyTrainer:
         )
         self._passes = Passes(self._policy, self._masters, self._experts, contract, config, self._ranks)
         self._signal = GradientSignal(config.beta1)
+        self._values = None if config.value_lambda is None else TurnValues(config.value_lambda)
         torch.manual_seed(config.seed)
 
     def set_bases(self, rows: Sequence[SteeringBasis]) -> None:
@@ -207,9 +209,10 @@ class PolicyTrainer:
 
         try:
             usable, counts = self._admission.admit(samples)
+            valued = self._valued(usable, samples, laps, check_layer)
             beside = self._beside(samples, {sample.turn.id for sample in usable}, check_layer)
             work = make_microbatches(
-                usable,
+                valued.samples,
                 self.config.microbatch_tokens,
                 self.config.largest_microbatch,
                 self._admission.foreign,
@@ -230,15 +233,35 @@ class PolicyTrainer:
             self._experts.settle()
             self._edits.settle()
             raise
-        self._update(metrics, len(usable))
+        self._update(metrics, valued)
         laps.end("optimizer")
         weights = self._masters.publish()
         laps.end("publish")
         metrics |= {"anchor_beta": anchor_beta, "alarm_promise": float(done.broken), **done.hints}
-        metrics |= counts | self._experts.settle() | self._edits.settle()
-        metrics |= _counted(work, usable, self.step_count - 1) | laps.metrics()
+        metrics |= counts | self._experts.settle() | self._edits.settle() | valued.metrics
+        metrics |= _counted(work, valued.samples, self.step_count - 1) | laps.metrics()
         metrics["tokens_per_second"] = metrics["tokens"] / metrics["seconds"]
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
+
+    def _valued(
+        self, usable: Sequence[Sample], samples: Sequence[Sample], laps: Laps, on_layer: Callable[[], None]
+    ) -> ValuedTurns:
+        """The admitted samples with the credit that the values of their states leave, by the weights before the step. No routes are
+        replayed: nobody sampled from these states.
+        """
+        if self._values is None:
+            return ValuedTurns(samples=list(usable), lessons={}, metrics={})
+        asked = [TokenTurn(prompt=each.turn.prompt_ids, sampled=each.turn.sampled_ids[:1]) for each in usable]
+        states: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(asked)
+        for chosen in microbatches(asked, self.config.microbatch_tokens, largest=self.config.largest_microbatch):
+            packed = pack([asked[index] for index in chosen])
+            found_SD = self._policy.states(packed, TreeAttention(packed, on_layer=on_layer)).numpy()
+            for index, state in zip(chosen, found_SD, strict=True):
+                states[index] = state
+        going_on = {(each.turn.tenant, each.turn.episode) for each in samples if each.cut}
+        valued = self._values.credit(usable, np.stack(states), going_on)
+        laps.end("values")
+        return valued
 
     def _beside(
         self, samples: Sequence[Sample], admitted: Container[str], on_layer: Callable[[], None]
@@ -325,7 +348,7 @@ class PolicyTrainer:
         under = reader(references.fetch, self._masters, forward)
         return consult(work, references, under, step=self.step_count, config=self.config)
 
-    def _update(self, metrics: dict[str, float], turns: int) -> None:
+    def _update(self, metrics: dict[str, float], valued: ValuedTurns) -> None:
         scale = metrics["clip_scale"] * metrics["mask_scale"]
         self._signal.see(
             square=(metrics["grad_norm"] * metrics["clip_scale"]) ** 2,
@@ -333,12 +356,13 @@ class PolicyTrainer:
         )
         metrics["signal"] = self._signal.share
         warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
-        grown = batch_factor(
-            turns, self.config
-        )  # for which more of the gradient is signal; its rate grows once for that
+        # for more turns more of the gradient is signal; its rate grows once for that
+        grown = batch_factor(len(valued.samples), self.config)
         trusted = metrics["trust"] * signal_factor(self._signal.share / grown**2, self.config)
         metrics["learning_rate"] = self.config.learning_rate * warmup * trusted * grown
         self._masters.update(learning_rate=metrics["learning_rate"], scale=scale)
+        if self._values is not None:
+            self._values.learn(valued)
         self.step_count += 1
         self._held = {self.step_count}
 
@@ -348,6 +372,8 @@ class PolicyTrainer:
         """The whole state, as views of live memory: write it (`checkpoint.save`) before the next step."""
         weights, moments, part = self._masters.arrays()
         moments = {**moments, "rng": torch.get_rng_state().numpy(), "signal": self._signal.state()}
+        if self._values is not None:
+            moments["values"] = self._values.state()
         return Checkpoint(step=self.step_count, weights=weights, moments=moments, part=part)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -360,6 +386,8 @@ class PolicyTrainer:
         torch.set_rng_state(torch.from_numpy(np.array(checkpoint.moments["rng"])))
         if "signal" in checkpoint.moments:  # checkpoints of earlier versions have none
             self._signal.restore(checkpoint.moments["signal"])
+        if self._values is not None:
+            self._values.restore(checkpoint.moments.get("values"))
         self.step_count = checkpoint.step
         self._held, self._promised = {checkpoint.step}, True
 

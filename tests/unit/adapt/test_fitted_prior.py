@@ -45,7 +45,7 @@ class Gateway:
         self.now, self.log = 1000.0, log
         ring = more.pop("ring", None)
         assert ring is None or isinstance(ring, KeyRing)
-        self.cache = cache_at(directory, ring)
+        self.cache = cache_at(directory, ring, most=config.most_states)
         self.dials = DialAdaptation(log, self.cache, config, clock=lambda: self.now, **more)  # type: ignore[arg-type]
 
     async def refit(self) -> bool:

@@ -1,11 +1,13 @@
 """What is learned from how many ratings, on the benchmark's simulated people: the order of the methods, and what adversaries gain."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from benchmarks.adaptation.learning import CAP, DIALS, Course, World, course, organisations, same_width
 
-from ostinato.adapt.learner import Prior, Regression
+from ostinato.adapt.learner import Evidence, Prior, Rated, Regression
 from ostinato.adapt.prior import fit_prior, flat_prior
 
 PEOPLE = 24
@@ -68,3 +70,27 @@ async def test_an_organisations_own_prior_beats_the_shared_one_on_its_people_at_
         better = {at: (acceptance - shared[tenant][1][at]).mean() for at, acceptance in came.items()}
         assert better[0] > 0.02
         assert better[5] > 0.01
+
+
+@pytest.mark.examination
+@pytest.mark.parametrize("seed", [3, 4])
+def test_of_honest_people_at_most_one_in_a_hundred_is_returned_to_the_prior_within_a_hundred_ratings(seed: int) -> None:
+    some, returned = World(seed), 0.0
+    fitted = fit_prior(some.rated(300, 1, 30), flat_prior(DIALS))
+    for prior in (fitted, same_width(fitted)):
+        returned += course(some, some.people(192, 901), prior, Regression(), at=(100,)).reset
+    assert returned / 2 <= 0.01
+
+
+def test_where_predictions_are_right_one_in_a_hundred_is_returned_within_a_hundred_ratings_at_most() -> None:
+    """Of ratings of one half, the widest that there are: ten times the people and more are returned at a limit of 2."""
+    regression, rng, prior = Regression(), np.random.default_rng(2), flat_prior(1)
+    # a person of whom everything is known: the prediction stays 0.5
+    known = replace(Evidence.none(1), precision_DD=np.diag([1e9, 1e9]).astype(np.float32), shift_D=np.float32([0, 5e8]))
+    ratings, returns, cusum = 20_000, 0, 0.0
+    for place in range(ratings):
+        rated = Rated(place, np.zeros(1, np.float16), ((1, float(rng.random() < 0.5)),))
+        now = replace(known, cusum=cusum).then(rated, prior, regression)
+        returns, cusum = returns + now.resets, now.cusum
+    assert returns <= 0.01 * ratings / 100
+    assert ratings / np.exp(8 * regression.drift * regression.limit) > returns, "the bound for any ratings"

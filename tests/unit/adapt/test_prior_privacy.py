@@ -35,7 +35,7 @@ from ostinato.adapt.privacy import (
     within_year,
 )
 from ostinato.core.errors import BadConfig, Unavailable
-from ostinato.core.records import Person, SteeringBasis
+from ostinato.core.records import Consent, ConsentGiven, Person, SteeringBasis
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 
@@ -409,7 +409,51 @@ async def test_a_tenant_whose_people_displace_each_other_is_left_out(
     gateway = Gateway(log, tmp_path, private(100.0, most_states=40))
     assert await gateway.refit()
     assert gateway.leans()[0] < -0.3, "as bolt's people say"
-    assert "to the people of acme, who are 40 or more: raise adapt.most_states" in caplog.text
+    assert "to the people of acme, who are or were 40 or more: raise adapt.most_states" in caplog.text
+
+
+async def test_a_tenant_whose_people_once_displaced_each_other_stays_out_until_all_are_folded_anew(
+    tmp_path: Path,
+) -> None:
+    others = [("bolt", user) for _, user in MANY[1:]]
+    log = await log_with([*rated(MANY, ratings=10), *rated(others, (-1.0, 0.0, 1.0), 10)])
+    small = private(100.0, most_states=39)
+    gateway = Gateway(log, tmp_path / "a", small)
+    assert await gateway.refit()
+    for tenant, user in MANY[:20]:  # with them gone, there is room
+        await log.append(ConsentGiven(id=user, tenant=tenant, user=user, level=Consent.NEVER, at=9.0))
+    await gateway.dials.follow()
+    assert gateway.dials.fold is not None
+    await gateway.dials.fold.save()
+    cache = gateway.cache
+    assert (cache.crowded("acme"), cache.crowded("other")) == (True, False)
+    assert Gateway(log, tmp_path / "a", small).cache.crowded("acme"), "on disk"
+    cache.begin("other rules")
+    assert not cache.crowded("acme")
+
+
+async def test_a_tenant_with_too_many_people_for_delta_blocks_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = [("bolt", user) for _, user in MANY[:30]]
+    log = await log_with([*rated(MANY, ratings=10), *rated(others, (-1.0, 0.0, 1.0), 10)])
+    gateway = Gateway(log, tmp_path, private(100.0, delta=1 / 64))
+    assert await gateway.refit()
+    assert gateway.leans()[0] < -0.3, "as bolt's people say"
+    assert "No prior is fitted to the people of acme, too many for adapt.privacy.delta" in caplog.text
+
+
+@given(people=st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3000)), log_delta=st.floats(-4, -1))
+def test_those_who_are_admitted_are_fewer_than_delta_allows_and_nobody_loses_by_anothers_crowd(
+    people: dict[str, int], log_delta: float
+) -> None:
+    budget = replace(BUDGET, delta=10**log_delta)
+    try:
+        admitted = budget.admits(people)
+    except BadConfig:
+        admitted = []
+    assert budget.delta * sum(people[tenant] for tenant in admitted) < 1
+    assert {tenant for tenant, number in people.items() if number * len(people) * budget.delta < 1} <= {*admitted}
 
 
 async def test_the_first_prior_is_written_whether_anybody_has_rated_or_not(tmp_path: Path) -> None:

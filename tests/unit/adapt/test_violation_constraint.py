@@ -15,7 +15,7 @@ from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
 from ostinato.adapt.state_fold import StateRules
 from ostinato.core.arm_assignment import holdout_place
-from ostinato.core.records import Arm, SteeringBasis, Turn
+from ostinato.core.records import Arm, Consent, ConsentGiven, SteeringBasis, Turn
 from ostinato.core.steering import Basis, Steered
 from ostinato.testing.log import MemoryLog
 
@@ -88,6 +88,12 @@ async def simulated(tmp_path, rules, rounds=60):
     return fold, log, float(np.mean(expected))
 
 
+def nameless(constraint):
+    """A constraint's state but for the pseudonyms, which are each cache's own."""
+    *told, busy, count = constraint.state()
+    return [*told, [each[1:] for each in busy], count]
+
+
 async def test_reports_bring_leaning_people_back_to_the_holdouts_rate_and_without_the_constraint_they_stay_above(
     tmp_path,
 ):
@@ -99,44 +105,98 @@ async def test_reports_bring_leaning_people_back_to_the_holdouts_rate_and_withou
     assert 0.5 < fold.constraint("acme").multiplier <= 4.0
     people = [row for row in log.rows if isinstance(row, Turn)]
     again = await folded(log, cache_at(tmp_path / "c"), RULES)
-    assert again.constraint("acme").state() == fold.constraint("acme").state()
+    assert nameless(again.constraint("acme")) == nameless(fold.constraint("acme"))
     assert packed(again, people) == packed(fold, people)
 
 
 def test_the_multiplier_follows_the_difference_between_its_bounds_and_an_answer_counts_once():
     constraint = ViolationConstraint(ViolationRules(signals=frozenset({"reported"}), step=1.0, most=0.25))
     for number in range(64):
-        constraint.answer(leans=True)
+        constraint.answer(f"p{number}", leans=True)
         if number < 8:
-            constraint.tell(number, 1, leans=True, violates=True)
-            constraint.tell(number, 2, leans=True, violates=True)
+            constraint.tell(f"p{number}", number, 1, leans=True, violates=True)
+            constraint.tell(f"p{number}", number, 2, leans=True, violates=True)
     assert constraint.multiplier == 0.0, "nothing to compare with"
     assert constraint.rate(leans=True) == pytest.approx(8 / 64, abs=0.01)
-    for _ in range(32):
-        constraint.answer(leans=False)
-        constraint.answer(leans=True)
+    for number in range(32):
+        constraint.answer(f"h{number}", leans=False)
+        constraint.answer(f"p{number}", leans=True)
     told = constraint.multiplier
     assert 0.0 < told <= 0.25
     for number in range(8):
-        constraint.tell(number, 1, leans=True, violates=False)
+        constraint.tell(f"p{number}", number, 1, leans=True, violates=False)
         assert constraint.rate(leans=True) > 0.0, "the other signal stands"
-        constraint.tell(number, 2, leans=True, violates=False)
-        constraint.tell(number, 2, leans=True, violates=False)
+        constraint.tell(f"p{number}", number, 2, leans=True, violates=False)
+        constraint.tell(f"p{number}", number, 2, leans=True, violates=False)
     assert constraint.rate(leans=True) == pytest.approx(0.0, abs=0.01)
     for number in range(100, 130):
-        constraint.tell(number, 1, leans=True, violates=True)
-    for _ in range(300):
-        constraint.answer(leans=True)
+        constraint.tell(f"p{number}", number, 1, leans=True, violates=True)
+    for number in range(300):
+        constraint.answer(f"p{number % 90}", leans=True)
     assert constraint.multiplier == 0.25
     again = ViolationConstraint(ViolationRules(signals=frozenset({"reported"}), step=1.0, most=0.25))
     again.restore(json.loads(json.dumps(constraint.state())))
     assert again.state() == constraint.state()
     for number in range(1000):
-        constraint.answer(leans=False)
-        constraint.tell(10_000 + number, 1, leans=False, violates=True)
-        constraint.answer(leans=True)
+        constraint.answer(f"h{number % 90}", leans=False)
+        constraint.tell(f"h{number % 90}", 10_000 + number, 1, leans=False, violates=True)
+        constraint.answer(f"p{number % 90}", leans=True)
     assert constraint.multiplier == 0.0
     assert len(json.dumps(constraint.state())) < 8_000, "it is written with every save"
+
+
+SIDES = [pytest.param(True, id="leaning"), pytest.param(False, id="held out")]
+
+
+def share_of(busy: int, others: int, *, leans: bool, reports: bool) -> float:
+    """The share of reported answers on a side where one person has `busy` answers for each of `others` people's one, of whose answers each
+    tenth is reported; and every answer of the busy one, or none.
+    """
+    constraint = ViolationConstraint(VIOLATIONS)
+    for number in range(40):
+        for place in range(busy):
+            constraint.answer("busy", leans=leans)
+            if reports:
+                constraint.tell("busy", -1 - number * busy - place, 1, leans=leans, violates=True)
+        for other in range(others):
+            constraint.answer(f"p{other}", leans=leans)
+            if (number + other) % 10 == 0:
+                constraint.tell(f"p{other}", 1000 * number + other, 1, leans=leans, violates=True)
+    return constraint.rate(leans=leans)
+
+
+@pytest.mark.parametrize("leans", SIDES)
+def test_one_person_who_reports_every_answer_or_floods_a_side_with_others_moves_its_rate_by_a_capped_part(leans):
+    honest = share_of(0, 20, leans=leans, reports=False)
+    assert honest == pytest.approx(0.1, abs=0.01)
+    # three of five answers are the busy person's: with all of them counted the rate would be 0.64, or 0.04
+    assert 0.1 < share_of(30, 20, leans=leans, reports=True) < 0.16
+    assert 0.09 < share_of(30, 20, leans=leans, reports=False) < 0.1
+
+
+def test_of_a_busy_person_what_is_over_the_limit_is_left_out_at_their_own_rate_and_taken_back_whole():
+    constraint = ViolationConstraint(VIOLATIONS)
+    for number in range(400):
+        constraint.answer("busy", leans=True)
+        constraint.answer(f"p{number % 100}", leans=True)
+        if number % 4 == 0:
+            constraint.tell("busy", number, 1, leans=True, violates=True)
+    told = constraint.rate(leans=True)
+    assert told == pytest.approx(0.25 * 0.05, rel=0.1), "a twentieth of all that is weighed, at the busy one's rate"
+    for number in range(0, 400, 4):
+        constraint.tell("busy", number, 1, leans=True, violates=False)
+    assert constraint.rate(leans=True) < told / 20
+
+
+def test_who_is_forgotten_is_counted_no_longer():
+    constraint = ViolationConstraint(VIOLATIONS)
+    for number in range(200):
+        constraint.answer(f"p{number}", leans=True)
+    assert len(constraint.state()[5]) == 64, "bounded, whoever comes"
+    constraint.forget("p199")
+    assert "p199" not in json.dumps(constraint.state())
+    constraint.forget(None)
+    assert constraint.state()[5] == []
 
 
 def a_state():
@@ -184,6 +244,40 @@ async def test_two_violations_return_a_person_to_the_prior_with_half_the_cap_and
     assert PersonState.unpack(state.pack()).strikes == 1
     assert state.reset(99).strikes == 1, "clearing one's dials clears no strike"
     assert adaptation.fold.constraint("bolt").rate(leans=True) == 0.0
+
+
+@pytest.mark.parametrize("strikes", [1, 2], ids=["struck", "reported once"])
+async def test_withdrawing_consent_takes_the_dials_and_no_strike(tmp_path, strikes):
+    rules = replace(RULES, violations=replace(VIOLATIONS, strikes=strikes, holdout=0.0))
+    ann, bob = ("acme", "ann"), ("acme", "bob")
+    turns = [steered_turn(f"{who[1]}{k}:0", who, 10.0 + k, basis=BASIS) for k in range(4) for who in (ann, bob)]
+    rows = [SteeringBasis.of(BASIS, at=1.0), *turns[:4], *(about(turn, f"a{turn.id}") for turn in turns[:4])]
+    rows += [about(turns[0], "r", "reported"), *(choice(who, Consent.NEVER) for who in (ann, bob))]
+    log, cache = await log_of(rows), cache_at(tmp_path / "a")
+    fold = await folded(log, cache, rules)
+    assert (fold.state(ann), fold.state(bob)) == (None, None)
+    await fold.save()
+    assert cache.count("acme") == 1, "of who has nothing against them no value is kept"
+    await log.append(*(choice(who, Consent.YES) for who in (ann, bob)))
+    again = await folded(log, cache, rules)  # from what was saved
+    await fold.catch_up()
+    state = fold.state(ann)
+    assert (state.strikes, state.reported, fold.state(bob)) == ((1, 0, None) if strikes == 1 else (0, 1, None))
+    assert (state.latest or state.settled).ratings == 0
+    assert (state.recent, state.held, state.nats) == ((), (), 0.0)
+    assert (
+        packed(again, turns) == packed(fold, turns) == packed(await folded(log, cache_at(tmp_path / "b"), rules), turns)
+    )
+    await log.append(about(turns[0], "late", "reported"))  # of before: it is known
+    await fold.catch_up()
+    assert fold.state(ann).reported == state.reported
+    await log.append(*turns[4:], about(turns[4], "next", "reported"))
+    await fold.catch_up()
+    assert (fold.state(ann).strikes, fold.state(ann).reported) == (3 - strikes, 0)
+
+
+def choice(person, level):
+    return ConsentGiven(id=f"{person[1]} {level}", tenant=person[0], user=person[1], level=level, at=50.0)
 
 
 async def test_reports_of_answers_whose_ratings_teach_nothing_count_as_any(tmp_path):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from tests.fakes.page_world import RUN
 
-from ostinato.core.records import Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.core.records import Holdback, PolicyVersion, Purpose, ReleaseEvent, Reward, Row, Window, WindowMaker
 from ostinato.core.weights import Swap
 from ostinato.launch.views.numbers import LearningNumbers, RunNumbers
 from ostinato.release.ledger import State, fold
@@ -71,13 +72,28 @@ def counted_once() -> Metrics:
     return metrics
 
 
+def sessions() -> Iterator[Row]:
+    """Long sessions of twelve people on each side, half of them with a summary after which an answer names a fact again."""
+    for number in range(24):
+        long = replace(
+            a_turn(f"l{number}:0", user=f"u{number}", prompt=range(1_000)), episode=f"e{number}", text="a.py"
+        )
+        if number % 2:
+            yield from (long, replace(long, id=f"s{number}:0", purpose=Purpose.COMPACTION))
+            long = replace(
+                long, id=f"w{number}:0", window=Window(number=1, begins_with=f"s{number}:0", by=WindowMaker.AGENT)
+            )
+        yield from (long, Reward(turn=long.id, value=0.5, function="f@1", signals=("s",), at=1.0))
+
+
 def learned() -> LearningNumbers:
     """A run that rated, held back and shipped something."""
     policy = PolicyVersion(number=0, hash="0" * 64)
     event = ReleaseEvent(id="r0", action="shipped", policy=policy, previous=None, reason="", detail={}, at=1.0)
     reward = Reward(turn="a:0", value=0.5, function="f@1", signals=("s",), at=1.0)
     seen = Summary()
-    for cursor, row in enumerate((a_turn("a:0"), reward, Holdback(turn="b:0", reason="gone", at=1.0), event), start=1):
+    rows = (a_turn("a:0"), reward, Holdback(turn="b:0", reason="gone", at=1.0), event, *sessions())
+    for cursor, row in enumerate(rows, start=1):
         seen.apply(cursor, row)
     return LearningNumbers(summary=seen, behind=0, ledger=fold(State(), event), dials=RUN.dials)
 

@@ -9,9 +9,10 @@ import pytest
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
+from ostinato.core.samples import call_of
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import SingleRollout, by_episode, call_of, leave_one_out, returns
+from ostinato.reward.credit import SingleRollout, by_episode, leave_one_out, returns
 from ostinato.reward.recent_shares import turn_weights
 from ostinato.testing.records import a_turn
 

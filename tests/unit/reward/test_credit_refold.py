@@ -157,6 +157,28 @@ def replace_batch(row: Batch, gone: set[str], episodes: dict[str, str]) -> Batch
     )
 
 
+async def test_by_how_much_people_are_cut_stands_in_the_row_for_values_and_is_folded_anew():
+    config = RewardConfig(user_steps=2)
+    logs = [await a_log(config, taught) for taught in (Taught(values=True), Taught())]
+    rows, plain = ([row for row in log.rows if isinstance(row, Batch)] for log in logs)
+    assert [replace(row, scales=()) for row in rows] == plain, "nothing else changes"
+    users = {turn.id: turn.user for turn in logs[0].turns()}
+    for row in rows:
+        by_user = {users[turn]: scale for turn, scale in zip(row.turns, row.scales, strict=True)}
+        assert [by_user[users[turn]] for turn in row.turns] == list(row.scales), "one for a person"
+    assert min(scale for row in rows for scale in row.scales) < 1.0
+    made = await refolded(logs[0], config, Taught(values=True), ["nobody"])
+    assert not any(batch.changed for batch in made)
+    without_gone = await refolded(logs[0], config, Taught(values=True), [GONE])
+    assert all(len(batch.row.scales) == len(batch.row.turns) for batch in without_gone)
+    assert any(batch.row.scales != batch.recorded.scales[: len(batch.row.scales)] for batch in without_gone)
+    refold = CreditRefold(logs[0], config, Taught(values=True), erased_people({("default", GONE): 1 << 40}))
+    async for batch in refold.batches():
+        given = {sample.turn.id: sample.scale for sample in (await refold.samples(batch)).samples}
+        assert batch.refused or list(given.values()) == list(batch.row.scales)
+    assert all(batch.row.scales == () for batch in await refolded(logs[1], config, Taught(), [GONE]))
+
+
 async def test_weights_of_drawn_turns_keep_their_ratios_and_sum_to_the_episodes():
     log = await a_log(TIGHT, ALL)
     episodes = {turn.id: turn.episode for turn in log.turns()}

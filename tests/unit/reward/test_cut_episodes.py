@@ -97,6 +97,7 @@ async def test_the_beginning_of_a_session_cut_for_its_tokens_is_credited_with_it
     (after,) = [LaterReturns(*values) for values in row.after if values]
     assert row.after[row.turns.index(long[31].id)] == after
     assert (after.outcomes_mean, after.decided, after.fading) == (0.75, 0.75, 0.0)
+    assert not any(sample.cut for sample in made.samples), "to a value head too its end is known"
 
 
 async def test_the_last_part_has_nothing_behind_it(log, now, open_desk):
@@ -127,6 +128,8 @@ async def test_what_is_not_known_yet_is_what_the_baseline_expects(log, now, open
     assert after.decided == 0.0
     assert after.outcomes_mean == pytest.approx(0.25, abs=0.05), "an expected outcome does not fade either"
     assert abs(after.fading) < 0.05
+    assert [sample.turn.id for sample in made.samples if sample.cut] == [long[len(first) - 1].id], "for a value head"
+    assert [each async for each in desk.recorded(2, 2)] == [made]
 
 
 @pytest.mark.parametrize("how", ["secret", "aggregate", "never", "withdrawn", "ends"])

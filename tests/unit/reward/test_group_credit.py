@@ -2,16 +2,26 @@
 
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.reward.bad_turn import ASKED_NOW, Belief, group, plain, suspects, until_fixed
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Arm, Batch, PolicyVersion, Reward
+from ostinato.core.records import Arm, Batch, PolicyVersion, Reward, Turn
+from ostinato.core.verdicts import continuation_name
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode
+from ostinato.reward.credit import (
+    BeliefWeighted,
+    ByOrigin,
+    GroupRelative,
+    SingleRollout,
+    belief_factors,
+    by_episode,
+)
 from ostinato.reward.pipeline import training_batch
 from ostinato.testing.records import a_turn
 from ostinato.train.losses import policy_loss
@@ -178,6 +188,152 @@ def test_one_side_without_contrast_does_not_silence_the_other():
     assert found[worlds[0].id][0] == 0.0
     with pytest.raises(NoSignal, match=r"all 2 rewards.*in none of 1 groups"):
         mixed()(turns, final(people, 0.5, 0.5) | final(worlds, 1.0, 1.0))
+
+
+# ---------------------------------------------------------------- equal states, continuations, belief
+
+
+def at(episode: str, *prompts: tuple[int, ...]) -> list[Turn]:
+    """A rollout with these prompts."""
+    made = [a_turn(f"{episode}-{n}:0", prompt=prompt, sampled=(7, 9)) for n, prompt in enumerate(prompts)]
+    return [replace(turn, episode=episode, group="g", arm=Arm.WORLD) for turn in made]
+
+
+def test_a_turn_is_compared_with_those_at_the_same_prompt():
+    """Two of four came to (2,), one of whom failed; what followed there is compared where they last met, and who was alone with all."""
+    a, b = at("a", (1,), (2,), (5,)), at("b", (1,), (2,), (6,))
+    c, d = at("c", (1,), (3,)), at("d", (1,), (4,))
+    turns = [*a, *b, *c, *d]
+    values = final(turns, 1.0, 0.0, 0.0, 0.0)
+    found = GroupRelative(equal_states=True)(by_episode(turns), values)
+    assert [found[turn.id][0] for turn in turns] == [0.75, 0.5, 0.5, -0.25, -0.5, -0.5, -0.25, -0.25, -0.25, -0.25]
+    plain = GroupRelative()(by_episode(turns), values)
+    assert [plain[turn.id][0] for turn in turns] == [0.75] * 3 + [-0.25] * 7
+
+
+def test_prompts_that_only_the_beginning_shares_change_nothing():
+    turns = [turn for n in range(4) for turn in at(f"e{n}", (1,), (2, n), (3, n))]
+    values = final(turns, 1.0, 0.5, 0.0, 0.0)
+    assert GroupRelative(equal_states=True)(by_episode(turns), values) == GroupRelative()(by_episode(turns), values)
+
+
+def test_a_prompt_that_comes_again_within_one_rollout_counts_once():
+    turns = [*at("a", (1,), (2,), (2,)), *at("b", (1,), (2,))]
+    found = GroupRelative(equal_states=True)(by_episode(turns), final(turns, 1.0, 0.0))
+    assert [found[turn.id][0] for turn in turns] == [0.5] * 3 + [-0.5] * 2
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_equal_states_keep_the_direction_of_the_gradient_at_each_turn(size: int):
+    """By enumeration: a first answer leads to one of two states, in which a second one succeeds or not; each with chances of its own."""
+    first, second, worth = (0.3, 0.7), ((0.2, 0.8), (0.6, 0.4)), ((1.0, 0.0), (0.0, 1.0))
+    paths = list(itertools.product(ACTIONS, ACTIONS))
+    chance = {path: first[path[0]] * second[path[0]][path[1]] for path in paths}
+    slopes = dict.fromkeys([("first",), ("second", 0), ("second", 1)], 0.0)
+    for drawn in itertools.product(paths, repeat=size):
+        turns = [turn for e, path in enumerate(drawn) for turn in at(f"e{e}", (1,), (2, path[0]))]
+        values = final(turns, *(worth[a][b] for a, b in drawn))
+        try:
+            found = GroupRelative(equal_states=True)(by_episode(turns), values)
+        except NoSignal:
+            continue
+        mass = math.prod(chance[path] for path in drawn) / size
+        for e, (a, b) in enumerate(drawn):
+            slopes[("first",)] += mass * found[f"e{e}-0:0"][0] * (a - first[1])
+            slopes[("second", a)] += mass * found[f"e{e}-1:0"][0] * (b - second[a][1])
+    values_of = [sum(p * w for p, w in zip(second[a], worth[a], strict=True)) for a in ACTIONS]
+    exact = {("first",): first[0] * first[1] * (values_of[1] - values_of[0])}
+    exact |= {("second", a): first[a] * second[a][0] * second[a][1] * (worth[a][1] - worth[a][0]) for a in ACTIONS}
+    assert slopes[("first",)] == pytest.approx((size - 1) / size * exact[("first",)])
+    for a in ACTIONS:
+        assert 0 < slopes[("second", a)] / exact[("second", a)] < 1
+
+
+def test_continuations_are_compared_with_each_other_and_teach_their_first_turns_alone():
+    whole, other = at("e0", (1,), (2,), (3,)), at("e1", (1,), (4,))
+    again = [at(continuation_name("e0", 1, n), (2,), (8, n)) for n in range(3)]
+    elsewhere = at(continuation_name("e0", 2, 0), (3,))
+    turns = [*whole, *other, *(turn for each in again for turn in each), *elsewhere]
+    found = GroupRelative()(by_episode(turns), final(turns, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0))
+    assert [found[turn.id][0] for turn in (*whole, *other)] == [-0.5] * 3 + [0.5] * 2, "as without them"
+    assert [[found[turn.id][0] for turn in each] for each in again] == [
+        [pytest.approx(2 / 3), 0.0],
+        [pytest.approx(-1 / 3), 0.0],
+        [pytest.approx(-1 / 3), 0.0],
+    ]
+    assert found[elsewhere[0].id][0] == 0.0, "one alone tells nothing"
+
+
+def test_a_group_of_failures_teaches_by_its_continuations():
+    whole = [turn for n in range(2) for turn in at(f"e{n}", (1,), (2, n))]
+    again = [at(continuation_name("e0", 1, n), (2, 0)) for n in range(2)]
+    turns = [*whole, *(turn for each in again for turn in each)]
+    found = GroupRelative()(by_episode(turns), final(turns, 0.0, 0.0, 1.0, 0.0))
+    assert [found[turn.id][0] for turn in turns] == [0.0] * 4 + [0.5, -0.5]
+
+
+def test_factors_of_belief_keep_their_mean_and_their_bounds():
+    rng = random.Random(5)
+    for _ in range(2_000):
+        changes = [rng.choice([0.0, rng.uniform(-1, 1), rng.gauss(0, 0.01)]) for _ in range(rng.randint(1, 9))]
+        tokens = [rng.randint(1, 50) for _ in changes]
+        strength, most = rng.random(), rng.uniform(1.01, 40)
+        factors = belief_factors(changes, tokens, strength=strength, most=most)
+        assert sum(map(math.prod, zip(factors, tokens, strict=True))) / sum(tokens) == pytest.approx(1.0)
+        assert 1 - strength - 1e-9 <= min(factors) <= max(factors) <= most + 1e-9
+        backward = [factor for change, factor in zip(changes, factors, strict=True) if change <= 0]
+        assert len({*backward}) <= 1, "what went the other way is told apart no further"
+
+
+def test_factors_of_belief_by_hand():
+    assert belief_factors([0.0, 0.6, -0.2], [1, 1, 1], strength=1.0, most=8.0) == [0.0, 3.0, 0.0]
+    assert belief_factors([0.0, 0.6, 0.0], [1, 1, 1], strength=0.5, most=8.0) == [0.5, 2.0, 0.5]
+    assert belief_factors([0.0, 0.6, 0.0], [1, 1, 1], strength=1.0, most=2.0) == [0.5, 2.0, 0.5]
+    assert belief_factors([0.0, 0.6], [3, 1], strength=1.0, most=8.0) == [0.0, 4.0]
+    assert belief_factors([-0.5, 0.0], [1, 1], strength=1.0, most=8.0) == [1.0, 1.0]
+
+
+def test_belief_divides_an_episodes_credit_and_never_turns_it():
+    turns = [*at("good", (1,), (2,), (3,)), *at("bad", (1,), (4,), (5,))]
+    changes = dict(zip([turn.id for turn in turns], (0.4, 0.0, -0.1, 0.3, -0.6, 0.0), strict=True))
+    rule = BeliefWeighted(GroupRelative(), changes, strength=1.0, most=8.0)
+    found = rule(by_episode(turns), final(turns, 1.0, 0.0))
+    assert [found[turn.id][0] for turn in turns] == pytest.approx([1.5, 0.0, 0.0, 0.0, -1.5, 0.0])
+    half = BeliefWeighted(GroupRelative(), changes, strength=0.5, most=8.0)(by_episode(turns), final(turns, 1.0, 0.0))
+    assert [half[turn.id][0] for turn in turns] == pytest.approx([1.0, 0.25, 0.25, -0.25, -1.0, -0.25])
+
+
+def test_an_episode_of_which_a_turns_belief_is_not_known_is_credited_evenly():
+    turns = [*at("good", (1,), (2,)), *at("bad", (1,), (3,))]
+    changes = {turns[0].id: 0.4, turns[1].id: 0.0, turns[2].id: -0.5}
+    found = BeliefWeighted(GroupRelative(), changes, strength=1.0, most=8.0)(by_episode(turns), final(turns, 1.0, 0.0))
+    assert [found[turn.id][0] for turn in turns] == [1.0, 0.0, -0.5, -0.5]
+
+
+def test_belief_counts_among_the_turns_that_are_credited():
+    """A continuation's later turns get none: its first turn's factor is 1, whatever came after it."""
+    again = [at(continuation_name("e0", 1, n), (2,), (8, n)) for n in range(2)]
+    turns = [turn for each in again for turn in each]
+    changes = {turn.id: 0.1 if turn.id.endswith("-0:0") else 0.7 for turn in turns}
+    found = BeliefWeighted(GroupRelative(), changes, strength=1.0, most=8.0)(by_episode(turns), final(turns, 1.0, 0.0))
+    assert [found[turn.id][0] for turn in turns] == [0.5, 0.0, -0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("turns", "drift", "seeds", "kind"),
+    [
+        (10, 0.02, (0, 1, 2), lambda n: plain(lambda bad: group(n, bad=bad, belief=Belief(ASKED_NOW, 0.1)))),
+        (40, 0.005, (0, 2), lambda n: suspects(n, belief=Belief(ASKED_NOW, 0.1), failures=16)),
+    ],
+)
+def test_belief_and_suspects_fix_a_bad_turn_that_the_outcome_alone_does_not(turns, drift, seeds, kind):
+    """`python -m benchmarks.reward.bad_turn` in small, at the same step size."""
+
+    def fixed(make, seed: int) -> bool:
+        return until_fixed(turns, make, 0.5, seed, drift, 288) is not None
+
+    assert not any(fixed(plain(lambda _: group(turns)), seed) for seed in seeds), "drifted, or not fixed by then"
+    assert all(fixed(kind(turns), seed) for seed in seeds)
 
 
 # ---------------------------------------------------------------- the gradient, by the very numbers that reach the trainer

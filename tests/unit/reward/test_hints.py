@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from benchmarks.reward.bad_turn import episodes_until_fixed, single
+from benchmarks.reward.bad_turn import plain, single, until_fixed
 
 from ostinato.core.records import (
     Arm,
@@ -277,7 +277,7 @@ def test_comments_fix_a_bad_turn_in_fewer_episodes_than_the_outcome_alone():
 
     def episodes(seed, weight):
         credit = single(10, discount=0.9, outcome=True, repeat=False)
-        return episodes_until_fixed(10, lambda bad: credit, 0.25, seed, drift=0.02, most=288, weight=weight)
+        return until_fixed(10, plain(lambda bad: credit, weight), 0.25, seed, drift=0.02, most=288)
 
     assert [episodes(seed, 0.0) for seed in (0, 1)] == [None, None], "drifted, or not fixed by then"
     assert all(episodes(seed, 30.0) is not None for seed in (0, 1))

@@ -18,11 +18,11 @@ from ostinato.core.records import (
     Source,
     Span,
 )
-from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
+from ostinato.core.verdicts import BELIEF, CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.launch.commands.status import accounts
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account
-from ostinato.reward.config import RewardConfig
+from ostinato.reward.config import BeliefConfig, RewardConfig
 from ostinato.reward.ledger_entries import Taught
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.worlds.rollout.groups import Spending
@@ -63,7 +63,7 @@ def refuse(turn, signals, now):
 
 @pytest.fixture
 def desk(log, now, open_desk):
-    def open_(taught: Taught | None = WORLDS, folds=None, **config):
+    def open_(taught: Taught | None = WORLDS, folds=None, log=log, **config):
         now.at = NOW
         return open_desk(log, refuse, RewardConfig(user_cap=1.0, **config), taught=taught, folds=folds)
 
@@ -100,6 +100,66 @@ async def test_a_group_goes_into_a_batch_only_when_it_was_closed_and_then_whole(
     assert [sample.turn.id for sample in batch.samples] == ["one-0:0", "one-1:0", "two-0:0"]
     assert [sample.advantages[0] for sample in batch.samples] == [0.5, 0.5, -0.5]
     assert [(sample.weight, sample.summed) for sample in batch.samples] == [(0.5, True), (0.5, True), (1.0, True)]
+
+
+BELIEVES = BeliefConfig(strength=1.0, most=8.0)
+
+
+async def credited(log, desk, *beliefs: Signal, **config):
+    """The advantages of a success of two turns and a failure of two, after these were said."""
+    made = desk(**config)
+    good, bad = rollout("good", 2), rollout("bad", 2)
+    await log.append(*good, *bad, *beliefs, *graded(*good, grade=1.0), *graded(*bad, grade=0.0))
+    await log.append(said(bad[-1], CLOSED, 2.0))
+    batch = await made.batch(1, 1, V0)
+    assert batch is not None
+    return [sample.advantages[0] for sample in batch.samples]
+
+
+def believed(**changes: float) -> list[Signal]:
+    """What turns changed, by the place of each in `credited`."""
+    places = {"g0": "good-0:0", "g1": "good-1:0", "b0": "bad-0:0", "b1": "bad-1:0"}
+    return [said(a_turn(places[name], arm=Arm.WORLD), BELIEF, value) for name, value in changes.items()]
+
+
+async def test_belief_divides_a_rollouts_credit_if_it_is_switched_on(log, desk):
+    changes = believed(g0=0.1, g1=0.3, b0=-0.8, b1=0.0)
+    assert await credited(log, desk, *changes, belief=BELIEVES) == pytest.approx([0.25, 0.75, -1.0, 0.0])
+    assert (await recount(log)).balanced
+
+
+async def test_by_default_what_is_believed_counts_for_nothing(log, desk):
+    assert await credited(log, desk, *believed(g0=0.1, g1=0.3, b0=-0.8, b1=0.0)) == [0.5, 0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    "change", [{"source": Source.HUMAN}, {"name": "accepted"}, {"id": "mine"}, {"turn": "good-1:0"}, {"tenant": "acme"}]
+)
+async def test_an_event_that_only_looks_like_a_belief_divides_nothing(log, desk, change):
+    first, *others = believed(b0=-0.8, g0=0.1, g1=0.3, b1=0.0)
+    found = await credited(log, desk, replace(first, **change), *others, belief=BELIEVES)
+    assert found == pytest.approx([0.25, 0.75, -0.5, -0.5])
+
+
+async def test_a_belief_beyond_its_range_counts_as_its_end(log, desk):
+    found = await credited(log, desk, *believed(g0=1e9, g1=1.0, b0=0.0, b1=-0.1), belief=BELIEVES)
+    assert found == pytest.approx([0.5, 0.5, 0.0, -1.0])
+
+
+async def test_rollouts_at_the_same_prompt_are_compared_if_it_is_switched_on(log, desk):
+    """Three of four come to the second prompt, and two of them succeed."""
+    members = [rollout(name, 2) for name in ("a", "b", "c")] + [rollout("d", 1)]
+    members = [[replace(turn, prompt_ids=(1, *range(n))) for n, turn in enumerate(each)] for each in members]
+    for equal, expected in ((False, [0.5] * 4 + [-0.5] * 3), (True, [0.5, 1 / 3, 0.5, 1 / 3, -0.5, -2 / 3, -0.5])):
+        own = type(log)()
+        made = desk(equal_states=equal, log=own)
+        await own.append(*(turn for each in members for turn in each))
+        for each, grade in zip(members, (1.0, 1.0, 0.0, 0.0), strict=True):
+            await own.append(*graded(*each, grade=grade))
+        await own.append(said(members[-1][-1], CLOSED, 4.0))
+        batch = await made.batch(1, 1, V0)
+        assert batch is not None
+        assert [sample.advantages[0] for sample in batch.samples] == pytest.approx(expected)
 
 
 def chain(episode: str, purposes: str):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from functools import partial
 
+import anthropic
 import openai
 import pytest
 from gateway_world import ASK, V0, comments, events, eventually, world
@@ -97,6 +98,51 @@ async def test_the_official_client_reads_over_signs_of_life():
     ):
         stream = await client.chat.completions.create(**ASK, stream=True)
         assert "".join([event.choices[0].delta.content or "" async for event in stream]) == "hello"
+
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class Patient(FakeEngine):
+    """Says nothing before its first token, and before its third, until a sign of life was sent; `wrap` tells it of them."""
+
+    def __init__(self):
+        super().__init__(lambda r: "hello")
+        self.pings = asyncio.Semaphore(0)
+
+    def wrap(self, app):
+        async def watched(scope, receive, send):
+            async def tell(message):
+                await send(message)
+                if message.get("body") == PING:
+                    self.pings.release()
+
+            await app(scope, receive, tell)
+
+        return watched
+
+    async def generate(self, request):
+        await self.pings.acquire()
+        async for chunk in super().generate(request):
+            if chunk.ids == (108,):
+                await self.pings.acquire()
+            yield chunk
+
+
+async def test_anthropics_client_reads_over_pings_before_and_within_an_answer():
+    """Anthropic's protocol has an event for it, which its clients skip and others count as a sign of life; the others have comments."""
+    engine, body = Patient(), {**ASK, "max_tokens": 9}
+    async with (
+        world(engine=engine, heartbeat_s=0.02, real=True, wrap=engine.wrap) as w,
+        anthropic.AsyncAnthropic(base_url=w.url, api_key="none", max_retries=0) as client,
+    ):
+        _, _, raw = await w.post("/v1/messages", {**body, "stream": True})
+        before, _, within = raw.partition(b"event: content_block_delta")
+        assert before.startswith(PING)
+        assert PING in within
+        assert not comments(raw)
+        async with client.messages.stream(**body) as stream:
+            assert [text async for text in stream.text_stream] == list("hello")
 
 
 async def test_an_error_after_signs_of_life_is_an_event():

@@ -1,14 +1,19 @@
-"""The time that is left for a rollout's answer: who may say it, what ends with it, and what becomes of the turn."""
+"""What only rollouts ask: an answer within the time that is left, and the probability of a known answer."""
 
 import asyncio
 import json
+import math
 
 import pytest
 from gateway_world import ADMIN, ASK, V0, events, world
 from tests.fakes.stalling_engine import Stalls
 
+from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish
 from ostinato.testing.engine import FakeEngine
+from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.tasks.task import KnownAnswer
 
 WORLD = {"x-ostinato-key": ADMIN, "x-ostinato-slot": "world"}
 PRODUCT = "product-0123456789abcdef"
@@ -177,3 +182,58 @@ async def test_many_that_end_at_once_all_end():
         assert len(turns) == 60
         assert {turn.finish for turn in turns} == {Finish.DEADLINE}
         assert w.engine.running == 0
+
+
+# ---------------------------------------------------------------- the probability of a known answer
+
+SCORE = "/v1/worlds/score"
+LIVE = {**WORLD, "x-ostinato-slot": "live"}
+
+
+async def test_an_answer_is_scored_behind_its_conversation_by_the_slots_weights_and_nothing_is_kept():
+    class Scores(FakeEngine):
+        async def score(self, slot, ids, start):
+            self.scored = slot, tuple(ids), start
+            return await super().score(slot, ids, start)
+
+    async with gateway(Scores()) as w:
+        status, _, said = await w.post(SCORE, {**ASK, "max_tokens": 1, "answer": "yes"}, headers=LIVE)
+        assert status == 200, said
+        prompt = tuple(w.renderer.chat(Conversation(messages=(Message(role=Role.USER, text="hi"),))))
+        answer = tuple(w.renderer.encode("yes"))
+        assert w.engine.scored == ("live", prompt + answer, len(prompt))
+        assert said == {"logprobs": await FakeEngine.score(w.engine, *w.engine.scored)}
+        assert not w.log.turns()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "names"),
+    [
+        ({"x-api-key": PRODUCT}, {"answer": "yes"}, 400, "X-Ostinato-Slot"),
+        ({"x-api-key": PRODUCT, "x-ostinato-slot": "world"}, {"answer": "yes"}, 401, "X-Ostinato-Slot"),
+        ({"x-ostinato-key": ADMIN}, {"answer": "yes"}, 400, "X-Ostinato-Slot"),
+        ({**WORLD, "x-ostinato-slot": "nowhere"}, {"answer": "yes"}, 404, "nowhere"),
+        (WORLD, {}, 400, "answer"),
+        (WORLD, {"answer": ""}, 400, "answer"),
+        (WORLD, {"answer": "yes", "messages": []}, 400, "messages"),
+        (WORLD, {"answer": "yes" * 5_000}, 400, "context"),
+        (WORLD, {"answer": "yes", "colour": 1}, 400, "colour"),
+    ],
+)
+async def test_who_may_not_score_or_asks_wrongly_is_told_why(headers, body, status, names):
+    async with gateway(FakeEngine()) as w:
+        found, _, said = await w.post(SCORE, {**ASK, **body}, headers=headers)
+        assert found == status, said
+        assert names in json.dumps(said)
+
+
+async def test_what_a_rollout_asks_comes_back_as_the_mean_probability_of_a_token():
+    known = KnownAnswer(question="Which?", answer="ab")
+    async with gateway(FakeEngine(), real=True) as w, WorldGateway(w.url, ADMIN, slot="live") as asked:
+        for messages in ((), (Message(role=Role.USER, text="hi"),), (Message(role=Role.ASSISTANT, text="hm"),)):
+            found = await asked.belief(messages, known)
+            logprobs = await w.engine.score("live", [0, *w.renderer.encode("ab")], 1)
+            assert found == pytest.approx(math.exp(sum(logprobs) / len(logprobs)))
+            assert 0 < found < 1
+        with pytest.raises(BadRequest, match="maximum context"):
+            await asked.belief((Message(role=Role.USER, text="x" * 9_000),), known)

@@ -18,9 +18,8 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
-from ostinato.core.numerics import Contract, same_arithmetic
+from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, step_line, swap_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
@@ -28,6 +27,7 @@ from ostinato.reward.accounting import Accounting
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import summary
 from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.compactions import compactions_line, compactions_now
 from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_line, dials_now
 from ostinato.status.disk import disk_use
@@ -117,7 +117,9 @@ def overview(run: Overview) -> list[RenderableType]:
         for name, (reason, at) in sorted(run.summary.alarms.items())
     ]
     parts += [Text(words, "yellow") for words in run.warnings.values()]
-    parts += [*_arms(run), *([] if run.dials is None else [Text(dials_line(run.dials))]), *_learning(run)]
+    parts += [*_arms(run), *([] if run.dials is None else [Text(dials_line(run.dials))])]
+    compactions = compactions_now(run.summary.compactions)
+    parts += [*([] if compactions is None else [Text(compactions_line(compactions))]), *_learning(run)]
     parts += [
         release_line(each.action, each.number, each.reason, each.actor)
         for each in list(run.summary.releases)[-SHOWN_RELEASES:]
@@ -220,6 +222,7 @@ def as_json(run: Overview) -> dict[str, Any]:
     `arms` are over the newest rated turns, as on the screen.
     """
     board, seen = run.board, run.summary
+    compactions = compactions_now(seen.compactions)
     return {
         "directory": run.directory,
         "url": run.url,
@@ -235,6 +238,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
         "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
         "dials": run.dials and asdict(run.dials),
+        "compactions": compactions and asdict(compactions),
         "unproven_users": run.warnings.get("train"),
         "warnings": list(run.warnings.values()),
         "steps": seen.step,
@@ -327,6 +331,6 @@ def _contracts(seen: Summary) -> list[str]:
     for stamped, contract in contracts:
         newest = contracts[-1][1]
         alike = contract == newest or same_arithmetic(contract, newest)
-        away = "" if alike else f"; differs from the newest: {apart(newest, contract)}"
-        lines.append(f"numerics {parts(contract, stamped)}{away}")
+        away = "" if alike else f"; differs from the newest: {differences_in_words(newest, contract)}"
+        lines.append(f"numerics {contract_in_words(contract, stamped)}{away}")
     return lines

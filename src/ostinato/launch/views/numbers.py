@@ -24,6 +24,7 @@ from ostinato.core.seams import Folds
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.compactions import CompactionsNow, compactions_now
 from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_now
 from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.status.worker_status import read_board
@@ -122,6 +123,8 @@ class LearningNumbers(Collector):
         live = None if self.ledger is None else self.ledger.live
         if self.dials is not None:
             yield from _dials(self.dials)
+        if (compactions := compactions_now(seen.compactions)) is not None:
+            yield from _compactions(compactions)
         if self.ledger is not None and live is not None:
             ahead = seen.lineage.lag(seen.step, live.number)
             age = wall_clock() - self.ledger.shipped_at
@@ -181,6 +184,34 @@ def _dials(found: DialsNow) -> Iterable[Metric]:
 
 
 _INTERVAL = ("effect", "effect_lower", "effect_upper")  # told together, once there are people enough
+
+
+def _compactions(found: CompactionsNow) -> Iterable[Metric]:
+    counts = {"sampled": found.asked, "begun": found.begun}
+    yield _counted(
+        "ostinato_summaries", "Summaries of people's sessions, and windows that began with one.", "state", counts
+    )
+    rewards = found.rewards
+    between = (None, None) if rewards is None or rewards.between is None else rewards.between
+    for name, description, value in (
+        (
+            "tokens",
+            "Median tokens of the newest summaries with which a window began.",
+            found.tokens if found.seen else None,
+        ),
+        ("ratio", "Median of how many times longer the prompt was.", found.ratio if found.seen else None),
+        ("facts_kept", "Share of the facts that answers named before a summary which it keeps.", found.kept),
+        ("facts_found", "The same of those that answers name again after it.", found.found),
+        (
+            "reward_difference",
+            "Mean reward of long sessions with a summary less that of those without.",
+            None if rewards is None else rewards.with_summary - rewards.without,
+        ),
+        ("reward_difference_lower", "Its lower bound, 95%, people as clusters.", between[0]),
+        ("reward_difference_upper", "Its upper bound.", between[1]),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"ostinato_summary_{name}", description, value=value)
 
 
 def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:

@@ -345,7 +345,10 @@ SMALL = (
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after", "upto", "hints"),
+        (
+            *("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
+            *("upto", "hints", "scales"),
+        ),
         for_ever=True,
     ),
     Kind(

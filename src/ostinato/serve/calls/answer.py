@@ -273,13 +273,13 @@ class Answer:
             pulse.stop()
 
     async def _beat(self) -> None:
-        """Keep a silent stream alive: send its head, if not yet sent, and a comment. While another arm of Auto may still have to answer,
+        """Keep a silent stream alive: send its head, if not yet sent, and a heartbeat. While another arm of Auto may still have to answer,
         the head names no arm; the end of the answer does.
         """
         named = self._named and (self._opened or self._capture.call.auto is None)
         headers = self._headers() if named else self._more_headers
         try:
-            await self._exchange.aside(STREAM + headers, b": waiting\n\n")
+            await self._exchange.aside(STREAM + headers, self._writer.heartbeat().encode())
         except OSError:
             self._watch.end(ClientGone())
 

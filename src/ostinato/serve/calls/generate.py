@@ -50,7 +50,7 @@ from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, summarised
 from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Heading, Request
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.openai import CompletionRequest
+from ostinato.serve.dialects.openai import CompletionRequest, parse_score
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.followups import FollowUps
@@ -205,6 +205,32 @@ class CallHandlers:
             original = tokens + sum(edit["cleared_input_tokens"] for edit in edits)
             told = {"context_management": {"original_input_tokens": original}}
         await exchange.reply(200, json_bytes({"input_tokens": tokens, **told}))
+
+    async def score(self, exchange: Exchange) -> None:
+        """`POST /v1/worlds/score`, for operators: the log-probabilities that the weights in a slot give to an answer's tokens behind a
+        conversation. Nothing is sampled or kept.
+        """
+        who = self._parts.keys.identify(exchange.headers)
+        self._parts.quotas.count_call(who.tenant)
+        data = await exchange.body(partial(self._parts.quotas.count_bytes, who.tenant))
+        request = await self._parsed(who.tenant, exchange, data, parse_score)
+        caller = self._senders.caller(exchange, who, request.asker, store=False)
+        if caller.slot is None:
+            raise BadRequest("X-Ostinato-Slot must name the weights that score; send it.", field="X-Ostinato-Slot")
+        conversation = request.conversation
+        if self._masks is not None:  # as in the call whose answer it might have been
+            mask = self._masks.person(who.tenant, caller.user).conversation
+            conversation = await self._thread.run(who.tenant, exchange.received, partial(mask, conversation))
+        self._prompts.check_length(conversation.chars + len(request.answer), "messages")
+        cost = conversation.chars + PART_CHARS * conversation.parts
+        prompt = await self._thread.run(who.tenant, cost, partial(self._parts.renderer.chat, conversation))
+        answer = self._parts.renderer.encode(request.answer)
+        if len(prompt) + len(answer) > self._context:
+            raise ContextExceeded(prompt=len(prompt), answer=len(answer), context=self._context, field="messages")
+        async with self._parts.people.machine(None if caller.until is None else caller.until - time.monotonic()):
+            placement = await self._senders.place(caller)
+            found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt))
+        await exchange.reply(200, json_bytes({"logprobs": found}))
 
     async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
         """What a dialect reads in a body. Raises BadRequest, TooLarge."""

@@ -62,6 +62,9 @@ class Messages(Writer):
         rest: Json = {**_stopped(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
         return f'{_text_block(self._head)[:-1]},"content":[{",".join(blocks)}],{_text_block(rest)[1:]}'.encode()
 
+    def heartbeat(self) -> str:
+        return _event("ping")
+
     def opening(self) -> str:
         counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
         begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}

@@ -213,6 +213,10 @@ class Writer(ABC):
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         """The whole answer at once, as JSON. `ostinato` holds Ostinato's own fields, which are added under that name."""
 
+    def heartbeat(self) -> str:
+        """What keeps a silent stream alive, at any place between events: a comment, unless the dialect has an event for it."""
+        return ": waiting\n\n"
+
     @abstractmethod
     def opening(self) -> str:
         """The events that begin a stream."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -38,6 +38,7 @@ from ostinato.serve.dialects.items import ReadItems, WithItems
 
 
 MAX_TOOLS = 1024
+_C = TypeVar("_C", bound="ChatRequest")
 _ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
@@ -470,9 +471,23 @@ class CompletionRequest(_Request):
         return self.logprobs or 0
 
 
+class ScoreRequest(ChatRequest):
+    """`POST /v1/worlds/score`: a chat completion's body, and the answer whose probability is asked for."""
+
+    answer: str = Field(min_length=1, max_length=65_536)
+
+
 def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
     """A chat request. `items`: those of earlier requests. Raises BadRequest naming the field."""
-    request = validate(ChatRequest, body).reading(items)
+    return _checked(validate(ChatRequest, body).reading(items))
+
+
+def parse_score(body: Any, items: ReadItems | None = None) -> ScoreRequest:
+    """A chat request with an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    return _checked(validate(ScoreRequest, body).reading(items))
+
+
+def _checked(request: _C) -> _C:
     last = len(request.messages) - 1
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", field="top_logprobs")

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
+from ostinato.status.compactions import CompactionsNow, facts_sentence, rewards_sentence
 from ostinato.status.dials import DialsNow, cautions, effect_sentence
 from ostinato.status.index_queries import MOST_COUNTED, TurnQuery
 from ostinato.status.releases import ReleaseDetail, ReleaseList
@@ -21,8 +22,7 @@ from ostinato.web.page import charts
 from ostinato.web.page.charts import Station
 from ostinato.web.page.query_params import place, turn_query, version
 from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
-from ostinato.web.page.templates import DASH, ago, count
-from ostinato.web.page.tokens import cells, prompt_text
+from ostinato.web.page.templates import DASH, ago, cells, count, prompt_text
 from ostinato.web.page.worlds_views import WorldViews
 
 Fields = Mapping[str, str]
@@ -165,6 +165,7 @@ def now_shown(run: RunNow) -> Shown:
         "narrow": charts.loop(stations, narrow=True),
         "acceptance": lines(title, ends or "nothing rated", run.curves, run.marks) if run.curves else "",
         "dials": None if run.dials is None else dials_shown(run.dials),
+        "compactions": None if run.compactions is None else compactions_shown(run.compactions),
     }
 
 
@@ -179,6 +180,12 @@ def dials_shown(found: DialsNow) -> Shown:
         "course": lines(title, said, found.curves, ()) if found.curves else "",
         "spread": charts.spread(found.spread),
     }
+
+
+def compactions_shown(found: CompactionsNow) -> Shown:
+    """How good summaries of people's sessions are, in words and figures."""
+    said = [facts_sentence(found), rewards_sentence(found)]
+    return {"found": found, "sentences": [each[0].upper() + each[1:] for each in said]}
 
 
 def releases_shown(found: ReleaseList) -> Shown:

@@ -10,20 +10,23 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ostinato.core.errors import Unavailable
-from ostinato.core.records import PolicyVersion
+from ostinato.core.conversation import Message, Role, Tool
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.records import PolicyVersion, Purpose
 from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend, Clock
+from ostinato.core.verdicts import continuation_name
 from ostinato.worlds.grading.grade import Grade, Grader
-from ostinato.worlds.harness.rollout import Ended, Harness, Model, OutOfTime, Rollout
+from ostinato.worlds.harness.rollout import Ended, Harness, Model, ModelAnswer, OutOfTime, Rollout
 from ostinato.worlds.rollout.finished import Finished, finished_of
 from ostinato.worlds.rollout.groups import measured
-from ostinato.worlds.tasks.task import Task, Taskset
+from ostinato.worlds.tasks.task import KnownAnswer, Task, Taskset
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,10 @@ class Gateway(Protocol):
         top_p: float = 1.0,
     ) -> CapturedModel:
         """The model of one episode. `seed` is the seed of its first call; None: a random one. `temperature` None: the gateway's."""
+        ...
+
+    async def belief(self, messages: Sequence[Message], known: KnownAnswer) -> float:
+        """The probability of a known answer behind these messages, from 0 to 1. Raises Unavailable, BadRequest, Corrupt."""
         ...
 
     async def say(self, events: list[dict[str, Any]]) -> None:
@@ -95,9 +102,59 @@ class Workshop:
         return await self.grader.grade(task, rollout)
 
 
+class Unrepeatable(Exception):
+    """A rollout's beginning went another way when it was repeated."""
+
+
+@dataclass(slots=True)
+class RecordedModel:
+    """A model whose answers are kept in `given`, each with the messages before it, and which first repeats those of an earlier rollout, all
+    but the last one of `known`. Raises Unrepeatable if it is asked behind other messages than these were, the last one included.
+
+    Example: ``RecordedModel(model, earlier.given[:6])``, which samples from the sixth answer on
+    """
+
+    model: CapturedModel
+    known: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
+    given: list[tuple[tuple[Message, ...], ModelAnswer]] = field(
+        default_factory=list[tuple[tuple[Message, ...], ModelAnswer]]
+    )
+    draw: float | None = None
+
+    @property
+    def policies(self) -> Collection[PolicyVersion]:
+        """Those of the answers that were sampled."""
+        return self.model.policies
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        left_s: float | None = None,
+        purpose: Purpose = Purpose.TASK,
+    ) -> ModelAnswer:
+        """The next message of the assistant. Raises Unrepeatable; else as `Model`."""
+        place = len(self.given)
+        answer = None
+        if place < len(self.known):
+            before, answer = self.known[place]
+            if before != tuple(messages):
+                raise Unrepeatable(f"the conversation before answer {place} is another one")
+        if answer is None or place == len(self.known) - 1:
+            answer = await self.model.ask(
+                messages, tools, max_tokens=max_tokens, stop=stop, left_s=left_s, purpose=purpose
+            )
+        self.given.append((tuple(messages), answer))
+        return answer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRollout:
-    """One rollout that has ended. `grade` None: something other than the policy ended it, and it was not graded.
+    """One rollout that has ended. `grade` None: something other than the policy ended it, and it was not graded. `given`: the model's
+    answers with the messages before each, if they were recorded.
 
     Example: ``FinishedRollout(task=task, episode="w3f.0.2.0", rollout=rollout, grade=Grade(value=1.0), policies=(v7,))``
     """
@@ -107,6 +164,7 @@ class FinishedRollout:
     rollout: Rollout
     grade: Grade | None
     policies: tuple[PolicyVersion, ...] = ()
+    given: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -164,9 +222,10 @@ class Trying:
         self._policy = RetryPolicy(pause_s=pause_s, longest_s=_LONGEST_PAUSE_S, total_s=patience_s, jitter=0.25)
         self._rng = random.Random()
 
-    async def once(self, task: Task, episode: str, group: str | None) -> FinishedRollout:
+    async def once(self, task: Task, episode: str, group: str | None, *, record: bool = False) -> FinishedRollout:
         """One rollout and its grade. A rollout that a gateway or a sandbox left unfinished by becoming unavailable is torn, and begun anew:
         for `patience_s` while none can begin, `tries` times once the model has spoken. One whose time was over before that has failed.
+        With `record`, it can be `continued`.
 
         Raises errors that no retry would change (BadConfig, BadRequest), and Unavailable.
         """
@@ -174,9 +233,7 @@ class Trying:
         backoff, number, lost = self._backoff(), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
-            model = self._shop.gateway.model(
-                name, group=group, harness=harness, temperature=task.temperature, top_p=task.top_p
-            )
+            model = self._model(task, name, group, record=record)
             try:
                 rollout = await self._shop.work(task, model)
                 break
@@ -194,9 +251,62 @@ class Trying:
         grade = None
         if rollout.ended is not Ended.FAILED and rollout.turns:
             grade = await self.patiently(lambda: self._shop.grade(task, rollout))
+        given = model.given if isinstance(model, RecordedModel) else ()
+        policies = tuple(sorted(model.policies))
+        return FinishedRollout(task=task, episode=name, rollout=rollout, grade=grade, policies=policies, given=given)
+
+    def _model(self, task: Task, name: str, group: str | None, *, record: bool) -> CapturedModel:
+        harness = self._shop.harnesses[task.harness].hash
+        model = self._shop.gateway.model(
+            name, group=group, harness=harness, temperature=task.temperature, top_p=task.top_p
+        )
+        return RecordedModel(model, draw=model.draw) if record else model
+
+    async def continued(self, tried: FinishedRollout, group: str, at: int, number: int) -> FinishedRollout | None:
+        """A recorded rollout sampled anew from its turn `at`, with its grade: its answers before that are repeated in a new sandbox, to the
+        last character of what their calls return, and only the turns from there on are its own. None if that went another way, or something
+        other than the policy ended it: nobody tries again.
+
+        Raises errors that no retry would change, and Unavailable of a grader.
+        """
+        name, task = continuation_name(tried.episode, at, number), tried.task
+        fresh = self._model(task, name, group, record=False)
+        model = RecordedModel(fresh, known=tried.given[: at + 1], draw=fresh.draw)
+        try:
+            rollout = await self._shop.work(task, model)
+        except (Unrepeatable, Unavailable) as error:
+            logger.info("rollout %s is given up: %s", name, error)
+            return None
+        rollout = replace(rollout, turns=rollout.turns[at:])
+        if rollout.ended is Ended.FAILED or not rollout.turns:
+            return None
+        grade = await self.patiently(lambda: self._shop.grade(task, rollout))
         return FinishedRollout(
             task=task, episode=name, rollout=rollout, grade=grade, policies=tuple(sorted(model.policies))
         )
+
+    async def belief_changes(self, tried: FinishedRollout) -> tuple[float, ...]:
+        """How much each turn of a rollout changed the probability of its task's known answer: the slot's weights are asked before its first
+        turn and after each, what its calls returned included. () if there is no such answer, the context is too small for one of the
+        questions, or the conversation is not the rollout's turns one after the other, as with summaries and agents of others.
+
+        Raises Unavailable, Corrupt.
+        """
+        asked, messages = tried.task.known, tried.rollout.messages
+        given = sum(message.role is Role.ASSISTANT for message in tried.task.messages)
+        answers = [at for at, message in enumerate(messages) if message.role is Role.ASSISTANT][given:]
+        summed = any(tried.rollout.effort.get(name) for name in ("summaries", "refused"))
+        if asked is None or tried.grade is None or summed or len(answers) != len(tried.turns):
+            return ()
+        try:
+            read = [
+                await self.patiently(lambda at=at, asked=asked: self._shop.gateway.belief(messages[:at], asked))
+                for at in (*answers, len(messages))
+            ]
+        except BadRequest as error:
+            logger.info("rollout %s: what it believed is not known: %s", tried.episode, error)
+            return ()
+        return tuple(after - before for before, after in pairwise(read))
 
     async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Retry for `patience_s` while Unavailable is raised. Raises errors that no retry would change, and Unavailable."""

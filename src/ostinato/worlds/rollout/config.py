@@ -60,6 +60,19 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
         description="Rollouts of a group that are made before the others, which are made only if the first were not all worth the same. 0: "
         "all at once.",
     )
+    suspects: int = Field(
+        default=0,
+        ge=0,
+        le=128,
+        description="Failed rollouts of a group that are sampled anew from the turn at which the belief in the task's "
+        "known answer (its field `known`) fell most; their calls before that are repeated in a new sandbox. 0: none.",
+    )
+    suspect_tries: int = Field(
+        default=8,
+        ge=2,
+        le=128,
+        description="How often each of them is sampled anew; the answers at that turn are compared with each other.",
+    )
     groups: int = Field(default=8, ge=1, description="Groups per optimizer step.")
     concurrency: int = Field(default=16, ge=1, description="Rollouts in progress at once.")
     lead: int = Field(

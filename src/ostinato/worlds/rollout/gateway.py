@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
 from ostinato.core.chat_answer import ChatAnswer, read_chat_answer, read_health
-from ostinato.core.errors import BadRequest, Unauthorized, Unavailable
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import BadRequest, Corrupt, Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.retry import unavailable
 from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer, chat_body
-from ostinato.worlds.tasks.task import Task
+from ostinato.worlds.tasks.task import KnownAnswer, Task
 
 CHAT = "/v1/chat/completions"
+SCORE = "/v1/worlds/score"
 _LOADING = 503
 _MOST_BYTES = 64 * 2**20
 _REFUSALS = (400, 413, 422)
@@ -112,6 +116,24 @@ class WorldGateway:
             return read_chat_answer(await self.call("POST", CHAT, body, headers), n)
         except KeyRefused as error:
             raise Unauthorized(f"{error}; the evaluation's admin key must equal serve.admin_key") from error
+
+    async def belief(self, messages: Sequence[Message], known: KnownAnswer) -> float:
+        """The probability, from 0 to 1, that the slot's weights give to a token of the known answer if they are asked for it behind these
+        messages: the geometric mean over its tokens, so that long answers are not less believed. No tools are offered.
+
+        Raises Unavailable, BadRequest (the context is too small), Corrupt.
+        """
+        asked = Message(role=Role.USER, text=known.question)
+        if messages and messages[-1].role is Role.USER:  # templates may want the roles to alternate
+            asked, messages = replace(asked, text=f"{messages[-1].text}\n\n{known.question}"), messages[:-1]
+        body = chat_body(await self.named(), [*messages, asked], max_tokens=1) | {"answer": known.answer}
+        scored = await self.call("POST", SCORE, body, {"X-Ostinato-Slot": self._slot})
+        logprobs = scored.get("logprobs") if isinstance(scored, dict) else None
+        if not isinstance(logprobs, list) or not logprobs or not all(isinstance(one, float | int) for one in logprobs):
+            raise Corrupt(
+                "the gateway gave no log-probabilities; does the URL point to an Ostinato gateway of this version?"
+            )
+        return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
 
     async def ready(self) -> bool:
         """True once the slot holds weights."""

@@ -23,7 +23,7 @@ from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.files import private, sync_directory
 from ostinato.core.records import Batch, Holdback, Row
 from ostinato.core.seams import Cursor
-from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
+from ostinato.core.verdicts import BELIEF, CLOSED, FAILED, GRADED, MEASURED
 from ostinato.worlds.harness.rollout import Ended, Rollout
 
 # ---------------------------------------------------------------- the curriculum
@@ -85,7 +85,8 @@ _TASKS_A_LINE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOutcome:
-    """How a rollout ended. `grade` None: something other than the policy ended it.
+    """How a rollout ended. `grade` None: something other than the policy ended it. `beliefs`: how much each turn changed the belief in the
+    known answer; () if that was not measured.
 
     Example: ``RolloutOutcome(episode="w3f.0.2.0", turns=("chatcmpl-3f:0",), grade=1.0)``
     """
@@ -93,6 +94,7 @@ class RolloutOutcome:
     episode: str
     turns: tuple[str, ...]
     grade: float | None
+    beliefs: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +115,8 @@ class RolloutGroup:
     task: str
     slots: list[GroupMember]
     told: bool = False
+    continued: list[RolloutOutcome] = field(default_factory=list[RolloutOutcome])
+    """Failed members that were sampled anew from one of their turns."""
 
     @property
     def ended(self) -> bool:
@@ -126,8 +130,8 @@ class RolloutGroup:
 
     @property
     def flat(self) -> bool:
-        """True if no graded member has a higher grade than another."""
-        return len({outcome.grade for outcome in self.graded}) < 2
+        """True if no graded rollout has a higher grade than another."""
+        return len({outcome.grade for outcome in (*self.graded, *self.continued)}) < 2
 
     def settled(self, first: int) -> bool:
         """True if its first rollouts ended with equal grades, two at least, and none of the others has begun: these then need not begin.
@@ -149,8 +153,8 @@ class RolloutGroup:
 
     @property
     def turns(self) -> list[str]:
-        """The turns of graded members, which the trainer takes."""
-        return [turn for outcome in self.graded for turn in outcome.turns]
+        """The turns of graded rollouts, which the trainer takes."""
+        return [turn for outcome in (*self.graded, *self.continued) for turn in outcome.turns]
 
 
 def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
@@ -278,13 +282,19 @@ class Groups:
                 group.slots[event["member"]].begun += 1
             case "ended":
                 slot, grade = group.slots[event["member"]], event["grade"]
-                outcome = RolloutOutcome(episode=event["episode"], turns=tuple(event["turns"]), grade=grade)
+                beliefs = tuple(event.get("beliefs", ()))
+                outcome = RolloutOutcome(
+                    episode=event["episode"], turns=tuple(event["turns"]), grade=grade, beliefs=beliefs
+                )
                 if event["last"]:
                     slot.last = outcome
                 else:
                     slot.failed.append(outcome)
                 if grade is not None:
                     self.known.setdefault(group.task, Success()).count(grade)
+            case "continued":
+                turns = tuple(event["turns"])
+                group.continued.append(RolloutOutcome(episode=event["episode"], turns=turns, grade=event["grade"]))
             case "settled":
                 del group.slots[int(event["size"]) :]
             case "told":
@@ -304,7 +314,11 @@ def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
         yield from ({"kind": "begun", **about, "episode": f"{group.name}.{member}.{n}"} for n in range(slot.begun))
         for outcome in (*slot.failed, *([] if slot.last is None else [slot.last])):
             ended = {"episode": outcome.episode, "last": outcome is slot.last, "turns": list(outcome.turns)}
-            yield {"kind": "ended", **about, **ended, "grade": outcome.grade}
+            beliefs = {"beliefs": list(outcome.beliefs)} if outcome.beliefs else {}
+            yield {"kind": "ended", **about, **ended, "grade": outcome.grade, **beliefs}
+    for outcome in group.continued:
+        again = {"episode": outcome.episode, "turns": list(outcome.turns), "grade": outcome.grade}
+        yield {"kind": "continued", "n": group.number, **again}
     if group.told:
         yield {"kind": "told", "n": group.number}
 
@@ -470,11 +484,13 @@ def verdicts(group: RolloutGroup, most: int = MOST_EVENTS) -> list[list[dict[str
     """The calls that report a group's verdicts. The same group gives the same ids and values, so a worker that was killed in between can
     report all of them again.
 
-    A rollout's last turn gets its grade, those before it get 0. The last call also closes the group, with an event about a turn that gets
-    a verdict in the same call. Nothing is reported for a group without a turn.
+    A rollout's last turn gets its grade, those before it get 0; what changed the belief in a known answer is said before that. The last
+    call also closes the group, with an event about a turn that gets a verdict in the same call. Nothing is reported for a group without a
+    turn.
     """
     events = [_event(turn, FAILED, 1.0) for outcome in group.ungraded for turn in outcome.turns]
-    for outcome in group.graded:
+    for outcome in (*group.continued, *group.graded):
+        events += [_event(turn, BELIEF, value) for turn, value in zip(outcome.turns, outcome.beliefs, strict=False)]
         for turn in outcome.turns:
             final = turn == outcome.turns[-1]
             events.append(_event(turn, GRADED, (outcome.grade or 0.0) if final else 0.0))

@@ -35,6 +35,7 @@ class Rollouts:
         config: how many, how far ahead.
         tell: called with what happens, for people: a kind and fields.
         keep: called with each rollout that ended for good, and with each that was only measured.
+        beliefs: whether the belief in the tasks' known answers is measured after each turn.
         clock: Unix seconds.
     """
 
@@ -50,9 +51,11 @@ class Rollouts:
         keep: Callable[[Finished], None] = lambda _: None,
         *,
         flat_count: bool = False,
+        beliefs: bool = False,
         clock: Clock = wall_clock,
     ) -> None:
         self._taskset, self._keep, self._clock = tasks, keep, clock
+        self._beliefs = beliefs
         self._trying = Trying(shop, pause_s=config.retry_pause_s, tries=config.tries, patience_s=config.patience_s)
         self._tasks = {task.id: task for task in tasks.tasks}
         self._shop, self._journal, self._spending = shop, journal, spending
@@ -70,6 +73,7 @@ class Rollouts:
             self.groups.apply(event)
         self._places = asyncio.Semaphore(config.concurrency)
         self._under_way: dict[asyncio.Task[None], None] = {}
+        self._suspected: dict[int, list[tuple[FinishedRollout, tuple[float, ...]]]] = {}  # of open groups
         self._shapes: dict[int, list[Rollout]] = {}  # of open groups, those that ended since this worker began
         self.doing = "starting"
 
@@ -155,6 +159,7 @@ class Rollouts:
                         members.create_task(self._member(group, member, task))
             if group.settled(first):
                 self._note({"kind": "settled", "n": group.number, "size": first}, sync=True)
+        await self._continue(group)
         self._spending.expect(group.number, group.turns)
         for events in verdicts(group):
             await self._trying.patiently(lambda events=events: self._shop.gateway.say(events))
@@ -181,16 +186,40 @@ class Rollouts:
             while group.slots[member].last is None:
                 episode = self.groups.episode(group.number, member)
                 self._note({"kind": "begun", "n": group.number, "member": member, "episode": episode})
-                tried = await self._trying.once(task, episode, group.name)
+                tried = await self._trying.once(task, episode, group.name, record=self._recorded(task))
                 last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
+                beliefs = await self._trying.belief_changes(tried) if self._beliefs else ()
                 event = {"kind": "ended", "n": group.number, "member": member, "episode": episode, "last": last}
                 event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
-                self._note(event, sync=True)
+                self._note(event | ({"beliefs": beliefs} if beliefs else {}), sync=True)
                 if last:
+                    if tried.given and beliefs and min(beliefs) < 0 and not tried.solved:
+                        self._suspected.setdefault(group.number, []).append((tried, beliefs))
                     self._shapes.setdefault(group.number, []).append(tried.rollout)
                     self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)
+
+    def _recorded(self, task: Task) -> bool:
+        return self._beliefs and self._config.suspects > 0 and task.known is not None
+
+    async def _continue(self, group: RolloutGroup) -> None:
+        """Sample failures anew from the turn at which the belief in the known answer fell most, those of the largest falls first. What a
+        worker did not finish before it was killed is left out: the rollouts' files are gone.
+        """
+        suspected = sorted(self._suspected.pop(group.number, []), key=lambda each: min(each[1]))
+        async with asyncio.TaskGroup() as work:
+            for tried, beliefs in suspected[: self._config.suspects]:
+                at = beliefs.index(min(beliefs))
+                for number in range(self._config.suspect_tries):
+                    work.create_task(self._continuation(group, tried, at, number))
+
+    async def _continuation(self, group: RolloutGroup, tried: FinishedRollout, at: int, number: int) -> None:
+        async with self._places:
+            found = await self._trying.continued(tried, group.name, at, number)
+        if found is not None:
+            event = {"kind": "continued", "n": group.number, "episode": found.episode}
+            self._note(event | {"turns": found.turns, "grade": found.value}, sync=True)
 
     # ------------------------------------------------------------ held-out tasks
 

@@ -28,7 +28,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.lines import one_line
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.tasks.places import check_inside, check_tree
-from ostinato.worlds.tasks.task import Grading, Split, Task
+from ostinato.worlds.tasks.task import Grading, KnownAnswer, Split, Task
 
 MOST_FILES = 4096
 ANSWER_S, GRADING_S = 120.0, 4.0
@@ -156,6 +156,18 @@ class GradingRow(BaseModel):
         return files
 
 
+class KnownRow(BaseModel):
+    """A question whose right answer is known."""
+
+    model_config = _STRICT
+    question: str = Field(min_length=1, max_length=4096, description="What is asked after each turn.")
+    answer: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="The right answer, whose probability is measured. No rollout is shown it.",
+    )
+
+
 class TaskRow(BaseModel):
     """One line of a taskset file."""
 
@@ -182,6 +194,9 @@ class TaskRow(BaseModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus probability.")
     timeout_s: float = Field(default=600.0, gt=0, le=604_800, description="Longest rollout, in seconds.")
     about: dict[str, str] = Field(default_factory=dict, max_length=64, description="Notes for people.")
+    known: KnownRow | None = Field(
+        default=None, description="For `reward.belief`: a question about the task, and its answer."
+    )
 
     @field_validator("messages")
     @classmethod
@@ -314,6 +329,7 @@ def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
         "top_p": float(task.top_p),
         "timeout_s": float(task.timeout_s),
         "about": dict(task.about),
+        "known": task.known and {"question": task.known.question, "answer": task.known.answer},
     }
     try:
         text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
@@ -355,13 +371,14 @@ def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
         top_p=row.top_p,
         timeout_s=row.timeout_s,
         about=dict(row.about),
+        known=row.known and KnownAnswer(question=row.known.question, answer=row.known.answer),
     )
 
 
 def hashed_fields(row: TaskRow) -> dict[str, Any]:
     """What a taskset's hash covers. A field that formats before it lacked counts only where it is set, so that older hashes stay."""
     fields = row.model_dump(mode="json")
-    for name in ("temperature", "top_p"):
+    for name in ("temperature", "top_p", "known"):
         if fields[name] == TaskRow.model_fields[name].default:
             del fields[name]
     return fields

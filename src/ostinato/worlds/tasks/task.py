@@ -34,6 +34,18 @@ class Grading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownAnswer:
+    """A question about a task whose right answer is known, to measure what the policy believes after each turn (`reward.belief`). Neither
+    is ever part of what a rollout shows.
+
+    Example: ``KnownAnswer(question="Which function is wrong? Its name alone.", answer="add")``
+    """
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One task. `family` is its kind, for statistics; `harness` is the name of its harness; `timeout_s` is for the whole rollout.
 
@@ -60,6 +72,7 @@ class Task:
     top_p: float = 1.0
     timeout_s: float = 600.0
     about: Mapping[str, str] = field(default_factory=dict[str, str])
+    known: KnownAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from tests.deadlines import PATIENT_S
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
-from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Reward, Turn
-from ostinato.reward.config import RewardConfig
+from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NoSignal, StorageFull, Unavailable
+from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Reward, Signal, Turn
+from ostinato.core.verdicts import BELIEF, CLOSED, is_continuation
+from ostinato.reward.config import BeliefConfig, RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
@@ -28,7 +29,7 @@ from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.groups import MOST_BYTES, EventFile, Spending
 from ostinato.worlds.rollout.rollout_worker import Rollouts
-from ostinato.worlds.tasks.task import Grading, Split, Task
+from ostinato.worlds.tasks.task import Grading, KnownAnswer, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of
 
 V0 = PolicyVersion(number=0, hash="00")
@@ -49,9 +50,20 @@ class FakeGateway:
     def __init__(self, log: MemoryLog, chance: random.Random) -> None:
         self.log, self.chance, self.asked, self.away = log, chance, 0, 0.0
         self.prompts = defaultdict(list)
+        self.read, self.room = [], 99
+        self.believes = lambda messages: len(messages) / 10
 
     def model(self, episode, *, group, harness, temperature=None, top_p=1.0):
         return FakeModel(self, episode, group)
+
+    async def belief(self, messages, known):
+        """As `believes` says."""
+        self.read.append((messages, known))
+        if self.chance.random() < self.away:
+            raise Unavailable("away")
+        if len(messages) > self.room:
+            raise BadRequest("too long")
+        return self.believes(messages)
 
     async def say(self, events):
         await asyncio.sleep(0)
@@ -80,6 +92,27 @@ class FakeModel:
             raise Unavailable("away")
         said = Message(role=Role.ASSISTANT, text=made.id if gateway.chance.random() < 0.8 else "")
         return ModelAnswer(turn=made.id, message=said, finish="stop", prompt_tokens=1, tokens=2)
+
+
+class Talks:
+    """A harness whose rollouts are conversations of one to three turns."""
+
+    name, hash = "single", "h"
+
+    def __init__(self, chance: random.Random, length: int = 0, told=lambda: "on") -> None:
+        self.chance, self.length, self.told = chance, length, told
+
+    def spec(self, task):
+        return None
+
+    async def run(self, task, model, sandbox):
+        messages, turns = list(task.messages), []
+        for _ in range(self.length or self.chance.randint(1, 3)):
+            answered = await model.ask(messages, max_tokens=2)
+            turns.append(answered.turn)
+            messages += [answered.message, Message(role=Role.USER, text=self.told())]
+        done = tuple(messages[:-1])
+        return Rollout(task=task.id, harness="single", ended=Ended.SUBMITTED, messages=done, turns=tuple(turns))
 
 
 class Steps:
@@ -160,7 +193,7 @@ class World:
             RewardConfig(world_staleness=10**6, **reward),
             taught=Taught(people=False, groups=config.groups),
         )
-        self.journal, self.most_bytes, self.over = None, most_bytes, False
+        self.journal, self.most_bytes, self.over, self.more = None, most_bytes, False, {}
 
     def close(self) -> None:
         if self.journal is not None:
@@ -181,6 +214,7 @@ class World:
             lambda kind, **more: self.told.append((kind, more)),
             self.finished.append,
             clock=lambda: 50.0,
+            **self.more,
         )
 
     async def train(self) -> None:
@@ -513,3 +547,191 @@ def test_a_journal_cut_at_any_byte_holds_what_was_whole(tmp_path):
     path.write_bytes(b"nonsense\n" + whole)
     with pytest.raises(Corrupt, match="line 1"):
         EventFile.open(path)
+
+
+# ---------------------------------------------------------------- belief in a known answer
+
+KNOWN = KnownAnswer(question="Which?", answer="this")
+
+
+def beliefs_in(log: MemoryLog) -> dict[str, float]:
+    """What was said of each turn's change."""
+    return {row.turn: row.value for row in log.rows if isinstance(row, Signal) and row.name == BELIEF}
+
+
+def talking(directory, taskset, **more) -> World:
+    """A world whose rollouts are conversations, about which it is asked what they believe."""
+    world = World(directory, 3, taskset, **more)
+    world.harness, world.grader, world.more = Talks(world.gateway.chance), Contrast(), {"beliefs": True}
+    return world
+
+
+@pytest.mark.parametrize("kills", [0, 10])
+async def test_what_each_turn_changed_is_said_before_its_group_closes_and_divides_its_credit(tmp_path, kills):
+    belief, most_bytes = BeliefConfig(strength=1.0), 800 if kills else MOST_BYTES
+    world = talking(tmp_path, tasks(6, known=KNOWN), away=0.05, belief=belief, most_bytes=most_bytes)
+    await until_done(world, random.Random(kills), kills)
+    said, rows = beliefs_in(world.log), world.log.rows
+    turns = {row.id: row for row in rows if isinstance(row, Turn)}
+    batches = [row for row in rows if isinstance(row, Batch)]
+    assert batches
+    assert {turn for batch in batches for turn in batch.turns} <= set(said)
+    assert {known for _, known in world.gateway.read} == {KNOWN}
+    closed = {turns[row.turn].group: n for n, row in enumerate(rows) if getattr(row, "name", "") == CLOSED}
+    places = {row.turn: n for n, row in enumerate(rows) if isinstance(row, Signal) and row.name == BELIEF}
+    assert all(place < closed[turns[turn].group] for turn, place in places.items() if turns[turn].group in closed)
+    divided = 0
+    for batch in batches:
+        credits = dict(zip(batch.turns, batch.credits, strict=True))
+        for turn, credit in credits.items():
+            theirs = [each for each in credits if turns[each].episode == turns[turn].episode]
+            total, mean = sum(said[each] for each in theirs), sum(credits[each][0] for each in theirs) / len(theirs)
+            part = said[turn] * len(theirs) / total if mean > 0 else 1.0  # it only rose: a failure's is even
+            assert credit[0] == pytest.approx(mean * part)
+            divided += part != pytest.approx(1.0)
+    assert divided
+
+
+async def test_nothing_is_asked_unless_it_is_switched_on_and_the_answer_is_known(tmp_path):
+    for known, beliefs in ((KNOWN, False), (None, True)):
+        place = tmp_path / f"{beliefs}"
+        place.mkdir()
+        world = talking(place, tasks(2, known=known))
+        world.more = {"beliefs": beliefs}
+        await until_done(world, random.Random(0), 0)
+        assert (world.gateway.read, beliefs_in(world.log)) == ([], {})
+
+
+async def test_a_conversation_that_is_too_long_to_ask_or_is_not_whole_says_nothing(tmp_path):
+    class Summing(Talks):
+        async def run(self, task, model, sandbox):
+            return replace(await super().run(task, model, sandbox), effort={"summaries": 1.0})
+
+    for harness, room in ((Talks, 0), (Steps, 99), (Summing, 99)):
+        place = tmp_path / harness.__name__
+        place.mkdir()
+        world = talking(place, tasks(2, known=KNOWN))
+        world.harness, world.gateway.room = harness(world.gateway.chance), room
+        await until_done(world, random.Random(0), 0)
+        assert beliefs_in(world.log) == {}
+        assert [row for row in world.log.rows if isinstance(row, Reward)], "the rollouts are learned from as ever"
+
+
+# ---------------------------------------------------------------- failures sampled anew from a suspected turn
+
+
+def falling(messages) -> float:
+    """What is believed before any of three answers and after each: it falls at the second, more after longer texts of the first."""
+    answers = [message for message in messages if message.role is Role.ASSISTANT]
+    fallen = 0.2 if answers and answers[0].text else 0.3
+    return (0.5, 0.6, fallen, 0.4)[len(answers)]
+
+
+def suspecting(directory, *, suspects=1, tries=4, told=lambda: "on", **more) -> World:
+    """A world of rollouts of three turns, whose failures are sampled anew from the second."""
+    config = CONFIG.model_copy(update={"suspects": suspects, "suspect_tries": tries})
+    world = talking(directory, tasks(6, known=KNOWN), config=config, **more)
+    world.harness, world.gateway.believes = Talks(world.gateway.chance, 3, told), falling
+    return world
+
+
+def by_episode_in(log: MemoryLog) -> dict[str, list[Turn]]:
+    found = defaultdict(list)
+    for row in log.rows:
+        if isinstance(row, Turn):
+            found[row.episode].append(row)
+    return found
+
+
+async def test_a_failure_is_sampled_anew_from_the_turn_at_which_belief_fell_most(tmp_path):
+    world = suspecting(tmp_path, suspects=1, tries=4)
+    world.gateway.log_messages = messages_of(world.gateway)
+    await until_done(world, random.Random(0), 0)
+    episodes, rows = by_episode_in(world.log), world.log.rows
+    again = {name: turns for name, turns in episodes.items() if is_continuation(name)}
+    groups = Counter(turns[0].group for turns in again.values())
+    assert set(groups.values()) == {4}, "four of one failure in each group"
+    assert len(groups) == 6
+    credits = {t: c[0] for row in rows if isinstance(row, Batch) for t, c in zip(row.turns, row.credits, strict=True)}
+    values = {row.turn: row.value for row in rows if isinstance(row, Reward)}
+    for name, turns in again.items():
+        first = name.partition("~")[0]
+        assert name.startswith(f"{first}~1.")
+        assert len(turns) == 2, "its first turn is not sampled again"
+        assert values[episodes[first][-1].id] == 0.0, "a failure"
+        seen = world.gateway.log_messages[turns[0].id]
+        assert seen == world.gateway.log_messages[episodes[first][1].id], "behind the same messages"
+        mean = sum(values[each[-1].id] for other, each in again.items() if other.startswith(f"{first}~")) / 4
+        if turns[0].id in credits:
+            assert [credits[turn.id] for turn in turns] == pytest.approx([values[turns[-1].id] - mean, 0.0])
+    assert any(turns[0].id in credits for turns in again.values())
+    assert (await recount(world.log)).balanced
+
+
+def messages_of(gateway: FakeGateway) -> dict[str, tuple[Message, ...]]:
+    """By turn, the messages that were asked behind, from now on."""
+    asked, before = FakeModel.ask, {}
+
+    class Listening(FakeModel):
+        async def ask(self, messages, tools=(), **more):
+            answer = await asked(self, messages, tools, **more)
+            before[answer.turn] = tuple(messages)
+            return answer
+
+    gateway.model = lambda episode, *, group, harness, temperature=None, top_p=1.0: Listening(gateway, episode, group)
+    return before
+
+
+async def test_of_several_failures_those_are_sampled_anew_in_which_belief_fell_furthest(tmp_path):
+    world = suspecting(tmp_path, suspects=1, tries=2)
+    before = messages_of(world.gateway)
+    await until_done(world, random.Random(0), 0)
+    episodes = by_episode_in(world.log)
+    values = {row.turn: row.value for row in world.log.rows if isinstance(row, Reward)}
+
+    def fell(name: str) -> float:
+        said = [message.text for message in before[episodes[name][1].id] if message.role is Role.ASSISTANT]
+        return 0.4 if said[0] else 0.3
+
+    for group in {turns[0].group for turns in episodes.values()}:
+        theirs = [name for name, turns in episodes.items() if turns[0].group == group]
+        (chosen,) = {name.partition("~")[0] for name in theirs if is_continuation(name)}
+        failed = [n for n in theirs if not is_continuation(n) and values[episodes[n][-1].id] == 0.0]
+        assert fell(chosen) == max(map(fell, failed))
+
+
+async def test_what_cannot_be_repeated_to_the_letter_is_not_sampled_anew(tmp_path):
+    """The second answer stands behind what a program said, which is something else each time."""
+    world = suspecting(tmp_path, told=iter(map(str, range(10**6))).__next__)
+    await until_done(world, random.Random(0), 0)
+    assert not any(map(is_continuation, by_episode_in(world.log)))
+    assert [row for row in world.log.rows if isinstance(row, Batch)], "its group is learned from as ever"
+
+
+@pytest.mark.parametrize("more", [{"suspects": 0}, {"tries": 2, "believes": lambda _: 0.5}])
+async def test_nothing_is_sampled_anew_unless_it_is_wanted_and_belief_fell(tmp_path, more):
+    believes = more.pop("believes", falling)
+    world = suspecting(tmp_path, **more)
+    world.gateway.believes = believes
+    await until_done(world, random.Random(0), 0)
+    assert not any(map(is_continuation, by_episode_in(world.log)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_killed_while_it_samples_anew_no_turn_is_rewarded_twice_and_no_group_parted(tmp_path, seed):
+    chance, most_bytes = random.Random(seed), 800 if seed % 2 else MOST_BYTES
+    world = suspecting(tmp_path, suspects=2, tries=3, away=0.03, most_bytes=most_bytes)
+    await until_done(world, chance, kills=10)
+    log = world.log
+    turns = {row.id: row for row in log.rows if isinstance(row, Turn)}
+    batches = [row for row in log.rows if isinstance(row, Batch)]
+    assert any(is_continuation(turn.episode) for turn in turns.values())
+    assert max(Counter(row.turn for row in log.rows if isinstance(row, Reward)).values()) == 1
+    assert max(Counter(turn for batch in batches for turn in batch.turns).values()) == 1
+    assert (await recount(log)).balanced
+    in_batches = [{turns[turn].group for turn in batch.turns} for batch in batches]
+    assert sum(map(len, in_batches)) == len(set().union(*in_batches)), "no group is in two batches"
+    for episode, theirs in by_episode_in(log).items():
+        if is_continuation(episode):
+            outcomes = {turn.id in {each for batch in batches for each in batch.turns} for turn in theirs}
+            assert len(outcomes) == 1, "it is learned from whole, or not at all"

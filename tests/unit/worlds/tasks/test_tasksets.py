@@ -11,6 +11,7 @@ from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.tasks import tasksets
 from ostinato.worlds.tasks.places import check_inside, read_tree
 from ostinato.worlds.tasks.rows import _unrepeated
+from ostinato.worlds.tasks.task import KnownAnswer
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 
 LINE = {
@@ -239,3 +240,21 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path):
 def test_a_task_that_no_file_could_hold_is_refused():
     with pytest.raises(BadConfig, match=r"task 'calc-1', field 'world\.files"):
         taskset_of("a", [calc_task(spec=SandboxSpec(files={"/etc/passwd": b""}))])
+
+
+def test_a_known_answer_is_kept_and_hashed_and_a_task_without_one_has_its_old_hash(tmp_path):
+    known = {"question": "Which function?", "answer": "add"}
+    plain, asked = written(tmp_path / "p.jsonl", LINE), written(tmp_path / "k.jsonl", changed("known", known))
+    (task,) = load(asked).tasks
+    assert task.known == KnownAnswer(**known)
+    save(load(asked), tmp_path / "again.jsonl")
+    assert load(tmp_path / "again.jsonl").hash == load(asked).hash != load(plain).hash
+
+
+@pytest.mark.parametrize(
+    ("known", "named"),
+    [({"question": "Which?"}, "known.answer"), ({"question": "", "answer": "a"}, "known.question"), ("add", "known")],
+)
+def test_a_known_answer_that_says_too_little_is_refused_by_field(tmp_path, known, named):
+    with pytest.raises(BadConfig, match=f"'{named}'"):
+        load(written(tmp_path / "k.jsonl", changed("known", known)))
