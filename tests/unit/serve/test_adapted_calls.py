@@ -199,7 +199,7 @@ async def test_a_basis_that_moves_a_protected_token_is_not_used_and_says_how_to_
         adaptation = DialAdaptation(log, cache_at(tmp_path / str(used)), OPEN, protected=protected)
         await adaptation.follow()
         found = adaptation.steering(("acme", "ann"), weights=BASIS.weights, verified=False)
-        assert (found is not None) is used
+        assert ((found is not None), [*adaptation.refused]) == (used, [] if used else [BASIS.weights])
     assert f"it moves 1 protected tokens, such as {tokens[0]}. Run `ostinato adapt fit` again" in caplog.text
 
 
@@ -260,6 +260,6 @@ async def test_a_new_basis_of_other_names_begins_other_states(tmp_path):
 
 def test_the_default_settings_are_off_and_name_their_reasons():
     config = AdaptConfig()
-    assert (config.mode, config.users, config.reset) == ("off", "verified", ResetConfig(drift=0.2, limit=3.0))
+    assert (config.mode, config.users, config.reset) == ("off", "verified", ResetConfig(drift=0.2, limit=3.6))
     with pytest.raises(ValueError, match="signals"):
         AdaptConfig(signals={"accepted": 2.0})
