@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ostinato.model.devices.backend import ComputeBackend
+from ostinato.model.backend import ComputeBackend
 
 DEVICE = os.environ.get("OSTINATO_TEST_DEVICE", "cpu")
 TORCH = ComputeBackend(device=DEVICE, kernels="torch")

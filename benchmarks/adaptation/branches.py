@@ -29,7 +29,7 @@ from ostinato.core.records import Signal, Turn
 from ostinato.evaluate.statistics import wilson
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import ready
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.progress_lines import Lines
 from ostinato.testing.tiny import tiny_model
 

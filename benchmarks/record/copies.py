@@ -19,9 +19,8 @@ from benchmarks.record.traffic import LETTERS
 
 from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, to_json
 from ostinato.record.codec.shrink import Shrinker, Use
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.filters import build
-from ostinato.record.segments.segment import KEYS, Segment, create_segment
+from ostinato.record.segment import KEYS, Segment, create_segment
+from ostinato.record.segment_directory import LogDirectory, build
 from ostinato.record.sqlite import sync_directory
 
 _TIMES = frozenset({"started_at", "ended_at", "at", "occurred_at", "received_at"})

@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ostinato.core.records import Row
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segment_directory import LogDirectory
 
 BULK = 64  # rows per append
 NEWEST = 2_000  # turns that the open segment holds

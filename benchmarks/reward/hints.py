@@ -144,6 +144,7 @@ class Run:
     hints: int
     compute: int
     generated: float = 0.0
+    right: float = 0.0  # the bad turn's chance of being right at the end
 
 
 class Traffic:
@@ -185,9 +186,10 @@ def until_fixed(path: Path, setting: Setting, args: argparse.Namespace, rate: fl
         now_NA = logprobs(trainer, prompts)
         kl_N = (np.exp(first_NA) * (first_NA - now_NA)).sum(1)
         done.drift = float(np.delete(kl_N, setting.bad).mean())
+        done.right = float(np.exp(now_NA[setting.bad, setting.right_N[setting.bad]]))
         if done.drift > args.drift:
             return done
-        if np.exp(now_NA[setting.bad, setting.right_N[setting.bad]]) >= GOAL:
+        if done.right >= GOAL:
             done.episodes = number * EPISODES
             return done
         odds_NA = np.exp(now_NA) / np.exp(now_NA).sum(1, keepdims=True)
@@ -259,9 +261,12 @@ def main() -> None:
                     for seed, setting in enumerate(settings)
                 ]
                 rows.append({"weight": weight, "rate": rate, "runs": [vars(run) for run in runs]})
-                told = [(r.episodes, round(r.generated), round(r.drift, 4), r.hints, f"{r.compute:.3g}") for r in runs]
+                told = [
+                    (r.episodes, round(r.generated), round(r.right, 2), round(r.drift, 4), r.hints, f"{r.compute:.3g}")
+                    for r in runs
+                ]
                 what = f"{args.credit}, weight {weight:g}, rate {rate:g}"
-                print(f"{what}: episodes, generated, drift, hints, compute: {told}", flush=True)
+                print(f"{what}: episodes, generated, right, drift, hints, compute: {told}", flush=True)
     settings_of = {name: value for name, value in vars(args).items() if name != "out"}
     args.out.write_text(json.dumps(settings_of | {"arms": rows}, indent=2) + "\n")
 

@@ -27,7 +27,7 @@ from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import ready
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.testing.tiny import tiny_model
 
 PEOPLE, ROLLOUTS, PLACES = 8, 96, 32

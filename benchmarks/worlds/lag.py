@@ -44,7 +44,7 @@ from ostinato.core.seams import Sandbox
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.worlds.train import busy
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.progress_lines import last_lines
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.grading.grade import PatternGrader

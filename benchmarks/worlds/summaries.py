@@ -46,7 +46,7 @@ from ostinato.config import Config, load
 from ostinato.core.records import Arm, Holdback
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.progress_lines import last_lines
 from ostinato.worlds.grading.grade import PatternGrader
 from ostinato.worlds.rollout.attempt import Workshop

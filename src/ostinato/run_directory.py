@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ostinato.core.arm_assignment import branch_of
 from ostinato.core.errors import BadConfig
 from ostinato.core.files import write_atomic
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 
 if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
     from ostinato.config import Config

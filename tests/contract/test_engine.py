@@ -14,8 +14,8 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.model.devices.backend import ComputeBackend
-from ostinato.model.integers import find
+from ostinato.model.backend import ComputeBackend
+from ostinato.model.linear import find
 from ostinato.model.numerics import contract as contract_of
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot

@@ -17,8 +17,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
 from ostinato.model.load import load_model, weights_of
 from ostinato.testing.records import a_turn
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_of
 from ostinato.train import checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References

@@ -18,7 +18,7 @@ from ostinato.config import load
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.placing import process
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"

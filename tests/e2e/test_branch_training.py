@@ -116,6 +116,8 @@ async def test_it_learns_from_its_tenant_alone_and_survives_a_kill(tmp_path, run
     assert {(served[turn].tenant, served[turn].arm) for turn in own} == {("acme", Arm.BRANCH)}
     assert {served[turn].tenant for turn in shared} == {"bolt"}
     assert judged, "what was shipped had passed the gate"
+    asked = {(turn.arm, span.policy.hash) for turn in served.values() for span in turn.spans}
+    assert all((Arm.EVAL, row.policy.hash) in asked for row in judged), "through the shared gateway"
     assert (anew.base.number, anew.base.hash) == (line["number"], line["hash"])
     assert anew.turns == ()
     lines = published(branch)

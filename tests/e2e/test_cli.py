@@ -16,7 +16,7 @@ from ostinato.core.weights import Learned
 from ostinato.launch.workers.prepare import prepare
 from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.testing.tiny import tiny_model
 from ostinato.weights.publish.publisher import Candidates, VersionPublisher
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.e2e.sharded_runs import CONFIG, difference, episodes, equal, gradients, sharded
 
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_of
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 

@@ -34,8 +34,8 @@ from ostinato.core.report import ItemScore
 from ostinato.core.weights import Learned
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.launch.commands.weights import replay
+from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.views.progress import Progress
-from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle

@@ -68,7 +68,7 @@ async def likes(head, text, *_):
 async def shown(tmp_path, monkeypatch, at_least, **seconds):
     """A whole demo: its report, what was printed, and the rows of its log."""
     monkeypatch.setattr("ostinato.launch.commands.worlds.demo.function_tasks", letters)
-    monkeypatch.setattr("ostinato.launch.commands.scenario.python_tests", likes)
+    monkeypatch.setattr("ostinato.launch.commands.scenarios.python_tests", likes)
     model = tiny_model(tmp_path / "model")
     tasks = tmp_path / "run" / "functions.jsonl"
     bars = f"evaluate.bars=[{{taskset='{tasks}', at_least={at_least}}}]"

@@ -13,7 +13,7 @@ from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.records import Batch, Signal, Turn
 from ostinato.launch.commands.crew import launch
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.reward.log_fold import LedgerFollower, snapshot
 from ostinato.status.observed_run import RunObserver
 from ostinato.train import checkpoint

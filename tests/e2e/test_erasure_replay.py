@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -91,18 +92,24 @@ async def trained_run(directory: Path, steps: int = STEPS, **train: float) -> Co
         worker = worker_of(run, base)
         await worker.resume()
         await run.log.append(SteeringBasis.of(BASIS, at=1.0))
+        numbers = iter(range(16 * steps))
+        sampler = base
         for step in range(1, steps + 1):
-            for number in range(8 * (step - 1), 8 * step):
-                turn, signal = served(number, base)
-                turn = replace(turn, steered=STEERED if number % 8 == 1 else None)
-                user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"
-                opposite = {"accepted": "rejected", "rejected": "accepted"}[signal.name]
-                await run.log.append(
-                    replace(turn, user=user), replace(signal, name=opposite) if user == GONE else signal
-                )
-            await worker.learn()
-            assert worker.parts.trainer.step_count == step
-            await worker.parts.stored.settle()
+            if step % 20 == 1:  # or turns would be too old to be learned from
+                sampler = await run.follower.resolve("live")
+            while (
+                worker.parts.trainer.step_count < step
+            ):  # eight equal rewards are held back, and eight other turns come
+                for number in islice(numbers, 8):
+                    turn, signal = served(number, sampler)
+                    turn = replace(turn, steered=STEERED if number % 8 == 1 else None)
+                    user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"
+                    opposite = {"accepted": "rejected", "rejected": "accepted"}[signal.name]
+                    await run.log.append(
+                        replace(turn, user=user), replace(signal, name=opposite) if user == GONE else signal
+                    )
+                await worker.learn()
+                await worker.parts.stored.settle()
             if step % 2 == 0:
                 await release(run)
         await worker._checkpoint()
@@ -340,7 +347,7 @@ async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_delete
         await release(run)
         assert await worker.may_learn()
         assert {step_of(path) for path in stored(run.home.checkpoints)} == {2, STEPS + 1}
-        left = [policy.number for policy in await versions_between(run.store, 0, 99)]
+        left = [policy.number for policy in await versions_between(run.store, 0, 99, run.name)]
         assert left == [0, 1, 2, STEPS + 1]
         assert ErasureFiles(run.home).job().phase == "done"
     async with at_work(config) as worker:
@@ -350,16 +357,16 @@ async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_delete
 async def test_what_a_ref_names_waits_until_the_ref_moves(config):
     async with at_work(config) as worker:
         run = worker._run
-        knew = next(policy for policy in await versions_between(run.store, FIRST, STEPS))
+        knew = next(policy for policy in await versions_between(run.store, FIRST, STEPS, run.name))
         await run.store.move_ref("previous", await run.store.read_ref("previous"), knew.hash)
         await release(run)
         assert await worker.may_learn()
         assert ErasureFiles(run.home).job().phase == "release"
-        assert knew in await versions_between(run.store, FIRST, STEPS)
+        assert knew in await versions_between(run.store, FIRST, STEPS, run.name)
         await run.store.move_ref("previous", knew.hash, await run.store.read_ref("live"))
         assert await worker.may_learn()
         assert ErasureFiles(run.home).job().phase == "done"
-        assert not await versions_between(run.store, FIRST, STEPS)
+        assert not await versions_between(run.store, FIRST, STEPS, run.name)
 
 
 async def test_a_certificate_says_what_the_weights_learned_from(config):

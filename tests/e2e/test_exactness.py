@@ -23,9 +23,7 @@ from ostinato.model.attention import CausalAttend, hidden
 from ostinato.model.linear import Linear
 from ostinato.model.load import build, load_model, weights_of
 from ostinato.model.paged import WholeAttend
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import tiny_of
+from ostinato.testing.tiny import tiny_model, tiny_moe, tiny_of
 from ostinato.train.trainer import PolicyTrainer
 
 

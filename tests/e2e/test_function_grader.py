@@ -6,8 +6,7 @@ from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.grading.functions import FunctionGrader
-from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.functions import Apart, FunctionGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 

@@ -9,7 +9,7 @@ from ostinato.core.records import PolicyVersion, Sampling, Span
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.model.attention import CausalAttend, hidden, logits
-from ostinato.model.integers import find
+from ostinato.model.linear import find
 from ostinato.model.load import build
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn

@@ -24,7 +24,7 @@ from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.launch.workers.prepare import prepare
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.progress_lines import last_lines
 from ostinato.testing.serving import serving
 from ostinato.weights.publish.publisher import VersionPublisher

@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.experts import experts_of
 from ostinato.model.load import empty_model, load_model
-from ostinato.testing.tiny_zoo import REFUSED, SUPPORTED, WINDOW, tiny_of
+from ostinato.testing.tiny import REFUSED, SUPPORTED, WINDOW, tiny_of
 
 LENGTHS = [21, 1, 30]  # two of them longer than the window
 

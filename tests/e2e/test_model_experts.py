@@ -10,8 +10,7 @@ from transformers.integrations import use_experts_implementation
 from ostinato.core.errors import BadConfig
 from ostinato.model.experts import experts, experts_of
 from ostinato.model.load import empty_model, load_model
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 torch.set_num_threads(1)
 E, K, D, WIDTH = 16, 4, 96, 40

@@ -12,8 +12,7 @@ from ostinato.core.errors import BadConfig, BadRoutes
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden
 from ostinato.model.load import empty_model, load_model
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 torch.set_num_threads(1)
 KINDS = ["qwen3_moe", "olmoe", "mixtral"]

@@ -8,13 +8,10 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.form import prepack
-from ostinato.model.exactness import BlockMemory, check_exact
 from ostinato.model.load import load_model
 from ostinato.model.numerics import GELU_TANH, ROTARY_BY_LAYER, ZERO_CENTERED
-from ostinato.model.selftest import check_layers, examine, shapes_of
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.model.selftest import BlockMemory, check_exact, check_layers, examine, shapes_of
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 
 
 @pytest.fixture(scope="module")

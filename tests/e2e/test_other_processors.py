@@ -5,9 +5,7 @@ from tests.examinations.processors.run import NO_FMA, differing, score, scored
 
 from ostinato.model import linear
 from ostinato.model.kernels.processor import cpu_features
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 
 TOKENS = 150
 

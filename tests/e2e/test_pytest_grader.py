@@ -8,7 +8,7 @@ from tests.fakes.reward_hacks import BEYOND
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
-from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.functions import Apart
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task

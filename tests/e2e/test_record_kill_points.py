@@ -19,10 +19,9 @@ import pysqlite3.dbapi2
 import pytest
 
 from ostinato.core.records import Batch, PolicyVersion, Row, Signal, Source, Turn
-from ostinato.record import sqlite
+from ostinato.record import segment, sqlite
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments import segment
 from ostinato.testing.records import a_turn
 
 CONFIG = RecordConfig(segment_rows=6, retain_days=1.0, encrypt=Encrypt.USER, append_s=60.0)

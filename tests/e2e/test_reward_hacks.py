@@ -17,7 +17,7 @@ from tests.fakes.reward_hacks import BEYOND, FUNCTION, RUNS, TRACE
 from ostinato.app.worlds import open_graders
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.functions import Apart
 from ostinato.worlds.grading.suites import PytestGrading, run_suite
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Split, Task

@@ -19,13 +19,12 @@ from ostinato.core.samples import Sample
 from ostinato.core.weights import Snapshot
 from ostinato.engine.embedded.kv import DeviceStore
 from ostinato.model.attention import hidden
-from ostinato.model.devices.backend import OWN, ComputeBackend
-from ostinato.model.devices.step import Decoding, DecodingStep, RecordedPass, StepAttend, numbers_of
+from ostinato.model.backend import OWN, ComputeBackend
+from ostinato.model.device_step import Decoding, DecodingStep, RecordedPass, StepAttend, numbers_of
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn
-from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny import tiny_model, tiny_moe
 from ostinato.testing.tiny_engine import tiny_engine
-from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 

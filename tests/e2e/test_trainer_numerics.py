@@ -19,8 +19,7 @@ from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.records import a_sample, a_turn
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 

@@ -21,8 +21,8 @@ from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
-from ostinato.launch.commands.scale import write_wish
-from ostinato.record.lock import hold
+from ostinato.launch.commands.compute import write_wish
+from ostinato.record.roles import hold
 from ostinato.status.worker_status import read_board
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
@@ -140,7 +140,7 @@ def take_away(name):
 async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
     tmp_path, cluster, in_postgres, quick_settings, simulated_users
 ):
-    from ostinato.launch.commands.up_on_ray import launch_on_ray
+    from ostinato.launch.commands.up import launch_on_ray
 
     made, nodes = cluster
     config = load(None, run_settings(quick_settings, tmp_path, in_postgres(), made.address))

@@ -14,7 +14,7 @@ from ostinato.app.storage import home, open_follower, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import Batch, Turn
 from ostinato.launch.commands.worlds.run import read_attempts
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
 from ostinato.worlds.rollout.finished import read_finished
 

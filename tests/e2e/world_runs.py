@@ -12,7 +12,7 @@ from ostinato.app.storage import Home, home, open_log
 from ostinato.core.records import Arm, Batch, Holdback, Reward, Turn
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.worlds.train import CREW
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.status.progress_lines import last_lines
 from ostinato.worlds.rollout.groups import EventFile

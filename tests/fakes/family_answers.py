@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ostinato.core.conversation import Tool
 from ostinato.core.records import Turn
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 from ostinato.testing.records import a_turn
 
 SCHEMA = {"properties": {"path": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "object"}}}

@@ -13,7 +13,7 @@ from ostinato.record.codec.shrink import Shrinker
 from ostinato.record.codec.tokens import unflat, widen
 from ostinato.record.codec.turns import unpack_tokens
 from ostinato.record.folds import unpack_fold
-from ostinato.record.segments.segment import open_segment
+from ostinato.record.segment import open_segment
 from ostinato.testing.engine import decode
 
 

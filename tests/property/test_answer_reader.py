@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.conversation import Tool
 from ostinato.core.records import MAX_PARSED_CALLS
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 
 STRING = {"type": "string"}
 TOOLS = [Tool(name="edit", parameters={"properties": {"a": STRING, "b": STRING}})]

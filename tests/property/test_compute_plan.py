@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.compute.description import Description
-from ostinato.compute.plan import Delivery, plan_cycle
+from ostinato.compute.plan import Delivery, Description, plan_cycle
 
 times = st.floats(1.0, 8.0)
 TREE = {

@@ -13,7 +13,7 @@ from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.effort import EFFORTS, EffortConfig, effort_cost, effort_of, priced
 from ostinato.worlds.grading.filtering import CountedSources, filter_changes
 from ostinato.worlds.grading.inside.encoding import decode, encode
-from ostinato.worlds.grading.trees import same
+from ostinato.worlds.grading.test_report import same
 
 X = st.floats(0, 1e9)
 K = st.one_of(st.just(0.0), st.floats(1e-12, 1e3))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numba import njit
 from torch import nn
 
-from ostinato.engine.embedded.forms.int8 import Int8Linear
-from ostinato.model.integers import find, int8_words, quantised, sums
+from ostinato.engine.embedded.quantized import Int8Linear
 from ostinato.model.kernels.int8_product import INT8, integer_sums, possible_instructions
 from ostinato.model.kernels.quantize import rotate, to_levels
 from ostinato.model.kernels.vector import PANEL
+from ostinato.model.linear import find, int8_words, quantised, sums
 from ostinato.model.paged import array
 
 torch.set_num_threads(1)

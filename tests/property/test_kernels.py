@@ -8,7 +8,7 @@ import pytest
 import torch
 from numba import njit
 
-from ostinato.model.gated_mlp import gated
+from ostinato.model.experts import gated
 from ostinato.model.kernels import arithmetic
 from ostinato.model.kernels import attention as attention_kernel
 from ostinato.model.kernels.attention import LANES, QUERIES

@@ -13,8 +13,7 @@ from ostinato.core.conversation import Tool
 from ostinato.core.errors import BadRequest
 from ostinato.core.line_survival import line_spans
 from ostinato.core.records import LineValues, Reward
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 from ostinato.reward.line_credit import discounted, token_starts, turn_lines
 from ostinato.testing.records import a_turn
 

@@ -44,7 +44,7 @@ from ostinato.record.codec.kinds import KINDS as ALL_KINDS
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs, shared_ids, unflat, unpack_logprobs, widen
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments.filters import SealedKeys, build
+from ostinato.record.segment_directory import SealedKeys, build
 from ostinato.testing.records import a_turn
 
 text = st.text(max_size=20)

@@ -9,8 +9,7 @@ from tests.fakes.family_answers import ANSWERS, TEMPLATES
 from tests.unit.serve.gateway_world import events, eventually, world
 
 from ostinato.core.records import Finish
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 from ostinato.release.monitors.turn_text import take_apart
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.renderer import ByteRenderer

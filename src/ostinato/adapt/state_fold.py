@@ -25,17 +25,15 @@ import numpy as np
 from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash, violation
 from ostinato.adapt.prior import Population
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
-from ostinato.core.arm_assignment import ANONYMOUS, holdout_place
+from ostinato.core.arm_assignment import could_lean, holdout_place
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
-    Arm,
     Consent,
     ConsentGiven,
     Identity,
     Person,
-    Purpose,
     Row,
     Signal,
     SteeringBasis,
@@ -518,12 +516,8 @@ class StateFold:
         rules = self._rules.violations
         if not rules.signals or turn.consent is Consent.NEVER or turn.tenant in self._rules.without:
             return None
-        kind = turn.purpose in (Purpose.TASK, Purpose.SUBAGENT) and not turn.sampling.grammar
-        kind = kind and (turn.verified or not rules.verified) and turn.user != ANONYMOUS
-        served = (
-            turn.arm.people and turn.arm is not Arm.CONTROL and self._fitted.intersection(v.hash for v in turn.versions)
-        )
-        return holdout_place(turn.person) >= rules.holdout if kind and served else None
+        known = turn.verified or not rules.verified
+        return holdout_place(turn.person) >= rules.holdout if known and could_lean(turn, self._fitted) else None
 
     # ------------------------------------------------------------ states
 

@@ -14,9 +14,9 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
 from ostinato.record.backup import BackupManifest, OnBytes, back_up, read_manifest
 from ostinato.record.keys import rekey
-from ostinato.record.lock import hold
 from ostinato.record.restore import refuse_rows, restore
-from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.roles import hold
+from ostinato.record.segment_directory import LogDirectory
 
 _WRITERS = ("up", "serve", "train", "rollout", "release", "housekeeping")
 """The locks of the processes that use a run's log."""

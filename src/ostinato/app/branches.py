@@ -58,16 +58,17 @@ def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
 
 def check_branches(config: Config, *, on_ray: bool = False) -> None:
     """Raise BadConfig for `learn.tenants` that cannot be trained here."""
-    if not config.learn.tenants:
+    trained, served, judged = config.learn.tenants, config.serve.branches, config.evaluate.tenant_suites
+    if lacking := sorted({*trained} - {*served}):
+        raise BadConfig(
+            f"learn.tenants names {lacking[0]!r}, and serve.branches does not: add it there, or leave it out here"
+        )
+    if lacking := sorted({*judged} - {*trained}):
+        raise BadConfig(
+            f"evaluate.tenant_suites names {lacking[0]!r}, and learn.tenants does not: add it there, or leave it out here"
+        )
+    if not trained:
         return
-    for field, tenants in (
-        ("learn.tenants", config.learn.tenants),
-        ("evaluate.tenant_suites", config.evaluate.tenant_suites),
-    ):
-        served = config.serve.branches if field == "learn.tenants" else config.learn.tenants
-        where = "serve.branches" if field == "learn.tenants" else "learn.tenants"
-        if lacking := sorted(set(tenants) - set(served)):
-            raise BadConfig(f"{field} names {lacking[0]!r}, and {where} does not: add it there, or leave it out here")
     for there, setting, remedy in (
         (on_ray, "up --on ray", "train them with `ostinato up` on one machine"),
         (config.record.url, "record.url", "keep the log in run.directory"),
@@ -87,9 +88,7 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
 
     Waits until there is such a version and, if it was trained, a checkpoint. Can be killed anywhere: the ref `live` comes last.
     """
-    from ostinato.train.checkpoint import (
-        newest_step,
-    )  # not for commands that only want to know which branches there are
+    from ostinato.train.checkpoint import newest_step  # brings torch
 
     shared, looks = home(serving_run(run.config)), 0
     while True:

@@ -18,7 +18,7 @@ from ostinato.corpus.sources import SourceFiles, archive_source, directory_sourc
 from ostinato.worlds.building.sources import fetch_sdist, unpack, without_top
 
 if TYPE_CHECKING:
-    from ostinato.corpus.manifest import CorpusManifest
+    from ostinato.corpus.shards import CorpusManifest
 
 _MOST_BYTES = 256 << 20
 

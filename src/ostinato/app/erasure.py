@@ -37,7 +37,7 @@ from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.weights import Learned, Snapshot
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.erasure import CreditRefold, RefoldedBatch, erased_people

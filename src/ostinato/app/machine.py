@@ -28,7 +28,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Conflict, StorageFull
 from ostinato.core.places import expanded
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from ostinato.core.seams import Log
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.model.devices.backend import ComputeBackend
-    from ostinato.model.integers import Integers
+    from ostinato.model.backend import ComputeBackend
+    from ostinato.model.linear import Integers
     from ostinato.model.selftest import ExactnessVerdict
     from ostinato.model.speed import SpeedChoice, Speeds
     from ostinato.train.config import TrainConfig
@@ -68,7 +68,7 @@ def resolve(
 
 
 def _cause(found: ExactnessVerdict) -> str:
-    from ostinato.model.exactness import REMEDY
+    from ostinato.model.selftest import REMEDY
 
     return found.reason.removesuffix(f"; {REMEDY}") or "the self-test failed"
 
@@ -158,9 +158,9 @@ def engine_contract(config: Config) -> Contract:
 def _rounding(config: Config) -> str | None:
     """The name of the engine's rounding of products; None for plain ones."""
     if config.engine.products == "fp8":
-        from ostinato.engine.embedded.forms.fp8 import NAME
+        from ostinato.engine.embedded.quantized import FP8_NAME
 
-        return NAME
+        return FP8_NAME
     found = integers(config)
     return None if found is None else found.name
 
@@ -319,8 +319,8 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 def _integers(path: Path) -> Integers:
     import torch
 
-    from ostinato.engine.embedded.forms.int8 import NO_LINEARS, check_dense
-    from ostinato.model.integers import find
+    from ostinato.engine.embedded.quantized import NO_LINEARS, check_dense
+    from ostinato.model.linear import find
     from ostinato.model.load import empty_model
     from ostinato.model.selftest import shapes_of
 

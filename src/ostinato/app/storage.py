@@ -20,9 +20,9 @@ from ostinato.record.config import RecordConfig
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, MARK, SERVED_REFS, Home, Run
 
 if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
+    from ostinato.core.retry import Patience
     from ostinato.core.seams import Folds
     from ostinato.record.postgres.log import PostgresLog
-    from ostinato.record.retry import Patience
     from ostinato.record.roles import FencingToken, Tenure
     from ostinato.record.rowlog import RowLog
     from ostinato.weights.follow.follower import Follower

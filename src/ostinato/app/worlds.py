@@ -26,27 +26,25 @@ from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
 from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
-from ostinato.worlds.building.package_build import BuildPlace
-from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, OneShotBackend
+from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, BuildPlace, OneShotBackend
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
-from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
+from ostinato.worlds.grading.functions import Apart, FunctionGrader, FunctionGrading, read_data
 from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.own import OwnGrader, own_graders
-from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness, Rollout
-from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rollout_server import Door, FarOutcomes
-from ostinato.worlds.remote.trust import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, worker_context
+from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes
 from ostinato.worlds.rollout.rollout_worker import Rollouts
+from ostinato.worlds.rollout.worker_requests import OwnTurns
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.backend import PYTHON
@@ -226,6 +224,18 @@ def open_taskset(config: Config) -> Taskset:
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
     check_tasks(config, tasks.tasks)
+    asks = (
+        "reward.belief.strength"
+        if config.reward.belief.strength
+        else "worlds.suspects"
+        if config.worlds.suspects
+        else ""
+    )
+    if asks and not any(task.known for task in tasks.tasks if task.split is Split.TRAIN):
+        raise BadConfig(
+            f"{asks} is set, and no task of worlds.file {config.worlds.file} with the split 'train' has a known answer; give tasks the "
+            f"field 'known', or set {asks} = 0"
+        )
     for task in tasks.tasks:
         cut = task.top_p < 1.0 and config.engine.kind == "vllm"  # which does not tell what top_p left open
         if task.split is Split.TRAIN and (cut or task.temperature == 0.0):

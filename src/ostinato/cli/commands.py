@@ -79,7 +79,7 @@ def scale(
     number
         How many workers. Ray places new ones where there is room; the newest are stopped first.
     """
-    from ostinato.launch.commands.scale import scale_rollouts
+    from ostinato.launch.commands.compute import scale_rollouts
 
     scale_rollouts((common or Common()).of_run(), number, Console())
 
@@ -193,7 +193,7 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
     version
         `live`, a version number such as v12, or the first digits of a root hash.
     """
-    from ostinato.launch.commands.show import show_release as run
+    from ostinato.launch.commands.release import show_release as run
 
     asyncio.run(run((common or Common()).of_run(), version, Console()))
 
@@ -325,7 +325,7 @@ def copy_rows(source: str, target: str, *, common: Common | None = None) -> None
     target
         A run's directory, or the URL of a Postgres database. A missing log is created; the schema is `record.namespace`.
     """
-    from ostinato.launch.commands.backups import copy_between
+    from ostinato.launch.commands.log import copy_between
 
     asyncio.run(copy_between((common or Common()).load(), source, target, Console()))
 
@@ -341,7 +341,7 @@ def backup(directory: Path, *, common: Common | None = None) -> None:
     directory
         Where to: a new or empty directory.
     """
-    from ostinato.launch.commands.backups import backup as run
+    from ostinato.launch.commands.log import backup as run
 
     run((common or Common()).of_run(), directory, Console())
 
@@ -363,7 +363,7 @@ def restore(
     old_master
         File of the master key that the backup was made under, if `log rekey` has changed it since. The settings name the present one.
     """
-    from ostinato.launch.commands.backups import restore as run
+    from ostinato.launch.commands.log import restore as run
 
     run((common or Common()).load(), directory, keys, Console(), old_master)
 
@@ -377,7 +377,7 @@ def rekey(*, new_master: Path, common: Common | None = None) -> None:
     new_master
         File of 32 or more random bytes. `record.master_key` names the present one, or is unset if the keys are not wrapped.
     """
-    from ostinato.launch.commands.backups import rekey as run
+    from ostinato.launch.commands.log import rekey as run
 
     run((common or Common()).of_run(), new_master, Console())
 
@@ -484,7 +484,7 @@ def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, co
     back
         Use the server again.
     """
-    from ostinato.launch.commands.scale import drain_server
+    from ostinato.launch.commands.compute import drain_server
 
     drain_server((common or Common()).of_run(), url, back, console)
 

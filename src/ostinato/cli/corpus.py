@@ -106,7 +106,7 @@ class ReadingOptions:
         if out is None:
             raise BadConfig("--corpus needs --out, a new directory for the model")
         from ostinato.app.midtraining import Course
-        from ostinato.corpus.manifest import read_manifest
+        from ostinato.corpus.shards import read_manifest
         from ostinato.launch.commands.supervised import phases_of, read_corpora
 
         sizes = tuple(float(read_manifest(each).tokens) for each in self.corpus)

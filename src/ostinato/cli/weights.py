@@ -175,7 +175,7 @@ def pull(
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a request header.
     """
-    from ostinato.launch.commands.weights_transfer import pull as run
+    from ostinato.launch.commands.weights import pull as run
 
     asyncio.run(run((common or Common()).load(), url, ref, to, option, console))
 
@@ -202,7 +202,7 @@ def push(
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated.
     """
-    from ostinato.launch.commands.weights_transfer import push as run
+    from ostinato.launch.commands.weights import push as run
 
     asyncio.run(run((common or Common()).of_store(), url, ref, to, option, console))
 
@@ -219,7 +219,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     listen
         HOST:PORT (default: relay.host and relay.port, 127.0.0.1:8330).
     """
-    from ostinato.launch.commands.weights_transfer import relay as run
+    from ostinato.launch.commands.weights import relay as run
 
     asyncio.run(run((common or Common()).load(), listen, console))
 
@@ -289,7 +289,7 @@ def drive_vllm(
     store
         The weight store's path or URL as the server sees it, if it differs from this command's.
     """
-    from ostinato.launch.commands.weights_transfer import drive
+    from ostinato.launch.commands.weights import drive
 
     asyncio.run(drive((common or Common()).of_store(), url, ref, kv, store, console))
 

@@ -102,7 +102,7 @@ def show(file: Path) -> None:
     file
         A taskset file (JSONL), or a directory of Harbor's task folders.
     """
-    from ostinato.launch.commands.worlds.show import show_taskset
+    from ostinato.launch.commands.worlds.tasksets import show_taskset
 
     show_taskset(file, Console())
 
@@ -280,7 +280,7 @@ def plan_burst(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.build import show_burst
+    from ostinato.launch.commands.worlds.tasksets import show_burst
 
     show_burst(sandboxes, clusters, nodes, lose_after, seed, Console(), machine=json)
 
@@ -318,7 +318,7 @@ def build(
     seed
         Seeds the choice of functions and faults.
     """
-    from ostinato.launch.commands.worlds.build import build_tasks
+    from ostinato.launch.commands.worlds.tasksets import build_tasks
     from ostinato.worlds.building.config import BuildConfig
 
     config = BuildConfig(seed=seed, tasks=tasks, cpu_seconds=60 * cpu_minutes)

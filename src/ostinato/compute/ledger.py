@@ -1,4 +1,9 @@
-"""Operations by phase, counted from the lengths of turns and batches; and the number of rollout workers for a given share of them.
+"""Operations by phase, counted from a transformer's shape and the lengths of turns and batches; and the rollout workers for a share.
+
+A multiplication and an addition are two operations. Only matrix products are counted: projections, attention, experts, routers, the
+output head. Norms, rotations, activations, softmax and the lookup of embeddings are left out, as in the sources: Kaplan et al., arXiv
+2001.08361, section 2.1 (2N operations a token forward, 4N backward, plus attention, which grows with the context), and the PaLM paper,
+arXiv 2204.02311, appendix B.
 
 "A third on inference" was published in two senses: a third of all compute is spent on sampling; or sampling gets a third of what training
 gets, one forward pass against the equivalent of three, which is a quarter of both together. The ledger reports both.
@@ -6,10 +11,122 @@ gets, one forward pass against the equivalent of three, which is a quarter of bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ostinato.compute.work import TokenWork, causal_pairs
+from ostinato.core.errors import BadConfig
+
+# ---------------------------------------------------------------- operations of a transformer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWork:
+    """Operations of one forward pass, over all layers.
+
+    `body` is per token, `head` per token whose successor is scored or sampled, `pair` per pair of a query and a key that it attends to.
+
+    Example: ``TokenWork(body=6, head=2, pair=4).forward(tokens=10, pairs=55, scored=1) == 282``
+    """
+
+    body: float
+    head: float
+    pair: float
+
+    def forward(self, tokens: float, pairs: float, scored: float) -> float:
+        """Operations of a forward pass over these numbers of tokens, pairs and scored positions."""
+        return self.body * tokens + self.pair * pairs + self.head * scored
+
+    def backward(self, tokens: float, pairs: float, scored: float) -> float:
+        """Operations of the backward pass: each product needs gradients for both of its factors, so twice as many."""
+        return 2 * self.forward(tokens, pairs, scored)
+
+
+def causal_pairs(new: float, before: float = 0.0) -> float:
+    """Pairs of a query and a key that it attends to, itself included, when `new` tokens follow `before` cached ones.
+
+    Example: ``causal_pairs(3) == 6``; ``causal_pairs(1, 9) == 10``
+    """
+    return new * before + new * (new + 1) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """The shape of a decoder of equal layers: grouped-query attention, then a gated MLP of three matrices or experts of three each.
+
+    `mlp` is the width of the MLP or of one expert, `shared` that of the shared experts, which every token passes; `experts` 0: dense.
+
+    Example: SmolLM2-135M is ``Decoder(layers=30, hidden=576, heads=9, kv_heads=3, head_size=64, mlp=1536, vocabulary=49152)``, with
+    ``token_work().body == 2 * 106_168_320``.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    vocabulary: int
+    experts: int = 0
+    experts_per_token: int = 0
+    shared: int = 0
+
+    def token_work(self) -> TokenWork:
+        """The operations per token. Only the experts that a token is routed to count, but the router counts in full."""
+        attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
+        used = self.experts_per_token if self.experts else 1
+        mlp = 3 * self.hidden * (used * self.mlp + self.shared) + self.hidden * self.experts
+        return TokenWork(
+            body=2.0 * self.layers * (attention + mlp),
+            head=2.0 * self.hidden * self.vocabulary,
+            pair=pair_work(self.layers, self.heads, self.head_size),
+        )
+
+
+def pair_work(layers: int, heads: int, head_size: int) -> float:
+    """Operations per query and key: a dot product and a weighted sum in each head of each layer."""
+    return 4.0 * layers * heads * head_size
+
+
+SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "mixtral", "olmoe", "qwen3_moe"})
+"""Model types, as `config.json` names them, whose layers match `Decoder`."""
+
+
+def decoder_of(config: Mapping[str, Any]) -> Decoder:
+    """The shape that a model's `config.json` describes. Raises BadConfig for another architecture or a missing field.
+
+    Example: ``decoder_of(json.loads((model / "config.json").read_text())).token_work()``
+    """
+    kind = config.get("model_type")
+    if kind not in SUPPORTED:
+        raise BadConfig(
+            f"model_type: operations of {kind!r} cannot be counted; of {', '.join(sorted(SUPPORTED))} they can"
+        )
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise BadConfig("mlp_only_layers: operations of a model whose layers differ cannot be counted")
+
+    def read(*names: str) -> int:
+        for name in names:
+            if config.get(name) is not None:
+                return int(config[name])
+        raise BadConfig(f"{names[0]}: missing in the model's config.json")
+
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    heads, hidden = read("num_attention_heads"), read("hidden_size")
+    return Decoder(
+        layers=read("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=read("num_key_value_heads", "num_attention_heads"),
+        head_size=int(config.get("head_dim") or hidden // heads),
+        mlp=read("moe_intermediate_size", "intermediate_size") if experts else read("intermediate_size"),
+        vocabulary=read("vocab_size"),
+        experts=experts,
+        experts_per_token=read("num_experts_per_tok") if experts else 0,
+    )
+
+
+# ---------------------------------------------------------------- operations by phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,15 @@
-"""Assigns people to the arms of a trial, or to the group whose feedback is never learned from. Pure."""
+"""Assigns people to the arms of a trial, or to the group whose feedback is never learned from. Pure.
+
+Also says which answers a person's dials could move.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from hashlib import blake2b
+
+from ostinato.core.records import Arm, Purpose, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +79,19 @@ def holdout_place(person: tuple[str, str]) -> float:
     Example: ``holdout_place(("acme", "ann")) < config.holdout``
     """
     return place_of(_DIALS, *person)
+
+
+_STEERABLE = (Purpose.TASK, Purpose.SUBAGENT)
+_UNSTEERED = (Arm.CONTROL, Arm.OUTSIDE)
+
+
+def could_lean(turn: Turn, bases: Container[str]) -> bool:
+    """Whether dials could move answers of this kind, on this arm, by one of the versions with a basis (`bases`: their hashes).
+
+    The holdout's answers count, too, so that both sides are alike but for their dials (by intention to treat).
+
+    Example: ``could_lean(turn, {turn.versions[0].hash})`` is False for a turn on the control arm
+    """
+    asked = turn.purpose in _STEERABLE and not turn.sampling.grammar and turn.user != ANONYMOUS
+    served = turn.arm.people and turn.arm not in _UNSTEERED
+    return asked and served and any(version.hash in bases for version in turn.versions)

@@ -2,6 +2,8 @@
 
 Two processes with the same contract in exact mode compute the same bits for the same tokens under the same weights. Different
 contracts do not say by how much the numbers differ, only that nothing is promised.
+
+Numerics contracts in words.
 """
 
 from __future__ import annotations
@@ -102,3 +104,28 @@ def same_arithmetic(one: Contract, other: Contract) -> bool:
     Example: ``same_arithmetic(a, replace(a, block=64))`` is True for an exact `a`, and False for a fast one.
     """
     return one.mode == other.mode == "exact" and set(differences(one, other)) <= {"block"}
+
+
+# ---------------------------------------------------------------- in words
+
+
+def contract_in_words(contract: Contract, stamped: str = "") -> str:
+    """A contract in one line: the id under which it is in the log if that is given, else its own, then its fields."""
+    library = (
+        [f"torch {contract.torch}", contract.isa]
+        if contract.torch
+        else ["no library, so all CPUs give the same bits in this order"]
+    )
+    order = [f"products in {contract.order}"] if contract.order else []
+    told = [contract.mode, contract.dtype, *order, f"{contract.threads} threads", f"block {contract.block}"]
+    told += [f"quantisation {contract.quantisation}", contract.blas, contract.kernels, *library]
+    return f"{stamped or contract.id} = {', '.join(told)}"
+
+
+def differences_in_words(one: Contract, other: Contract) -> str:
+    """How two contracts differ. Example: "dtype float32, not bfloat16"."""
+    names = differences(one, other)
+    return (
+        "; ".join(f"{name} {getattr(other, name)}, not {getattr(one, name)}" for name in names)
+        or "fast mode promises nothing"
+    )

@@ -19,8 +19,7 @@ from ostinato.core.files import install_directory
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
 from ostinato.corpus.filters import CopyFinder, Document, text_of
-from ostinato.corpus.manifest import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare
-from ostinato.corpus.shards import TokenDocument, write_shards
+from ostinato.corpus.shards import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare, TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from ostinato.core.errors import BadRequest
-from ostinato.corpus.licences import permissive_licence
+from ostinato.corpus.filters import permissive_licence
 
 _PASSED_OVER = {
     "__pycache__", "node_modules", "site-packages", "dist-packages", "build", "dist", "_vendor", "_vendored", "vendor", "vendored",

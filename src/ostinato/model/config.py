@@ -14,7 +14,7 @@ from ostinato.core.errors import BadConfig
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.model.devices.backend import ComputeBackend
+    from ostinato.model.backend import ComputeBackend
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid"):
@@ -106,7 +106,7 @@ def compute_dtype(config: ModelConfig, quick: Callable[[], str]) -> torch.dtype:
 
 def backend(config: ModelConfig) -> ComputeBackend:
     """`device` and `kernels` with "auto" resolved. Raises BadConfig for a choice that this machine, or its numerics, does not support."""
-    from ostinato.model.devices.backend import ComputeBackend
+    from ostinato.model.backend import ComputeBackend
 
     device = config.device
     if device == "auto":

@@ -1,6 +1,6 @@
 """The process that tries grammars from outside: reads one per line, and answers with the reason for refusing it, "" if there is none.
 
-Started by `grammar_trial.py`, which kills it when an answer is late. It has less stack than the threads that compile for serving, and
+Started by `grammars.GrammarTrial`, which kills it when an answer is late. It has less stack than the threads that compile for serving, and
 little memory beyond what it starts with: a grammar that would crash those crashes it.
 """
 
@@ -13,40 +13,28 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TypedDict
 
 from ostinato.core.errors import BadRequest
-from ostinato.model.grammars import Grammars
+from ostinato.model.grammars import TRIAL_READY, Grammars, TrialHello
 
-READY = b"ready\n"
 _LONGEST_S = 10  # for a grammar, even if the process that asked is gone
-
-
-class Hello(TypedDict):
-    """The first line. `memory_bytes`: the memory that a grammar may take; `stack_bytes`: the stack of the thread that compiles."""
-
-    tokenizer: str
-    vocab_size: int
-    stop_ids: list[int]
-    memory_bytes: int
-    stack_bytes: int
 
 
 def main() -> None:
     """Answer until the input ends."""
-    hello: Hello = json.loads(sys.stdin.buffer.readline())
+    hello: TrialHello = json.loads(sys.stdin.buffer.readline())
     threading.stack_size(hello["stack_bytes"])
     thread = threading.Thread(target=_answer, args=(hello,))
     thread.start()
     thread.join()
 
 
-def _answer(hello: Hello) -> None:
+def _answer(hello: TrialHello) -> None:
     grammars = Grammars(hello["tokenizer"], hello["vocab_size"], hello["stop_ids"])
     grammars.compiled('start: "a"')  # the first compilation allocates what all of them need
     most = _data_bytes() + hello["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    _say(READY)
+    _say(TRIAL_READY)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its error output at a crash would help nobody
     for line in sys.stdin.buffer:
         signal.alarm(_LONGEST_S)

@@ -44,9 +44,9 @@ from ostinato.model.attention import (
     hidden,
     logits,
 )
+from ostinato.model.backend import OWN, ComputeBackend, mark
 from ostinato.model.checkpoint_validation import SEE, check_directory, read_config
-from ostinato.model.devices.backend import OWN, ComputeBackend, mark
-from ostinato.model.gated_mlp import replace_mlps
+from ostinato.model.experts import replace_mlps
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable

@@ -16,21 +16,19 @@ from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.cpu import capabilities, team
-from ostinato.model.devices.backend import OWN, ComputeBackend
-from ostinato.model.devices.cache import CacheAttend, CachedLayer
-from ostinato.model.devices.softmax import TensorSoftmax
-from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
-from ostinato.model.experts import experts_of, gate_activation
-from ostinato.model.gated_mlp import GatedMLP
+from ostinato.model.device_attention import CacheAttend, CachedLayer
+from ostinato.model.device_step import DecodingStep, StepAttend, numbers_of
+from ostinato.model.experts import GatedMLP, experts_of, gate_activation
 from ostinato.model.linear import Order, linear, order_in_use
-from ostinato.model.logprobs import RowSoftmax
+from ostinato.model.logprobs import RowSoftmax, TensorSoftmax
 from ostinato.model.norms import RMSNorm, rms_normed
 from ostinato.model.paged import PagedEntry
 from ostinato.model.portable import has_layer_types
 
 TORCH_KERNELS = "4"
-"""Raise it with every change of `model.devices` that changes results."""
+"""Raise it with every change of `device_attention`, `device_step` or `TensorSoftmax` that changes results."""
 KERNELS = "5"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 GELU_TANH, ZERO_CENTERED, ROTARY_BY_LAYER = "gelu_tanh 1", "zero_centered_rms_norm 1", "rotary_by_layer_type 1"

@@ -1,6 +1,6 @@
 """Conversations <-> token ids for one model directory: its own tokenizer and chat template, with roles that cannot be forged.
 
-Control tokens in text from outside are fenced before the template sees the text (`rendering`); after rendering, the text inside a
+Control tokens in text from outside are fenced before the template sees the text (`chat_template`); after rendering, the text inside a
 fence is encoded by a second tokenizer that knows no control tokens.
 """
 
@@ -21,13 +21,10 @@ from transformers import AutoTokenizer, GenerationConfig
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
+from ostinato.model.chat_template import ChatTemplate, Fences, encodable
 from ostinato.model.checkpoint_validation import check_ids, read_config
-from ostinato.model.grammar_trial import GrammarTrial
-from ostinato.model.grammars import Grammars
-from ostinato.model.rendering.fences import Fences, encodable
-from ostinato.model.rendering.template import ChatTemplate
+from ostinato.model.grammars import Grammars, GrammarTrial
 from ostinato.model.response_constraints import grammar_of
 
 # ---------------------------------------------------------------- bytes of tokens

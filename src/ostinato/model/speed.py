@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.model.cpu import team
-from ostinato.model.exactness import Pack
 from ostinato.model.linear import Linear, linear
 from ostinato.model.load import empty_model
-from ostinato.model.selftest import shapes_of
+from ostinato.model.selftest import Pack, shapes_of
 
 Clock = Callable[[], float]
 DType = Literal["bfloat16", "float32"]

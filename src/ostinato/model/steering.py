@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ostinato.core.records import Sampling, logit_divisor
 from ostinato.core.steering import CLIP, Basis, Steered, Steering, static_clip
 from ostinato.model.attention import CausalAttend, hidden, logits
-from ostinato.model.devices.backend import backend_of
+from ostinato.model.backend import backend_of
 from ostinato.model.kernels.steering import steer
 from ostinato.model.paged import WholeAttend, array
 

@@ -31,9 +31,8 @@ from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import FOR_EVER, KINDS
 from ostinato.record.reader import LogReader
 from ostinato.record.rowlog import RowLog
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.filters import SealedKeys
-from ostinato.record.segments.segment import SegmentGone, open_segment
+from ostinato.record.segment import SegmentGone, open_segment
+from ostinato.record.segment_directory import LogDirectory, SealedKeys
 from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, remove, translate
 
 FORMAT = 1

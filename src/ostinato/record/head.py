@@ -12,11 +12,10 @@ from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.codec import turns
 from ostinato.record.codec.kinds import TURNS
-from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Training, Use
 from ostinato.record.codec.tokens import PackedTokens, narrow, shared_ids, unflat
-from ostinato.record.codec.turns import Held, KeyDestroyed
-from ostinato.record.segments.packed import PackedRows
+from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
+from ostinato.record.packed_rows import PackedRows
 
 # ---------------------------------------------------------------- bases of packed turns
 

@@ -27,8 +27,7 @@ from ostinato.core.seams import Clock
 from ostinato.core.steering import DialSet
 from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
-from ostinato.record.codec.rows import Ready
-from ostinato.record.codec.turns import KeyDestroyed
+from ostinato.record.codec.turns import KeyDestroyed, Ready
 from ostinato.record.config import Encrypt
 from ostinato.record.sqlite import connect, driver, is_busy, translate
 

@@ -23,16 +23,15 @@ from ostinato.core.records import Row
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record import sqlite
 from ostinato.record.codec.kinds import KINDS
-from ostinato.record.codec.rows import Ready
+from ostinato.record.codec.turns import Ready
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.head import Head, TokenText
 from ostinato.record.keys import KeyRing, assign_keys
 from ostinato.record.reader import LogReader
 from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
-from ostinato.record.segments.directory import LogDirectory, OpenSegments
-from ostinato.record.segments.filters import SealedKeys, build
-from ostinato.record.segments.segment import KEYS, Segment, SegmentGone, create_segment
+from ostinato.record.segment import KEYS, Segment, SegmentGone, create_segment
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys, build
 from ostinato.record.sqlite import driver, is_busy, translate
 
 # ---------------------------------------------------------------- appending

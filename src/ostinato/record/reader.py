@@ -13,9 +13,8 @@ from ostinato.core.records import Identity, Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind, key_of
 from ostinato.record.keys import KeyRing
-from ostinato.record.segments.directory import LogDirectory, OpenSegments
-from ostinato.record.segments.filters import SealedKeys
-from ostinato.record.segments.segment import END, Segment, SegmentGone
+from ostinato.record.segment import END, Segment, SegmentGone
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys
 from ostinato.record.sqlite import driver, is_busy, translate
 
 PAGE = 256  # rows of each kind that a reader holds at once

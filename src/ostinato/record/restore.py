@@ -21,8 +21,8 @@ from ostinato.core.errors import BadConfig, Conflict, Corrupt, OstinatoError, St
 from ostinato.core.files import sync_directory
 from ostinato.record.backup import KEYS, BackedUpFile, BackupManifest, OnBytes, open_plain, read_manifest
 from ostinato.record.keys import MasterKey
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import open_segment
+from ostinato.record.segment import open_segment
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import connect, driver, is_busy, load, translate
 
 # ---------------------------------------------------------------- what killed restorations leave

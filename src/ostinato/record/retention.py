@@ -11,11 +11,11 @@ from ostinato.core.files import sync_directory
 from ostinato.core.records import Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import FOR_EVER, Kind
-from ostinato.record.codec.rows import prepare
 from ostinato.record.codec.shrink import Use
+from ostinato.record.codec.turns import prepare
 from ostinato.record.reader import PAGE
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment, SegmentGone, create_segment, open_segment
+from ostinato.record.segment import Segment, SegmentGone, create_segment, open_segment
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import driver, is_busy, translate
 
 DAY_S = 86_400.0

@@ -28,7 +28,7 @@ from ostinato.core.notices import Forgotten
 from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.record.codec.kinds import Kind, kind_of
-from ostinato.record.codec.rows import Ready, prepare
+from ostinato.record.codec.turns import Ready, prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.head import TokenText
 from ostinato.record.keys import KeyRing, Scope

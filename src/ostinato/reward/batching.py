@@ -15,6 +15,7 @@ from ostinato.core.samples import call_of
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Matured, Unit
+from ostinato.reward.response_propensity import ResponsePropensity
 
 # in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
 LEAST_PARTS = 4
@@ -279,6 +280,16 @@ def _systematic(parts: Sequence[LearnablePart], chances: Mapping[str, float], st
             kept.add(name)
         at = after if chances[name] < 1.0 else at
     return kept
+
+
+def relative_weights(chosen: ChosenTurns, propensity: ResponsePropensity) -> dict[str, float]:
+    """By people's turn, the inverse of its chance to be drawn and of the propensity with which it got a reward; {} if all are 1."""
+    weights = {
+        facts.id: chosen.weights.get(facts.id, 1.0) * propensity.weight(facts.tenant, facts.sampled)
+        for facts in (entry.facts for entry in chosen.entries)
+        if not facts.world
+    }
+    return weights if any(weight != 1.0 for weight in weights.values()) else {}
 
 
 def gathered(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:

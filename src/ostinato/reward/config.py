@@ -172,12 +172,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
-        default=4, ge=0, description="Optimizer steps by which a turn's oldest token may lag behind the trainer."
+        default=4, ge=0, description="Optimizer steps by which a turn's tokens, on average, may lag behind the trainer."
     )
     world_staleness: int = Field(
         default=8,
         ge=0,
-        description="The same for rollouts in simulated worlds, whose weights may change midway. An older turn is held "
+        description="The same for the oldest token of turns in simulated worlds, whose weights may change midway. An older turn is held "
         "back alone, and its whole group only if it is the last of its rollout.",
     )
     flat_groups: Literal["hold_back", "train"] = Field(

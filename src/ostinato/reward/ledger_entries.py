@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from ostinato.core.records import Arm, Consent, Person, Purpose, RewardReach, Turn
 from ostinato.core.samples import EpisodeKey
 from ostinato.core.seams import Cursor
+from ostinato.core.staleness import Lineage
 from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
@@ -108,10 +109,10 @@ class TurnFacts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
     `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens;
-    its prompt begins with all tokens of the turn `parent`.
+    its prompt begins with all tokens of the turn `parent`. `versions`: the numbers of the policies that sampled, each with its tokens.
 
-    Example: ``TurnFacts(seq=12, id="a:0", tenant="default", user="ann", episode="e1", parent=None, group=None, tokens=128, oldest=7,
-    ended_at=10.0, hold=None, context=BaselineInputs(...))``
+    Example: ``TurnFacts(seq=12, id="a:0", tenant="default", user="ann", episode="e1", parent=None, group=None, tokens=128,
+    versions=((7, 20),), ended_at=10.0, hold=None, context=BaselineInputs(...))``
     """
 
     seq: Cursor
@@ -122,7 +123,7 @@ class TurnFacts:
     parent: str | None
     group: str | None
     tokens: int
-    oldest: int | None
+    versions: tuple[tuple[int, int], ...]
     numerics: str
     ended_at: float
     hold: str | None
@@ -142,7 +143,7 @@ class TurnFacts:
             parent=turn.parent,
             group=turn.group,
             tokens=len(turn.prompt_ids) + sum(span.tokens for span in turn.spans),
-            oldest=turn.oldest,
+            versions=tuple((span.policy.number, span.tokens) for span in turn.spans),
             numerics=turn.numerics,
             ended_at=turn.ended_at,
             hold=untrainable(turn, config.min_temperature, config.purposes, arms),
@@ -163,6 +164,18 @@ class TurnFacts:
     def sampled(self) -> int:
         """The number of its sampled tokens."""
         return self.tokens - self.context.length
+
+    def lag(self, lineage: Lineage, step: int) -> float:
+        """Its staleness in steps, for weights after `step` steps: the mean over its tokens, of a world's rollout the oldest token's.
+
+        People's long answers, over which weights change, would be dropped by their oldest token where short ones are kept: what is learned
+        from would be shorter than what is served. How far the policy has gone from a turn's tokens the trainer measures itself. Worlds are
+        paced by the oldest token.
+        """
+        lags = [(lineage.lag(step, number), tokens) for number, tokens in self.versions]
+        if self.world or not lags:
+            return max((lag for lag, _ in lags), default=0)
+        return sum(lag * tokens for lag, tokens in lags) / sum(tokens for _, tokens in lags)
 
     @property
     def source(self) -> tuple[Person, str]:

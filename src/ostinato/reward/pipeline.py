@@ -46,6 +46,7 @@ from ostinato.reward.batching import (
     gathered,
     longest_part,
     ready_parts,
+    relative_weights,
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
@@ -185,18 +186,6 @@ async def beliefs_of(log: Log, turns: Sequence[Turn], config: RewardConfig) -> d
         for each in said
         if each.name == BELIEF and each.source is Source.CODE and each.id == belief_id(each.turn)
     }
-
-
-def relative_weights(
-    ledger: TurnLedger, found: Sequence[tuple[Turn, Matured]], chosen: ChosenTurns
-) -> dict[str, float]:
-    """By people's turn, the inverse of the chance that it was drawn and of the propensity with which it got a reward; {} if all are 1."""
-    weights = {
-        turn.id: chosen.weights.get(turn.id, 1.0) * ledger.propensity.weight(turn.tenant, entry.facts.sampled)
-        for turn, entry in found
-        if not entry.facts.world
-    }
-    return weights if any(weight != 1.0 for weight in weights.values()) else {}
 
 
 async def lines_of(
@@ -549,11 +538,11 @@ class RewardDesk:
         taken = {entry.facts.id for entry in served}
         waiting = (entry.facts for entry in (*ledger.open.values(), *ledger.matured.values()))
         lags = (
-            lineage.lag(steps, facts.oldest)
+            facts.lag(lineage, steps)
             for facts in waiting
-            if facts.hold is None and not facts.world and facts.oldest is not None and facts.id not in taken
+            if facts.hold is None and not facts.world and facts.versions and facts.id not in taken
         )
-        return sum(1.0 / (most - lag + 1) for lag in lags if lag <= most)
+        return sum(1.0 / math.floor(most - lag + 1) for lag in lags if lag <= most)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
         """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
@@ -568,11 +557,11 @@ class RewardDesk:
         facts = entry.facts
         if facts.id in self._reading.ledger.to_hold:
             return self._reading.ledger.to_hold[facts.id]
-        lag = 0 if facts.oldest is None else lineage.lag(steps, facts.oldest)
+        lag = facts.lag(lineage, steps)
         if self._numerics is not None and facts.numerics != self._numerics:
             return f"numerics:{facts.numerics or 'unknown'}"
         if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
-            return f"stale:{lag}"
+            return f"stale:{lag:.3g}"
         return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
 
     async def _record(
@@ -588,7 +577,7 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        relative = relative_weights(ledger, found, chosen)
+        relative = relative_weights(chosen, ledger.propensity)
         weights = batch_weights(turns, relative, even=True) if relative else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from ostinato.core.fair_queue import InTurn
+from ostinato.core.fair_share import InTurn
 from ostinato.serve.quotas import QuotaExceeded
 
 AT_ONCE_CHARS = 4_000

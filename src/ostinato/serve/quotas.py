@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from ostinato.core.bucket import Bucket
 from ostinato.core.errors import BadRequest, OstinatoError, Overloaded
+from ostinato.core.fair_share import Bucket
 from ostinato.core.seams import Clock
 from ostinato.serve.auth import DEFAULT_TENANT
 from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from statistics import median
 from typing import Any
 from zlib import crc32
@@ -113,12 +113,16 @@ class _Window:
 
 @dataclass(slots=True)
 class _Rated:
-    """A session's rewards, clipped to [-1, 1], and how many windows began with a summary."""
+    """A session's rewards, clipped to [-1, 1], how many windows began with a summary, and the tokens of its longest prompt and of the
+    longest with which one of its windows began: instructions and tools, with the summary or the first question.
+    """
 
     user: str
     total: float = 0.0
     count: int = 0
     windows: int = 0
+    longest: int = 0
+    opening: int = 0
 
 
 class CompactionTally:
@@ -143,7 +147,9 @@ class CompactionTally:
         session = (turn.tenant, turn.episode)
         if turn.redacted or (len(turn.prompt_ids) < LONG_PROMPT and session not in self.sessions):
             return False
+        new, length = session not in self.sessions, len(turn.prompt_ids)
         rated, window = self._held(session, turn.user)
+        rated.longest = max(rated.longest, length)
         if turn.purpose is Purpose.COMPACTION:
             self.asked += 1
             kept = facts_of(turn.text, turn.episode)
@@ -155,6 +161,8 @@ class CompactionTally:
                 window.pending.popitem(last=False)
             return True
         begins = None if turn.window is None else turn.window.begins_with
+        if new or begins in window.pending:
+            rated.opening = max(rated.opening, length)
         if begins in window.pending:
             self.begun += 1
             rated.windows += 1
@@ -211,7 +219,7 @@ class CompactionTally:
         return {
             "asked": self.asked,
             "begun": self.begun,
-            "sessions": [[*key, r.user, r.total, r.count, r.windows] for key, r in self.sessions.items()],
+            "sessions": [[*key, *astuple(rated)] for key, rated in self.sessions.items()],
             "windows": [
                 [
                     *key,
@@ -310,6 +318,12 @@ def compactions_now(tally: CompactionTally) -> CompactionsNow | None:
         found_between=clustered_share(by_person) if enough else None,
         rewards=_rewards(tally),
     )
+
+
+def prompt_lengths(tally: CompactionTally) -> tuple[int, Sequence[int]]:
+    """The longest prompt of the newest long sessions, and for each the longest with which a window began, in tokens."""
+    rated = tally.sessions.values()
+    return max((each.longest for each in rated), default=0), [each.opening for each in rated]
 
 
 def _rewards(tally: CompactionTally) -> SessionRewards | None:

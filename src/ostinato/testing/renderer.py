@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.seams import AnswerReader
-from ostinato.model.answer_formats import HERMES
-from ostinato.model.answer_reader import Reader
-from ostinato.model.rendering.tool_text import spoken, with_described_tools
+from ostinato.model.answer_reader import HERMES, Reader
 from ostinato.model.response_constraints import grammar_of
+from ostinato.model.template_repairs import spoken, with_described_tools
 from ostinato.testing.engine import STOP_ID, VOCAB_SIZE
 
 MERGED = 0xFB

@@ -18,8 +18,8 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot, Weights
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.model.devices.backend import OWN, ComputeBackend
-from ostinato.model.integers import Integers
+from ostinato.model.backend import OWN, ComputeBackend
+from ostinato.model.linear import Integers
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of

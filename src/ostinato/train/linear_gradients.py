@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.model.gated_mlp import Activation, GatedMLP, fill_gradients, gated
+from ostinato.model.experts import Activation, GatedMLP, fill_gradients, gated
 from ostinato.model.linear import Linear, gradient_product, has_bf16_products, linear
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]

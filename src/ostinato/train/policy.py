@@ -20,14 +20,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ostinato.model.attention import Attend, hidden, logits
+from ostinato.model.backend import OWN, ComputeBackend, backend_of
 from ostinato.model.cpu import split
-from ostinato.model.devices.backend import OWN, ComputeBackend, backend_of
-from ostinato.model.devices.masks import tree
-from ostinato.model.devices.softmax import TensorLogprobs
+from ostinato.model.device_attention import tree
 from ostinato.model.kernels.gradients import logprob_gradient
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.logit_edits import Edit, Edits, edit_logits
-from ostinato.model.logprobs import RowSoftmax
+from ostinato.model.logprobs import RowSoftmax, TensorLogprobs
 from ostinato.model.paged import array
 from ostinato.model.tensors import named_tensors
 from ostinato.train.config import TrainConfig

@@ -27,7 +27,7 @@ from ostinato.core.records import Arm, SteeringBasis, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.renderer import HFRenderer
 from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig

@@ -18,8 +18,7 @@ from ostinato.status.run_report import Calibration, Curve, OutcomeShare, RunRepo
 from ostinato.status.run_state import RunNow
 from ostinato.status.training_state import LearningNow, WeightsNow
 from ostinato.web.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, ChartAxis, Scale, bars, frame, lines, svg
-from ostinato.web.page.files import StaticFiles
-from ostinato.web.page.templates import Templates
+from ostinato.web.page.templates import StaticFiles, Templates
 from ostinato.web.page.views import learning_shown, now_shown, release_shown, releases_shown, state_of
 
 # ---------------------------------------------------------------- calibration

@@ -28,8 +28,7 @@ from tests.examinations.exactness import sweeps
 from tests.examinations.exactness.measures import Examination, Findings, Subject
 
 from ostinato.model.load import resolve
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -42,7 +42,7 @@ from ostinato.demo import tasks as functions
 from ostinato.demo.users import SimulatedUser, UsersConfig, ask, body, make_users
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.harness.harnesses import SingleAnswer
 from ostinato.worlds.rollout.gateway import WorldGateway

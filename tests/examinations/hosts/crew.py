@@ -12,7 +12,7 @@ from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.launch.commands.crew import launch
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 
 
 async def main(names: list[str], words: list[str]) -> None:

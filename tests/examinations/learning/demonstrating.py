@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.seams import Backend
-from ostinato.model.rendering.tool_text import function_schema
+from ostinato.model.template_repairs import function_schema
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import ModelAnswer
 from ostinato.worlds.harness.toolbox import tools_named

@@ -24,8 +24,8 @@ from safetensors import safe_open
 from ostinato.app.midtraining import Course, ReadingStep, read_into
 from ostinato.app.storage import model_path
 from ostinato.config import Config, load
-from ostinato.corpus.manifest import read_manifest
 from ostinato.corpus.order import Phase
+from ostinato.corpus.shards import read_manifest
 
 RESULT = Path(__file__).parents[1] / "results" / "midtraining.json"
 

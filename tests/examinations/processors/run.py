@@ -92,12 +92,10 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool, int8: bool
 
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.attention import hidden, logits
-    from ostinato.model.exactness import BlockMemory, SequencePiece, vocabulary_of
-    from ostinato.model.integers import find
-    from ostinato.model.linear import use_order
+    from ostinato.model.linear import find, use_order
     from ostinato.model.load import load_model
     from ostinato.model.logprobs import RowSoftmax
-    from ostinato.model.selftest import shapes_of
+    from ostinato.model.selftest import BlockMemory, SequencePiece, shapes_of, vocabulary_of
 
     use_order("blocks")
     torch.set_num_threads(1)
@@ -129,9 +127,7 @@ def differing(one: np.ndarray, other: np.ndarray) -> int:
 def models(scratch: Path) -> dict[str, Path]:
     """The default model, and a tiny dense one, a mixture and a Gemma 3."""
     from ostinato.model.load import resolve
-    from ostinato.testing.tiny import tiny_model
-    from ostinato.testing.tiny_moe import tiny_moe
-    from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+    from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 
     return {
         DEFAULT: resolve("smollm2", Path("~/.cache/ostinato"), print),

@@ -12,7 +12,7 @@ from ostinato.app import machine
 from ostinato.app.machine import PLACE, cores, forget, measured, places
 from ostinato.config import load
 from ostinato.launch.commands.demo import empty
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 
 
 @dataclass(frozen=True)

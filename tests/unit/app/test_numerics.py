@@ -26,16 +26,14 @@ from ostinato.app.trainer import open_desk
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Stamp
-from ostinato.core.numerics import Contract, differences
+from ostinato.core.numerics import Contract, contract_in_words, differences, differences_in_words
 from ostinato.engine.embedded.form import prepack
 from ostinato.launch.commands import doctor
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.log import print_log
 from ostinato.launch.commands.status import show_status
-from ostinato.launch.views.contracts import apart, parts
 from ostinato.model import selftest, speed
-from ostinato.model.exactness import REMEDY
-from ostinato.model.selftest import ExactnessVerdict
+from ostinato.model.selftest import REMEDY, ExactnessVerdict
 from ostinato.model.speed import Speeds
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.tiny import tiny_model
@@ -380,8 +378,8 @@ async def test_a_stamp_is_written_once_and_shown(tmp_path):
     seen = io.StringIO()
     console = Console(file=seen, width=140)
     await show_status(config, console)
-    assert f"numerics {parts(older)}; differs from the newest: threads 2, not 1" in seen.getvalue()
-    assert f"numerics {parts(CONTRACT)}\n" in seen.getvalue()
+    assert f"numerics {contract_in_words(older)}; differs from the newest: threads 2, not 1" in seen.getvalue()
+    assert f"numerics {contract_in_words(CONTRACT)}\n" in seen.getvalue()
     await print_log(config, "contracts", 1, console)
     assert CONTRACT.to_json() in seen.getvalue()
 
@@ -393,11 +391,14 @@ async def test_a_contract_is_shown_under_the_id_that_turns_have(tmp_path):
         await log.append(Stamp(id="0123456789abcdef", contract=stored, at=1.0))
     seen = io.StringIO()
     await show_status(config, Console(file=seen, width=140))
-    assert f"numerics {parts(CONTRACT, '0123456789abcdef')}\n" in seen.getvalue()
+    assert f"numerics {contract_in_words(CONTRACT, '0123456789abcdef')}\n" in seen.getvalue()
 
 
 def test_the_line_names_every_part():
     values = {name: f"<{name}>" for name in ("torch", "blas", "isa", "dtype", "quantisation", "kernels")}
     contract = Contract(mode="fast", threads=101, block=102, **values)
-    assert all(word in parts(contract) for word in (contract.id, "fast", "101", "102", *values.values()))
-    assert apart(contract, replace(contract, block=4, dtype="x")) == "block 4, not 102; dtype x, not <dtype>"
+    assert all(word in contract_in_words(contract) for word in (contract.id, "fast", "101", "102", *values.values()))
+    assert (
+        differences_in_words(contract, replace(contract, block=4, dtype="x"))
+        == "block 4, not 102; dtype x, not <dtype>"
+    )

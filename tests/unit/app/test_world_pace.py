@@ -2,12 +2,12 @@
 
 import pytest
 
-from ostinato.app.worlds import check_steps, check_tasks, function_tasks, warn_of_staleness
+from ostinato.app.worlds import check_steps, check_tasks, function_tasks, open_taskset, warn_of_staleness
 from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.tasks.task import Grading, Task
-from ostinato.worlds.tasks.tasksets import taskset_of
+from ostinato.worlds.tasks.task import Grading, KnownAnswer, Split, Task
+from ostinato.worlds.tasks.tasksets import save, taskset_of
 
 
 def task(**changes) -> Task:
@@ -56,3 +56,27 @@ def test_too_few_tasks_for_one_step_are_refused():
 def test_a_task_that_nobody_can_work_on_or_grade_is_named(changes, said):
     with pytest.raises(BadConfig, match=f"task 't'.*{said}"):
         check_tasks(load(None, []), [task(**changes)])
+
+
+KNOWN = KnownAnswer(question="Which?", answer="this")
+
+
+@pytest.mark.parametrize("setting", ["reward.belief.strength", "worlds.suspects"])
+def test_belief_without_a_known_answer_to_learn_from_is_refused(setting, tmp_path):
+    save(of(task(id="a"), task(id="b", split=Split.HELD_OUT, known=KNOWN)), tmp_path / "plain.jsonl")
+    save(of(task(id="a", known=KNOWN), task(id="b")), tmp_path / "known.jsonl")
+
+    def opened(name: str, value: int):
+        told = ['learn.source="worlds"', f'worlds.file="{tmp_path / name}"', f"{setting}={value}"]
+        return open_taskset(load(None, told))
+
+    with pytest.raises(BadConfig, match=rf"{setting} is set, .* give tasks the field 'known', or set {setting} = 0"):
+        opened("plain.jsonl", 1)
+    opened("plain.jsonl", 0)
+    opened("known.jsonl", 1)
+
+
+def test_an_agents_conversation_is_not_asked_what_it_believes():
+    config = load(None, ['worlds.harness.agent-own.command=["own"]'])
+    with pytest.raises(BadConfig, match="task 't', field 'known': an agent's conversation is its own; leave it out"):
+        check_tasks(config, [task(harness="agent-own", known=KNOWN)])

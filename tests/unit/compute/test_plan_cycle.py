@@ -2,8 +2,7 @@
 
 import pytest
 
-from ostinato.compute.description import Description
-from ostinato.compute.plan import Delivery, plan_cycle, trained
+from ostinato.compute.plan import Delivery, Description, plan_cycle, trained
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.plan import deliveries, planned
 

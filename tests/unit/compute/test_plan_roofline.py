@@ -2,9 +2,12 @@
 
 import pytest
 
-from ostinato.compute.description import PlannedHardware, PlannedModel, PlannedShares, PlannedTurns
 from ostinato.compute.plan import (
     Need,
+    PlannedHardware,
+    PlannedModel,
+    PlannedShares,
+    PlannedTurns,
     cache_bytes,
     decoded,
     dispatched,

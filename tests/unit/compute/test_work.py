@@ -7,11 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from ostinato.compute.ledger import OperationLedger
-from ostinato.compute.work import Decoder, TokenWork, causal_pairs, decoder_of
+from ostinato.compute.ledger import Decoder, OperationLedger, TokenWork, causal_pairs, decoder_of
 from ostinato.core.errors import BadConfig
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 WORK = TokenWork(body=6, head=2, pair=4)
 

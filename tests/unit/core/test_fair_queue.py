@@ -5,7 +5,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.fair_queue import InTurn
+from ostinato.core.fair_share import InTurn
 
 
 def rest(queue):

@@ -13,9 +13,8 @@ from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, Stora
 from ostinato.corpus.build import CorpusBuild
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
-from ostinato.corpus.manifest import MANIFEST, read_manifest
 from ostinato.corpus.order import Phase, held_out
-from ostinato.corpus.shards import CorpusReader, ShardSet
+from ostinato.corpus.shards import MANIFEST, CorpusReader, ShardSet, read_manifest
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.corpus.licences import allows, permissive_licence
+from ostinato.corpus.filters import allows, permissive_licence
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from ostinato.engine.embedded import condensed
+from ostinato.engine.embedded.condensed import condense, is_condensed
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.forms import condensed
-from ostinato.engine.embedded.forms.condensed import condense, is_condensed
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team
-from ostinato.model.exactness import bits_of, check_exact
 from ostinato.model.linear import PanelLinear
 from ostinato.model.load import load_model
 from ostinato.model.paged import WholeAttend
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.model.selftest import bits_of, check_exact
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 
 SHAPE = {
     "vocab_size": 288,

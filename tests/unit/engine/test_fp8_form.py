@@ -12,15 +12,14 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded.forms import fp8
-from ostinato.engine.embedded.forms.fp8 import NAME, Fp8Linear, round_to_fp8, rounded
+from ostinato.engine.embedded import quantized
+from ostinato.engine.embedded.quantized import FP8_NAME, Fp8Linear, round_to_fp8, rounded
 from ostinato.model.attention import CausalAttend, hidden
-from ostinato.model.devices.backend import ComputeBackend
+from ostinato.model.backend import ComputeBackend
 from ostinato.model.load import load_model
 from ostinato.model.numerics import contract
-from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny import tiny_model, tiny_moe
 from ostinato.testing.tiny_engine import tiny_engine
-from ostinato.testing.tiny_moe import tiny_moe
 
 TORCH = ComputeBackend(kernels="torch")
 
@@ -79,9 +78,9 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path):
 
 def test_layers_of_odd_sizes_stay_and_a_model_without_others_is_refused(tmp_path, monkeypatch):
     path = tiny_model(tmp_path / "tiny", hidden=64, heads=4, kv_heads=2)
-    monkeypatch.setattr(fp8, "_MULTIPLE", 64)
+    monkeypatch.setattr(quantized, "_MULTIPLE", 64)
     assert round_to_fp8(load_model(path, torch.float32, backend=TORCH)) == 2 * 5, "all but keys and values, 32 wide"
-    monkeypatch.setattr(fp8, "_MULTIPLE", 1024)
+    monkeypatch.setattr(quantized, "_MULTIPLE", 1024)
     with pytest.raises(BadConfig, match=r"has none: set engine\.products = 'plain'"):
         round_to_fp8(load_model(path, torch.float32, backend=TORCH))
 
@@ -102,7 +101,7 @@ def test_a_gpu_without_such_products_is_refused_by_name(monkeypatch):
 
 
 async def test_an_engine_samples_in_eight_bits_under_a_contract_of_its_own(tmp_path):
-    own = contract(torch.float32, "fast", 1, 16, NAME, backend=TORCH)
+    own = contract(torch.float32, "fast", 1, 16, FP8_NAME, backend=TORCH)
     assert own.id != contract(torch.float32, "fast", 1, 16, backend=TORCH).id
 
     async def said(products):

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 from transformers import Gemma3TextConfig, LlamaConfig, Ministral3Config, Qwen3Config
 
+from ostinato.engine.embedded import fused
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.forms import fused
-from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
+from ostinato.engine.embedded.fused import FusedLayer, fuse
 from ostinato.model.attention import hidden, logits
-from ostinato.model.exactness import bits_of, check_exact
 from ostinato.model.linear import replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.model.selftest import bits_of, check_exact
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 
 SHAPE = {
     "vocab_size": 260,

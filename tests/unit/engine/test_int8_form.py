@@ -9,24 +9,21 @@ from torch import nn
 from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
+from ostinato.engine.embedded import quantized
+from ostinato.engine.embedded.condensed import condense, is_condensed
 from ostinato.engine.embedded.form import prepack, times_as_fast
-from ostinato.engine.embedded.forms import int8
-from ostinato.engine.embedded.forms.condensed import condense, is_condensed
-from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
-from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise
-from ostinato.model import integers as arithmetic
+from ostinato.engine.embedded.fused import FusedLayer, fuse
+from ostinato.engine.embedded.quantized import Int8Linear, quantise
+from ostinato.model import linear as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team
-from ostinato.model.integers import Integers, find
 from ostinato.model.kernels.int8_product import INT8, INT8_TILES, MOST_INPUTS
-from ostinato.model.linear import replace_by_panels
+from ostinato.model.linear import Integers, find, replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.paged import WholeAttend
-from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
 torch.set_num_threads(1)
 
@@ -99,7 +96,7 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
 
 @pytest.fixture
 def layer_by_layer(monkeypatch):
-    monkeypatch.setattr(int8, "condense", lambda model, lay_out: 0)
+    monkeypatch.setattr(quantized, "condense", lambda model, lay_out: 0)
 
 
 @pytest.mark.usefixtures("layer_by_layer")
@@ -120,7 +117,7 @@ def test_one_call_gives_the_bits_of_one_layer_after_another(tmp_path, integers, 
         pytest.skip("this architecture has no form of one call")
     assert quantise(one, integers)
     assert is_condensed(one)
-    monkeypatch.setattr(int8, "condense", lambda model, lay_out: 0)
+    monkeypatch.setattr(quantized, "condense", lambda model, lay_out: 0)
     each = load_model(path, dtype)
     quantise(each, integers)
     assert any(isinstance(part, Int8Linear) for part in each.modules())

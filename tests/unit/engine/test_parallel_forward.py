@@ -13,8 +13,7 @@ from ostinato.engine.embedded.sampler import Draw
 from ostinato.engine.embedded.scheduler import Generation, Scheduled
 from ostinato.engine.embedded.worker import Lanes, cut, draw_rows, forward
 from ostinato.model.load import load_model
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 V0 = PolicyVersion(number=0, hash="0" * 64)
 

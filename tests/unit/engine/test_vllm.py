@@ -20,7 +20,7 @@ from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.vllm.engine import open_vllm
-from ostinato.engine.vllm.wire import read_event, read_scores
+from ostinato.engine.vllm.server import read_event, read_scores
 from ostinato.testing.renderer import ByteRenderer
 
 SCRIPT = "an answer of the script " * 8

@@ -16,10 +16,9 @@ from ostinato.core.errors import BadRoutes
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.engine.vllm.wire import WireChoice
+from ostinato.engine.vllm.server import WireChoice
 from ostinato.model.checkpoint_validation import expert_count
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny import tiny_model, tiny_moe
 
 EXPERTS, LAYERS, TOP = 8, 3, 2
 PROMPT = b"some prompt"

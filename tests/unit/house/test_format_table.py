@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 from ostinato.app import machine
-from ostinato.corpus import manifest as corpus
+from ostinato.corpus import shards as corpus
 from ostinato.record import backup, folds, person_cache
+from ostinato.record import segment as segments
 from ostinato.record.postgres import schema as postgres
-from ostinato.record.segments import segment as segments
 from ostinato.release.auto import router
 from ostinato.release.monitors import monitors
 from ostinato.reward import log_fold

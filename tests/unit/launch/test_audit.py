@@ -10,8 +10,7 @@ from rich.console import Console
 from ostinato.app.storage import Home, open_log
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
-from ostinato.launch.commands.backups import copy_between
-from ostinato.launch.commands.log import forget
+from ostinato.launch.commands.log import copy_between, forget
 from ostinato.launch.commands.release import accept_alarm, roll_back, ship
 from ostinato.launch.views.audit import AuditFile, audited
 

@@ -13,9 +13,9 @@ from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound
 from ostinato.core.records import Batch, PolicyVersion, Turn
 from ostinato.launch.commands import up
-from ostinato.launch.commands.backups import backup, rekey, restore
+from ostinato.launch.commands.log import backup, rekey, restore
 from ostinato.record.backup import KEYS
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.run_directory import MARK
 from ostinato.status import summary
 from ostinato.testing.records import a_turn

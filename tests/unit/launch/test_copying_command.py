@@ -8,8 +8,8 @@ from rich.console import Console
 from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, NotFound
-from ostinato.launch.commands.backups import copy_between
 from ostinato.launch.commands.checks import check_log
+from ostinato.launch.commands.log import copy_between
 from ostinato.run_directory import MARK
 
 

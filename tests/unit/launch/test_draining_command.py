@@ -11,7 +11,7 @@ from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest
-from ostinato.launch.commands.scale import drain_server
+from ostinato.launch.commands.compute import drain_server
 
 
 def configured(tmp_path, urls):

@@ -14,8 +14,8 @@ from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.notices import Stamp
 from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Turn
 from ostinato.core.weights import WeightArray
+from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.workers import housekeeping
-from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
 from ostinato.launch.workers.worker_main import Life
 from ostinato.reward.log_fold import LedgerFollower

@@ -14,10 +14,9 @@ from ostinato.app.roles import open_roles
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import Conflict, LeaseLost, Unavailable
-from ostinato.launch.workers.heartbeat import Heartbeat
-from ostinato.launch.workers.leader import act
+from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.workers.shutdown import Stopped
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import Life, act
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.filters import CopyFinder
-from ostinato.launch.commands.worlds import build
+from ostinato.launch.commands.worlds import tasksets
 from ostinato.launch.placing import ray_cluster
 from ostinato.worlds.sandbox.e2b.account import Account
 
@@ -14,7 +14,7 @@ from ostinato.worlds.sandbox.e2b.account import Account
 @pytest.mark.parametrize(
     ("module", "use", "extra"),
     [
-        ("libcst", build._check_installed, "worlds"),
+        ("libcst", tasksets._check_installed, "worlds"),
         ("datasketch", lambda: CopyFinder(0.8), "corpus"),
         ("e2b", lambda: Account("base", {"E2B_API_KEY": "k"}), "e2b"),
         ("ray", ray_cluster._ray, "ray"),

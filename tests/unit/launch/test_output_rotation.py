@@ -11,16 +11,15 @@ import pytest
 from tests.deadlines import PATIENT_S
 from tests.fakes.fork_server import FORK_SERVER
 
-from ostinato.launch.placing import output, process
-from ostinato.launch.placing.output import OUTPUT, rotate, rotation
-from ostinato.launch.placing.process import THREADS, WorkerProcess
+from ostinato.launch.placing import process
+from ostinato.launch.placing.process import OUTPUT, THREADS, WorkerProcess, rotate, rotation
 
 MOST = 100_000
 HEAD = f"""
 import asyncio, os, subprocess, sys, time
-from ostinato.launch.placing import output
+from ostinato.launch.placing import process
 from ostinato.launch.workers.worker_main import live as living
-output.LOOK_S = 0.02
+process.LOOK_S = 0.02
 def live(work):
     living(work, output_bytes={MOST})
 def burst(times, line=b"a line that a worker writes" * 30):
@@ -64,7 +63,7 @@ def test_without_room_for_the_copy_a_file_still_ends_at_twice_its_size(tmp_path,
         raise OSError(errno.ENOSPC, "no space left on device")
 
     path = tmp_path / "serve.log"
-    monkeypatch.setattr(output, "older", full)
+    monkeypatch.setattr(process, "older", full)
     path.write_bytes(b"x" * 800)
     with pytest.raises(OSError, match="no space"):
         rotate(path, 400)
@@ -98,7 +97,7 @@ async def test_whatever_a_worker_and_its_children_print_is_bounded_and_the_last_
 async def test_a_traceback_behind_a_burst_is_kept_and_named(tmp_path):
     text = """
     async def work(life):
-        output.LOOK_S = 300
+        process.LOOK_S = 300
         await asyncio.sleep(0.1)
         burst(10_000)
         raise ValueError("the last line of all")

@@ -14,8 +14,7 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.launch.commands.status import Overview, as_json, overview
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.process import WorkerProcess
-from ostinato.launch.placing.supervision import Condition, Watched
-from ostinato.launch.placing.worker_board import Board
+from ostinato.launch.placing.supervision import Board, Condition, Watched
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import Proposal, State
 from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic

@@ -8,7 +8,7 @@ from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.workers.prepare import prepare
-from ostinato.model.devices.backend import ComputeBackend
+from ostinato.model.backend import ComputeBackend
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 

@@ -9,9 +9,9 @@ from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
+from ostinato.launch.commands.compute import read_wish, scale_rollouts, write_wish
 from ostinato.launch.commands.crew import limits_of, supervised
-from ostinato.launch.commands.scale import read_wish, scale_rollouts, write_wish
-from ostinato.launch.commands.up_on_ray import check_placeable
+from ostinato.launch.commands.up import check_placeable
 from ostinato.launch.placing.supervision import Supervisor
 
 PLACEABLE = ("record.url='postgresql:///a'", "weights.url='s3://b/c'")

@@ -6,7 +6,7 @@ from rich.console import Console
 from ostinato.core.records import Arm, Reward
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.suites import Item
-from ostinato.launch.commands.tab_scenario import arm_summary, calibrated, recent_suggestions, share_curves, side_rows
+from ostinato.launch.commands.scenarios import arm_summary, calibrated, recent_suggestions, share_curves, side_rows
 from ostinato.status.observed_run import Observed
 from ostinato.testing.records import a_turn
 

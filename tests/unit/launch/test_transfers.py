@@ -6,7 +6,7 @@ from ostinato.app.storage import open_cached_store, open_log, open_store
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.weights_transfer import pull, push
+from ostinato.launch.commands.weights import pull, push
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.relay import RelayStore
 from ostinato.weights.store.directory import DirectoryStore

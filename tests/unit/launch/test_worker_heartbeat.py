@@ -12,8 +12,8 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import TrainingBatch
-from ostinato.launch.workers import heartbeat as pulsing
-from ostinato.launch.workers.heartbeat import Heartbeat, Sender
+from ostinato.launch.placing import heartbeat as pulsing
+from ostinato.launch.placing.heartbeat import Heartbeat, Sender
 from ostinato.launch.workers.train import ReportingTrainer
 from ostinato.testing.records import a_sample, a_turn
 

@@ -8,9 +8,9 @@ from tests.fakes.tiny_package import tiny_sdist
 from tests.fakes.weak_package import weak_sdist
 
 from ostinato.core.errors import BadRequest
-from ostinato.launch.commands.worlds import build as command
+from ostinato.launch.commands.worlds import tasksets as command
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.package_build import BuildPlace
+from ostinato.worlds.building.runs import BuildPlace
 
 
 class Backend:

@@ -10,7 +10,7 @@ from tests.fakes.tasks import calc_task
 
 from ostinato.cli import app
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.worlds.show import shared_packages, show_taskset
+from ostinato.launch.commands.worlds.tasksets import shared_packages, show_taskset
 from ostinato.worlds.tasks.harbor import save_harbor
 from ostinato.worlds.tasks.task import Grading, Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of

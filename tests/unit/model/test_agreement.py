@@ -24,8 +24,7 @@ from transformers import (
 from ostinato.core.errors import BadConfig
 from ostinato.model import load
 from ostinato.model.load import WINDOW, cut, depth_of, empty_model, load_model, miniatures
-from ostinato.testing.tiny import tiny_model
-from ostinato.testing.tiny_zoo import tiny_of
+from ostinato.testing.tiny import tiny_model, tiny_of
 
 SMALL = {
     "vocab_size": 260,
@@ -103,7 +102,7 @@ def test_a_mechanism_in_one_layer_is_found(tmp_path, layers):
 
 
 def empty(config):
-    from ostinato.model.devices.backend import OWN
+    from ostinato.model.backend import OWN
     from ostinato.model.load import _empty
 
     return _empty(config, torch.float32, backend=OWN)

@@ -6,8 +6,7 @@ import json
 import pytest
 from tests.fakes.family_answers import ANSWERS, J_EDIT, TEMPLATES, TOOLS
 
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 
 OPENINGS = {"deepseek-r1": "<think>\n"}  # what the prompt writes of the answer
 

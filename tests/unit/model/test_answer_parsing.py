@@ -9,8 +9,7 @@ from tests.growth import TIMES, grows_with_its_input
 from ostinato.core.conversation import Tool, call_id
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import MAX_PARSED_CALLS, ParsedCall
-from ostinato.model.answer_formats import HERMES, format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import HERMES, Reader, format_for
 
 TOOLS = [
     Tool(

@@ -7,8 +7,8 @@ from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands import doctor
 from ostinato.launch.commands.checks import check_device
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.config import ModelConfig, backend, compute_dtype
-from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.numerics import contract
 
 

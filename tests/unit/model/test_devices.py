@@ -10,15 +10,14 @@ from torch.nn.attention.flex_attention import flex_attention
 from ostinato.engine.embedded.kv import KVShape, open_store
 from ostinato.engine.embedded.sampler import Draw, draw, uniform
 from ostinato.model.attention import hidden
-from ostinato.model.devices.backend import OWN, ComputeBackend
-from ostinato.model.devices.masks import tree
-from ostinato.model.devices.softmax import TensorSoftmax, invert
+from ostinato.model.backend import OWN, ComputeBackend
+from ostinato.model.device_attention import tree
 from ostinato.model.experts import can_group, grouped
 from ostinato.model.load import empty_model
 from ostinato.model.logit_edits import Edit
-from ostinato.model.logprobs import GREEDY, RowSoftmax
+from ostinato.model.logprobs import GREEDY, RowSoftmax, TensorSoftmax, invert_masses
 from ostinato.model.paged import PagedEntry
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 from ostinato.train.packing import TokenTurn, pack
 from ostinato.train.policy import MaskedTree, token_logprobs
 from ostinato.train.tree_attention import TreeAttention
@@ -196,7 +195,7 @@ def test_the_running_sum_is_passed_at_the_same_token_whether_in_parts_or_whole(s
     mass_CV[:, size // 2] = 0.1
     u_C = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     u_C[::8], u_C[1::8] = 0.0, 1 - 1e-16
-    found_C = invert(mass_CV, u_C).tolist()
+    found_C = invert_masses(mass_CV, u_C).tolist()
     for mass_V, u, found in zip(mass_CV.double().numpy(), u_C.tolist(), found_C, strict=True):
         sums_V = mass_V.cumsum()
         assert mass_V[found] > 0

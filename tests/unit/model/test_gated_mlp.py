@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from ostinato.model.gated_mlp import GatedMLP, fill_gradients, gated, replace_mlps
+from ostinato.model.experts import GatedMLP, fill_gradients, gated, replace_mlps
 from ostinato.model.load import load_model
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 
 DTYPES = [torch.float32, torch.bfloat16]
 TORCHS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}

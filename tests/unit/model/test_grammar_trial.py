@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from ostinato.core.conversation import Conversation, Demand, Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.model import grammar_trial as trials
-from ostinato.model.grammar_trial import COMPILE_S, GrammarTrial
+from ostinato.model import grammars as trials
+from ostinato.model.grammars import COMPILE_S, GrammarTrial
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model
 

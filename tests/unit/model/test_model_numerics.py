@@ -126,7 +126,7 @@ def test_masked_instructions_change_no_bit():
 GATES_AND_NORMS = """
 from hashlib import sha256
 import torch
-from ostinato.model.gated_mlp import fill_gradients, gated
+from ostinato.model.experts import fill_gradients, gated
 from ostinato.model.norms import rms_normed
 
 source, bits = torch.Generator().manual_seed(4), []

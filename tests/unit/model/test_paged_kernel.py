@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ostinato.engine.embedded.kv import KVShape, open_store
-from ostinato.model.devices.backend import ComputeBackend
-from ostinato.model.devices.cache import CacheAttend
-from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of, rounded_rows
+from ostinato.model.backend import ComputeBackend
+from ostinato.model.device_attention import CacheAttend
+from ostinato.model.device_step import DecodingStep, StepAttend, numbers_of, rounded_rows
 from ostinato.model.paged import PagedEntry
 
 pytest.importorskip("triton", reason="Triton is not installed here: torch's CUDA builds bring it, and the CPU's do not")

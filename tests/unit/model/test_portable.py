@@ -14,7 +14,7 @@ from ostinato.model.kernels.arithmetic import log64
 from ostinato.model.linear import PanelLinear, in_panels, multiply, replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.portable import PortableOperations, has_layer_types, library_operations
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 
 
 def rounded(x):

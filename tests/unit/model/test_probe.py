@@ -5,7 +5,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ostinato.model import numerics
-from ostinato.model.devices.backend import ComputeBackend
+from ostinato.model.backend import ComputeBackend
 from ostinato.model.numerics import computed, contract
 
 TORCH = ComputeBackend(kernels="torch")

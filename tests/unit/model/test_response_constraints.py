@@ -8,8 +8,7 @@ import pytest
 
 from ostinato.core.conversation import Conversation, Demand, Message, Role, Tool
 from ostinato.core.errors import BadRequest
-from ostinato.model.answer_formats import format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import Reader, format_for
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.response_constraints import grammar_of
 from ostinato.testing.tiny import tiny_model

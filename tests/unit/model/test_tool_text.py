@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.conversations import READ, assistant, call, result, system, talk, user
 
 from ostinato.core.conversation import Conversation, Role, ToolCall
-from ostinato.model.rendering.tool_text import as_text
+from ostinato.model.template_repairs import as_text
 from ostinato.testing.engine import STOP_ID
 from ostinato.testing.renderer import ByteRenderer
 

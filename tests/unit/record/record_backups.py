@@ -15,7 +15,7 @@ from ostinato.record.backup import KEYS, BackupManifest, back_up
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.restore import restore
-from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segment_directory import LogDirectory
 
 SMALL = RecordConfig(segment_rows=7, retain_days=1.0)
 

@@ -22,8 +22,8 @@ from ostinato.record import backup as module
 from ostinato.record.backup import FORMAT, KEYS, MANIFEST
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import create_segment
+from ostinato.record.segment import create_segment
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import driver
 from ostinato.testing.records import a_turn
 

@@ -17,8 +17,8 @@ from ostinato.core.records import Batch, PolicyVersion, Reward, Row, Turn
 from ostinato.record.codec.kinds import KINDS
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
+from ostinato.record.segment_directory import LogDirectory
 
 TURNS, SEED = 2_500, 3
 OFFSETS = Offsets(place=0, seconds=1_000.5, step=7, number=40)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.errors import BadConfig, Conflict, StorageFull
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 with hold(Path(sys.argv[1]), "serve"):
     print("held", flush=True)
     time.sleep(60)

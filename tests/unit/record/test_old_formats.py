@@ -16,14 +16,14 @@ from record_rows import collect, firsts, one_of_each, signal
 
 from ostinato.core.records import ParsedCall, Row, Signal, SteeringBasis, Turn
 from ostinato.core.steering import Basis, DialSet, SetBy
+from ostinato.record import segment as segment_file
 from ostinato.record.backup import KEYS, back_up
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.restore import restore
-from ostinato.record.segments import segment as segment_file
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.testing.records import a_turn
 
 CONFIG = RecordConfig(encrypt="user", retain_days=1.0, segment_rows=12)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from ostinato.record.codec.tokens import pack_logprobs
 from ostinato.record.config import RecordConfig
 from ostinato.record.head import DEEPEST
 from ostinato.record.log import SqlLog
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
 from ostinato.testing.records import a_turn
 
 draw = random.Random(3)
@@ -55,7 +55,7 @@ async def test_a_prompt_that_came_packed_is_stored_as_any_other(log: SqlLog):
     packed = follow(first, 1)
     packed.keep_packed_prompt(struct.pack(f"<{len(packed.prompt_ids)}I", *packed.prompt_ids))
     await log.append(first, packed)
-    assert codec.prepare(packed) == codec.prepare(replace(packed))
+    assert codec.prepare_turn(packed) == codec.prepare(replace(packed))
     assert [row for _, row in await collect(log)] == [first, replace(packed)]
     assert not replace(packed, prompt_ids=(1,)).packed_prompt
 
@@ -66,7 +66,7 @@ def test_a_packed_prompt_is_checked():
         turn.keep_packed_prompt(bytes(12))
     turn.keep_packed_prompt(struct.pack("<2i", 1, -2))
     with pytest.raises(BadRequest, match="prompt_ids cannot be stored"):
-        codec.prepare(turn)
+        codec.prepare_turn(turn)
 
 
 async def test_a_follow_up_stores_its_new_tokens_only(log: SqlLog):
@@ -300,7 +300,7 @@ def test_calls_cost_a_few_bytes_and_a_turn_without_any_costs_none(grammar: str):
     plain = replace(plain, sampling=replace(plain.sampling, grammar=grammar))
     before = pack_logprobs(plain.logprobs) + (zlib.compress(grammar.encode()) if grammar else b"")
     without, made, unknown = (
-        codec.pack_logprobs_column(codec.prepare(replace(plain, calls=calls))) for calls in ((), CALLS, None)
+        codec.pack_logprobs_column(codec.prepare_turn(replace(plain, calls=calls))) for calls in ((), CALLS, None)
     )
     assert without == before, "as versions without calls stored it"
     assert (len(made) - len(before), len(unknown) - len(before)) == (2 + len('[["bash",6,81],["",90,101]]'), 2)
@@ -320,7 +320,7 @@ async def test_calls_come_back_with_and_without_a_grammar_and_tokens(
 
 def test_a_call_that_no_log_can_keep_is_refused():
     with pytest.raises(BadRequest, match=r"Turn\.calls"):
-        codec.prepare(replace(a_turn(), calls=(ParsedCall(name="\ud800", start=0, end=1),)))
+        codec.prepare_turn(replace(a_turn(), calls=(ParsedCall(name="\ud800", start=0, end=1),)))
 
 
 def test_logprobs_take_three_and_a_half_bytes_each():
@@ -340,7 +340,7 @@ def test_a_few_far_logprobs_cost_a_byte_more_each():
 def test_one_version_over_the_whole_answer_is_its_number_alone(counts: list[int], explicit: bool, spans: bytes):
     policy = PolicyVersion(number=0, hash="00")
     turn = replace(a_turn(), spans=tuple(Span(policy=policy, tokens=count) for count in counts))
-    head = codec.pack_head(codec.prepare(turn), turn, [3, 4][: len(counts)], explicit=explicit)
+    head = codec.pack_head(codec.prepare_turn(turn), turn, [3, 4][: len(counts)], explicit=explicit)
     assert head.startswith(b"[" + spans + b',"t:0",')
 
 

@@ -14,8 +14,8 @@ from blake3 import blake3
 from ostinato.core.errors import Conflict, Corrupt, OstinatoError, StorageFull, TooLarge, Unavailable
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
-from ostinato.record.lock import hold
 from ostinato.record.log import SqlLog
+from ostinato.record.roles import hold
 from ostinato.record.sqlite import is_busy, translate
 from ostinato.testing.records import a_turn
 

@@ -14,17 +14,17 @@ from record_rows import EVERY, collect, signal
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Delivered, PolicyVersion, ReleaseEvent, Row, Span
-from ostinato.record import lock, retention
+from ostinato.record import retention, roles
 from ostinato.record import rowlog as writer_module
 from ostinato.record.codec import tokens
-from ostinato.record.codec.rows import prepare
+from ostinato.record.codec.turns import prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.keys import KeyRing
 from ostinato.record.log import SqlLog
 from ostinato.record.rowlog import GroupWriter
-from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import refuse_faulty
 from ostinato.testing.records import a_turn
 
@@ -113,7 +113,7 @@ def test_a_type_that_the_log_does_not_keep():
 
 def test_a_role_that_is_no_name(tmp_path: Path):
     message = "lock role 'Serve' must be a plain lower-case name"
-    with refused(BadConfig, message), lock.hold(tmp_path, "Serve"):
+    with refused(BadConfig, message), roles.hold(tmp_path, "Serve"):
         pass
 
 
@@ -123,12 +123,12 @@ def test_a_lock_that_cannot_be_made_or_written(tmp_path: Path, monkeypatch: pyte
     error = f"[Errno {errno.EEXIST}] {os.strerror(errno.EEXIST)}: '{tmp_path / 'file'}'"
     with (
         refused(StorageFull, f"cannot create {path}: {error}; make the directory writable"),
-        lock.hold(path.parent, "serve"),
+        roles.hold(path.parent, "serve"),
     ):
         pass
     monkeypatch.setattr(os, "ftruncate", no_space)
     message = f"cannot write {tmp_path / '.serve.lock'}: [Errno 28] No space left on device; free space"
-    with refused(StorageFull, message), lock.hold(tmp_path, "serve"):
+    with refused(StorageFull, message), roles.hold(tmp_path, "serve"):
         pass
 
 

@@ -21,7 +21,7 @@ from ostinato.record.backup import KEYS
 from ostinato.record.config import RecordConfig
 from ostinato.record.keys import KeyRing, Scope, rekey
 from ostinato.record.restore import restore
-from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import connect
 from ostinato.testing.records import a_turn
 
@@ -206,7 +206,7 @@ import os, signal, sys
 from pathlib import Path
 
 from ostinato.record import restore as module
-from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segment_directory import LogDirectory
 
 kept, run, master, steps = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 wrap = module._wrap_clear_ones

@@ -29,11 +29,11 @@ from ostinato.core.records import (
 )
 from ostinato.core.steering import DialPrior
 from ostinato.record import retention, sqlite
+from ostinato.record import segment as segment_module
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments import segment as segment_module
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
 
 DAY = 86_400.0
 STAYS = (Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, ConsentGiven, DialPrior, Forgotten)
@@ -340,7 +340,7 @@ async def test_a_disk_that_refuses_keeps_the_segment(log: SqlLog, clock: Clock, 
 
 async def test_a_segment_that_was_made_and_never_used_goes(log: SqlLog, clock: Clock):
     """Left by a process that was stopped while it made it, until others had gone past."""
-    from ostinato.record.segments.segment import create_segment
+    from ostinato.record.segment import create_segment
 
     await log.drop_old(clock.now + 26.5 * DAY, 1000)
     create_segment(log._directory.segment(11), 11, clock.now)

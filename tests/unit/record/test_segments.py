@@ -13,13 +13,12 @@ from record_rows import collect, firsts, one_of_each, signal
 from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Stamp
 from ostinato.core.records import Row, Signal, Turn, identity
+from ostinato.record import segment as segment_file
 from ostinato.record.codec.kinds import key_of, kind_of
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments import segment as segment_file
-from ostinato.record.segments.directory import OpenSegments
-from ostinato.record.segments.filters import SealedKeys, build
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segment import Segment
+from ostinato.record.segment_directory import OpenSegments, SealedKeys, build
 from ostinato.testing.records import a_turn
 
 
@@ -154,7 +153,7 @@ async def test_rows_are_found_in_any_segment(many: SqlLog):
 
 
 async def test_two_identities_with_one_key_are_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for module in ("codec.rows", "reader", "segments.segment"):
+    for module in ("codec.turns", "reader", "segment"):
         monkeypatch.setattr(f"ostinato.record.{module}.key_of", lambda kind, identity: len(str(identity)))
     config = RecordConfig(segment_rows=5)
     rows: list[Row] = [row for i in range(1, 5) for row in one_of_each(i)]

@@ -1,6 +1,7 @@
 """The desk: every turn gets one outcome, batches are recorded before they are used, a restart decides alike."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -158,14 +159,40 @@ async def test_the_baseline_predicts_a_batch_before_it_learns_from_it(log, now, 
 
 async def test_what_is_too_stale_is_held_back_and_the_rest_is_not(log, now, open_desk, turn):
     turns = [turn(i, **made_by(v)) for i, v in enumerate([5, 0, 2, 1, 6])]
-    mixed = turn(9, sampled_ids=(1, 2), logprobs=(-0.5, -0.5), spans=(*made_by(6)["spans"], *made_by(1)["spans"]))
-    await log.append(*turns, mixed, a_delivery(*turns, mixed))
+    two = {"sampled_ids": (1, 2), "logprobs": (-0.5, -0.5)}
+    mixed = turn(8, spans=(*made_by(6)["spans"], *made_by(1)["spans"]), **two)
+    older = turn(9, spans=(*made_by(2)["spans"], *made_by(1)["spans"]), **two)
+    await log.append(*turns, mixed, older, a_delivery(*turns, mixed, older))
     now.at = 41.0
     desk = open_desk(log, config=RewardConfig(max_staleness=4))
     await desk.poll()
-    assert [each.id for each in await desk.ready(6, 3)] == ["t0:0", "t2:0", "t4:0"]
-    assert log.reasons(Holdback) == {"t1:0": "stale:6", "t3:0": "stale:5", "t9:0": "stale:5"}
+    assert [each.id for each in await desk.ready(6, 3)] == ["t2:0", "t4:0", "t8:0"], (
+        "its tokens are 2.5 steps old on average"
+    )
+    assert log.reasons(Holdback) == {"t1:0": "stale:6", "t3:0": "stale:5", "t9:0": "stale:4.5"}
     assert (await recount(log)).balanced
+
+
+async def test_long_answers_over_which_weights_change_are_learned_from_as_often_as_short_ones(
+    log, now, open_desk, turn
+):
+    """A release every four steps, answers of up to two steps' time, each asked for by the trainer one step after its end."""
+    rng, turns, step = np.random.default_rng(4), [], 24
+    for i in range(400):
+        tokens, ended = int(rng.integers(1, 61)), rng.uniform(20.0, 24.0)
+        made = Counter(4 * int((ended - k / 30) / 4) + step - int(ended + 1.0) for k in range(tokens))
+        spans = tuple(Span(policy=PolicyVersion(number=n, hash="aa"), tokens=made[n]) for n in sorted(made))
+        turns.append(turn(i, sampled_ids=(7,) * tokens, logprobs=(-0.5,) * tokens, spans=spans))
+    await log.append(*turns, a_delivery(*turns))
+    now.at = 41.0
+    desk = open_desk(log, config=RewardConfig(max_staleness=4))
+    await desk.poll()
+    await desk.ready(step, 400)
+    held = log.reasons(Holdback)
+    assert {why.partition(":")[0] for why in held.values()} == {"stale"}
+    kept = [each for each in turns if each.id not in held]
+    served, trained = (np.mean([len(each.sampled_ids) for each in some]) for some in (turns, kept))
+    assert trained > 0.95 * served
 
 
 async def test_another_contract_is_held_back_only_where_it_is_refused(log, now, open_desk, turn):

@@ -9,8 +9,7 @@ from ostinato.core.conversation import Conversation, Message, Role, Tool
 from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import MAX_PARSED_CALLS, Branch, Finish
-from ostinato.model.answer_formats import HERMES, format_for
-from ostinato.model.answer_reader import Reader
+from ostinato.model.answer_reader import HERMES, Reader, format_for
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.testing.engine import FakeEngine, decode
 

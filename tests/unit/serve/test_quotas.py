@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.deadlines import PATIENT_S
 
-from ostinato.core.bucket import Bucket
 from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
+from ostinato.core.fair_share import Bucket
 from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig
 from ostinato.serve.quotas import QuotaExceeded, Quotas, in_force, quota_of
 from ostinato.testing.engine import FakeEngine

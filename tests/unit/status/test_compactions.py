@@ -23,8 +23,7 @@ from ostinato.status.compactions import (
 )
 from ostinato.status.summary import Summary
 from ostinato.testing.records import a_turn
-from ostinato.web.page.files import StaticFiles
-from ostinato.web.page.templates import Templates
+from ostinato.web.page.templates import StaticFiles, Templates
 from ostinato.web.page.views import compactions_shown, now_shown, state_of
 
 LONG = tuple(range(4_000))

@@ -13,8 +13,7 @@ from ostinato.core.steering import Basis, Steered
 from ostinato.status.dials import UNFITTED, cautions, dials_line, dials_now, effect_sentence
 from ostinato.status.summary import Summary
 from ostinato.testing.records import a_turn
-from ostinato.web.page.files import StaticFiles
-from ostinato.web.page.templates import Templates
+from ostinato.web.page.templates import StaticFiles, Templates
 from ostinato.web.page.views import dials_shown
 
 ON = AdaptConfig(mode="dials", holdout=0.5)

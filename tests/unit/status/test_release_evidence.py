@@ -13,8 +13,8 @@ from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import Arm, Batch, PolicyVersion, ReleaseEvent, Reward, Span
 from ostinato.launch.commands.log import named
+from ostinato.launch.commands.release import find_release, show_release
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.show import find_release, show_release
 from ostinato.launch.views.page import copy, looking
 from ostinato.status.log_index import PageIndex
 from ostinato.status.release_evidence import Stretch, counted, last_report, same_prompts, trial_looks

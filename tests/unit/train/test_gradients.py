@@ -9,11 +9,10 @@ from tests.devices import TORCH
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
-from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_moe, tiny_of
 from ostinato.train.config import TrainConfig
 from ostinato.train.linear_gradients import selected, sum_gradients_into
 from ostinato.train.masters import sum_of_squares

@@ -10,7 +10,7 @@ from transformers import Glm4MoeConfig
 
 from ostinato.model.load import build, load_model, weights_of
 from ostinato.testing.records import a_sample, a_turn
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.testing.tiny import SUPPORTED, tiny_of
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 

@@ -12,8 +12,7 @@ from ostinato.reward.accounting import Accounting
 from ostinato.web.page import app, charts
 from ostinato.web.page.query_params import own_path
 from ostinato.web.page.release_answers import sentence
-from ostinato.web.page.templates import flat, marked, points, told
-from ostinato.web.page.tokens import prompt_text, shade, spelt
+from ostinato.web.page.templates import flat, marked, points, prompt_text, shade, spelt, told
 from ostinato.web.page.views import state_of
 
 PAYLOADS = [

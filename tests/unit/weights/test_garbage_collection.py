@@ -6,8 +6,7 @@ from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify
-from ostinato.weights.keep.gc import CollectConfig, collect
-from ostinato.weights.keep.gc_mark import Node, Rules, marked, starts, versions_of
+from ostinato.weights.keep.gc import CollectConfig, Node, Rules, collect, marked, starts, versions_of
 from ostinato.weights.keep.pins import held, hold, let_go, pin, unpin
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.interface import ListedRef

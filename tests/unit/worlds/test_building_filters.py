@@ -5,15 +5,16 @@ from ostinato.core.errors import BadRequest
 from ostinato.worlds.building.filters import (
     ChangeFate,
     Elsewhere,
+    TaskKind,
     TestLines,
     gives_away,
+    instruct,
     judge_first,
     says_enough,
     split_tests,
 )
 from ostinato.worlds.building.mutations import functions_of
 from ostinato.worlds.building.runs import SuiteRun, judge_runs
-from ostinato.worlds.building.wording import TaskKind, instruct
 
 CLAMP = functions_of("tiny_counts.py", MODULE)[0]
 

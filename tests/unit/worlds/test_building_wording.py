@@ -1,7 +1,7 @@
 """The words of built tasks: the tests that say most come first, and code keeps its shape."""
 
+from ostinato.worlds.building.filters import TaskKind, instruct
 from ostinato.worlds.building.mutations import functions_of
-from ostinato.worlds.building.wording import TaskKind, instruct
 
 SOURCE = '''
 class Chart:

@@ -23,14 +23,14 @@ from ostinato.core.weights import Snapshot, Swap, Weights
 from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.forms.fp8 import round_to_fp8
 from ostinato.engine.embedded.kv import BlockPool, open_store
+from ostinato.engine.embedded.quantized import round_to_fp8
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
+from ostinato.model.backend import backend_of
 from ostinato.model.cpu import team
-from ostinato.model.devices.backend import backend_of
 from ostinato.model.grammars import Grammars
-from ostinato.model.integers import Integers
+from ostinato.model.linear import Integers
 from ostinato.model.logit_edits import LogitEditor
 from ostinato.model.steering import AnswerSteering, LogitSteering
 

@@ -1,6 +1,6 @@
 """The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise linear layers in panels.
 
-If rounding to integers is requested, the decoder's linear layers are rounded, in the same forms.
+If rounding to integers is requested, the decoder's linear layers are rounded, in the same forms (`quantized`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.forms.condensed import condense
-from ostinato.engine.embedded.forms.fused import fuse
-from ostinato.engine.embedded.forms.int8 import quantise
+from ostinato.engine.embedded.condensed import condense
+from ostinato.engine.embedded.fused import fuse
+from ostinato.engine.embedded.quantized import quantise
 from ostinato.model.attention import hidden
 from ostinato.model.cpu import team
-from ostinato.model.exactness import vocabulary_of
 from ostinato.model.experts import lay_out_experts
-from ostinato.model.integers import Integers
-from ostinato.model.linear import replace_by_panels
+from ostinato.model.linear import Integers, replace_by_panels
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
-from ostinato.model.selftest import filled
+from ostinato.model.selftest import filled, vocabulary_of
 
 _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5

@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.model.attention import Attend
-from ostinato.model.devices.backend import OWN, ComputeBackend
-from ostinato.model.devices.cache import CacheAttend, cached_layer
-from ostinato.model.devices.step import Decoding
+from ostinato.model.backend import OWN, ComputeBackend
+from ostinato.model.device_attention import CacheAttend, cached_layer
+from ostinato.model.device_step import Decoding
 from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from ostinato.core import nucleus
 from ostinato.core.generation import Tops
 from ostinato.core.records import logit_divisor
-from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.logit_edits import Edit, edit_logits
-from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
+from ostinato.model.logprobs import GREEDY, RowSoftmax, TensorSoftmax, softmax
 from ostinato.model.steering import SteeredToken
 
 _MASK = (1 << 64) - 1

@@ -33,14 +33,14 @@ from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Swap
 from ostinato.engine.admission import shown
-from ostinato.engine.embedded.forms.condensed import is_condensed
+from ostinato.engine.embedded.condensed import is_condensed
 from ostinato.engine.embedded.kv import KVShape, KVStore
 from ostinato.engine.embedded.sampler import Draw, Drawn, draw, key_of, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.backend import backend_of
 from ostinato.model.cpu import team
-from ostinato.model.devices.backend import backend_of
 from ostinato.model.logit_edits import UNEDITED, Edit, LogitEditor
 from ostinato.model.logprobs import softmax
 from ostinato.model.paged import PagedEntry, WholeAttend

@@ -32,8 +32,15 @@ from ostinato.engine.admission import check_request, prefix_key
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.vllm.fleet import Replica, VllmFleet
 from ostinato.engine.vllm.loans import Loans
-from ostinato.engine.vllm.server import ServerClient, WeightDriver, contexts_of
-from ostinato.engine.vllm.wire import OpenAnswer, System, VllmServerInfo, WireChoice
+from ostinato.engine.vllm.server import (
+    OpenAnswer,
+    ServerClient,
+    System,
+    VllmServerInfo,
+    WeightDriver,
+    WireChoice,
+    contexts_of,
+)
 from ostinato.model.steering import StaticSteering
 from ostinato.model.tensors import check_finite
 

@@ -1,28 +1,396 @@
-"""One vLLM server over HTTP: its settings, token streams and scores. Its weights are handled elsewhere (`WeightDriver`)."""
+"""One vLLM server over HTTP: its settings, token streams and scores. Its weights are handled elsewhere (`WeightDriver`).
+
+The parts of its responses that are used are typed records; everything else is ignored. The shapes are those of vLLM's
+`entrypoints/scale_out/token_in_token_out/protocol.py`, as of version 0.32. A server's token events become the chunks of one request, each
+token attributed to the version that made it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+import math
+import tokenize
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
+from ostinato.core import routes
 from ostinato.core.errors import BadConfig, BadRequest, BadRoutes, Unavailable
-from ostinato.core.records import PolicyVersion
-from ostinato.engine.vllm.wire import (
-    VllmServerInfo,
-    WireChoice,
-    read_about,
-    read_context,
-    read_event,
-    read_scores,
-    read_version,
-)
+from ostinato.core.generation import Chunk, Generate, Tops
+from ostinato.core.records import Finish, PolicyVersion
+from ostinato.engine.admission import shown
+from ostinato.model.stream import TextStream
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class WireSpan(BaseModel, frozen=True):
+    """Output tokens [start, end) were sampled by the weights labelled `version`."""
+
+    version: str
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+
+
+class _Logprob(BaseModel):
+    logprob: float = Field(allow_inf_nan=False, le=0.0)
+
+
+class _Candidate(_Logprob):
+    token_id: int
+
+
+class _Sampled(_Logprob):
+    top_logprobs: list[_Candidate] = Field(default_factory=list[_Candidate])
+
+
+class _Logprobs(BaseModel):
+    content: list[_Sampled] | None = None
+
+
+class WireChoice(BaseModel):
+    """New tokens of one sample. `weight_versions` and `routed_experts` cover the whole sample and are sent only with its last event."""
+
+    index: int = Field(ge=0)
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[WireSpan] | None = None
+    routed_experts: str | None = None
+    _routes: bytes = PrivateAttr(default=b"")
+
+    @property
+    def routes(self) -> bytes:
+        """The encoded expert ids of all computed tokens, once `keep_routes` has read them."""
+        return self._routes
+
+    def keep_routes(self, experts: int) -> None:
+        """Read `routed_experts`, an .npy file in base64: ids [P + T - 1, L, k] of so many experts. Raises BadRoutes."""
+        if self.routed_experts is not None:
+            self._routes = routes.encode(_array(self.routed_experts), experts)
+
+    @property
+    def ids(self) -> list[int]:
+        """The new tokens."""
+        return self.token_ids or []
+
+    @property
+    def values(self) -> list[float]:
+        """The new tokens' log-probabilities."""
+        content = self.logprobs.content if self.logprobs is not None else None
+        return [entry.logprob for entry in content or []]
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it holds a token or a finish reason."""
+        return bool(self.token_ids) or self.finish_reason is not None
+
+    def tops(self, count: int) -> tuple[Tops, ...]:
+        """The likeliest `count` tokens at each new token's place; the server lists the sampled token among them whatever its rank."""
+        content = self.logprobs.content if self.logprobs is not None else None
+        found = ([(top.token_id, top.logprob) for top in entry.top_logprobs] for entry in content or [])
+        return tuple(tuple(sorted(tops, key=lambda top: -top[1])[:count]) for tops in found) if count else ()
+
+
+class _Error(BaseModel):
+    message: str = "no message"
+
+
+class _Event(BaseModel):
+    choices: list[WireChoice] = Field(default_factory=list[WireChoice])
+    error: _Error | None = None
+
+
+class _Scored(BaseModel):
+    prompt_logprobs: list[dict[str, _Logprob] | None] | None = None
+
+
+class _Card(BaseModel):
+    max_model_len: int = Field(gt=0)
+
+
+class _Cards(BaseModel):
+    data: list[_Card] = Field(min_length=1)
+
+
+class _ModelConfig(BaseModel):
+    logprobs_mode: str
+    dtype: str = "unknown"
+    quantization: str | None = None
+
+
+class _Grammars(BaseModel):
+    backend: str = "auto"
+
+
+class _Device(BaseModel):
+    device: str = ""
+
+
+class _AuxiliaryOutput(BaseModel):
+    enable_return_routed_experts: bool = False
+
+
+class _Scheduler(BaseModel):
+    enable_chunked_prefill: bool = False
+
+
+class VllmSettings(BaseModel):
+    """The server's start-up settings that matter here."""
+
+    model_config_: _ModelConfig = Field(alias="model_config")
+    device_config: _Device = Field(default_factory=_Device)
+    scheduler_config: _Scheduler = Field(default_factory=_Scheduler)
+    structured_outputs_config: _Grammars = Field(default_factory=_Grammars)
+    aux_output_config: _AuxiliaryOutput = Field(default_factory=_AuxiliaryOutput)
+
+    @property
+    def returns_routes(self) -> bool:
+        """True if its answers say which experts each token went to, for a mixture of experts."""
+        return self.aux_output_config.enable_return_routed_experts
+
+    @property
+    def logprobs_mode(self) -> str:
+        """The kind of log-probabilities that it reports."""
+        return self.model_config_.logprobs_mode
+
+    @property
+    def reads_lark(self) -> bool:
+        """True if llguidance reads its grammars: xgrammar, which "auto" prefers, accepts the same text but ignores parts of it."""
+        return self.structured_outputs_config.backend == "guidance"
+
+    @property
+    def dies_of_seeds(self) -> bool:
+        """True if a chunked prompt of a request with a seed crashes it: a CPU's random generator has no offset to reset."""
+        return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
+
+
+class System(BaseModel):
+    """The machine and libraries of a server, as far as it says."""
+
+    torch_version: str = "unknown"
+    nvidia_gpu_models: str | None = None
+
+
+class VllmServerInfo(BaseModel):
+    """What a server says of itself."""
+
+    vllm_config: VllmSettings
+    system_env: System | None = None
+
+
+class _Version(BaseModel):
+    version: str = Field(max_length=200)
+
+
+def read_event(line: bytes) -> list[WireChoice]:
+    """One line of a token stream -> its choices; empty for a line without any. Raises Unavailable for an error or an invalid event."""
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return []
+    event = _read(_Event, line[6:])
+    if event.error is not None:
+        raise Unavailable(f"the vLLM server ended the stream: {event.error.message}")
+    for choice in event.choices:
+        if len(choice.ids) != len(choice.values):
+            raise Unavailable(f"the vLLM server sent {len(choice.ids)} tokens with {len(choice.values)} logprobs")
+    return event.choices
+
+
+def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
+    """The log-probabilities of ids[start:] from a scored prompt. Raises Unavailable for an invalid response."""
+    entries = _read(_Scored, body).prompt_logprobs or []
+    if len(entries) != len(ids):
+        raise Unavailable(f"the vLLM server scored {len(entries)} of {len(ids)} tokens")
+    found = [(entry or {}).get(str(token)) for token, entry in zip(ids[start:], entries[start:], strict=True)]
+    if None in found:
+        raise Unavailable("the vLLM server left a token without its log-probability")
+    return [entry.logprob for entry in found if entry is not None]
+
+
+def read_context(body: bytes) -> int:
+    """The context length (prompt and answer together, in tokens), from the list of models."""
+    return _read(_Cards, body).data[0].max_model_len
+
+
+def read_about(body: bytes) -> VllmServerInfo:
+    """The server's settings and system."""
+    return _read(VllmServerInfo, body)
+
+
+def read_version(body: bytes) -> str:
+    """The version of vLLM."""
+    return _read(_Version, body).version
+
+
+_BAD_HEADER = (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+"""What numpy raises for a header that is none: it reads it as Python's literals, and once more as its tokens."""
+
+
+def _array(text: str) -> NDArray[np.integer]:
+    """The integers in an .npy file. Its claims are compared with its length before memory is taken. Raises BadRoutes."""
+    try:
+        file = io.BytesIO(base64.b64decode(text, validate=True))
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not version 1.0 of .npy")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        data = file.read()
+        if fortran or dtype.kind not in "iu" or len(data) != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
+        return np.frombuffer(data, dtype).reshape(shape)
+    except _BAD_HEADER as error:
+        raise BadRoutes(f"what the vLLM server says of experts is not understood: {error}", reason="corrupt") from error
+
+
+def _read(kind: type[M], body: bytes) -> M:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "its JSON"
+        raise Unavailable(f"the vLLM server's answer is not understood: {where}: {first['msg']}") from error
+
+
+# ---------------------------------------------------------------- answers
+
 
 _LOG = logging.getLogger(__name__)
+
+
+class _Sample:
+    def __init__(self, text: TextStream) -> None:
+        self.text = text
+        self.ids: list[int] = []
+        self.runs: list[tuple[str, int]] = []  # (hash, first token) of each run of tokens of one version
+        self.ended = False
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """(hash, first token, end) of each run."""
+        ends = [start for _, start in self.runs[1:]] + [len(self.ids)]
+        return [(hash, start, end) for (hash, start), end in zip(self.runs, ends, strict=True)]
+
+
+class OpenAnswer:
+    """The samples of one request. `take` processes the server's events; `end` ends the samples that the server did not finish.
+
+    A token's version is the one its slot held when it arrived; the server reports its own account only on a sample's last event. If the
+    two differ the sample ends with `Finish.ERROR`, because tokens of unknown origin must not be trained on.
+    """
+
+    def __init__(
+        self, request: Generate, seed: int, *, stop_ids: Set[int], decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self._request, self._seed, self._stop_ids = request, seed, stop_ids
+        self._samples = [_Sample(TextStream(decode, request.sampling.stop)) for _ in range(request.n)]
+
+    @property
+    def missing(self) -> int:
+        """Samples that have not ended."""
+        return sum(not sample.ended for sample in self._samples)
+
+    def take(self, choice: WireChoice, policy: PolicyVersion) -> Chunk | None:
+        """The chunk for new tokens, made by `policy`. None if they arrive after their sample's end."""
+        if choice.index >= len(self._samples) or self._samples[choice.index].ended:
+            return None
+        sample = self._samples[choice.index]
+        if choice.ids and (not sample.runs or sample.runs[-1][0] != policy.hash):
+            sample.runs.append((policy.hash, len(sample.ids)))
+        text, finish, used = "", None, 0
+        for token in choice.ids:
+            used += 1
+            sample.ids.append(token)
+            more, finish = shown(
+                sample.text, token, self._stop_ids, last=len(sample.ids) == self._request.sampling.max_tokens
+            )
+            text += more
+            if finish is not None:
+                break
+        if finish is None and choice.finish_reason is not None:
+            finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(choice.finish_reason, Finish.ERROR)
+            text += sample.text.flush()
+        if finish is not None and not self._as_told(sample, choice):
+            finish = Finish.ERROR
+        sample.ended = finish is not None
+        tops = choice.tops(self._request.tops)[:used]
+        chunk = self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
+        return chunk if finish in (None, Finish.ERROR) else replace(chunk, routes=choice.routes)
+
+    def constrained(self, chunk: Chunk) -> Sequence[int] | None:
+        """The tokens of the sample that this chunk ends, if it claims to be a whole answer that follows the request's grammar."""
+        if not self._request.sampling.grammar or chunk.finish is not Finish.STOP:
+            return None
+        sample = self._samples[chunk.index]
+        return None if sample.text.stopped else sample.ids  # a stop string may cut an answer anywhere
+
+    def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
+        """The last chunks of all samples that have not ended. At a deadline, a sample that saw a swap ends with `Finish.ERROR`, because the
+        server's account of which version made which token has not arrived, and will not.
+        """
+        chunks: list[Chunk] = []
+        for index, sample in enumerate(self._samples):
+            if sample.ended:
+                continue
+            sample.ended = True
+            last, text = finish, ""
+            if finish is Finish.DEADLINE:
+                text = sample.text.flush()
+                last = Finish.ERROR if len(sample.runs) > 1 else Finish.STOP if sample.text.stopped else finish
+            chunks.append(self._chunk(index, (), (), policy, text, last))
+        return chunks
+
+    def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:
+        """Whether the server's account of the versions matches ours. If we see the end before the server does, there is no account yet, and
+        only a sample that saw no swap is accepted.
+        """
+        if choice.finish_reason is None:  # we saw the end before the server
+            return len(sample.runs) <= 1
+        told = [
+            (span.version, span.start, min(span.end, len(sample.ids)))
+            for span in choice.weight_versions or ()
+            if span.start < min(span.end, len(sample.ids))
+        ]
+        if told != sample.spans():
+            _LOG.error(
+                "request %s: its tokens were made by %s, says the server, and not by %s; the answer ends as an error",
+                self._request.id,
+                told or "versions that it does not name",
+                sample.spans(),
+            )
+        return told == sample.spans()
+
+    def _chunk(
+        self,
+        index: int,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        policy: PolicyVersion,
+        text: str,
+        finish: Finish | None,
+        tops: tuple[Tops, ...] = (),
+    ) -> Chunk:
+        return Chunk(
+            index=index,
+            ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            policy=policy,
+            text=text,
+            finish=finish,
+            seed=self._seed,
+            tops=tops,
+        )
+
+
+# ---------------------------------------------------------------- a server
+
+
 _PATH = "/inference/v1/generate"
 _MODE = "processed_logprobs"
 _LOOK_S = 1.0

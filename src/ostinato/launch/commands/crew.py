@@ -18,8 +18,7 @@ from ostinato.launch.placing.address import bind, remove_address, url_of
 from ostinato.launch.placing.heartbeat import LISTEN_FD
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.restart_policy import SupervisorLimits
-from ostinato.launch.placing.supervision import Event, Supervisor
-from ostinato.launch.placing.worker_board import Board
+from ostinato.launch.placing.supervision import Board, Event, Supervisor
 from ostinato.status.gateway_address import read_address
 
 WORKERS = ("serve", "train", "release", "housekeeping")

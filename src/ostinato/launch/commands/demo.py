@@ -29,11 +29,10 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.scenario import Copilot, Scenario, measure_held_out
-from ostinato.launch.commands.tab_scenario import Tab
+from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import report_figures as figures

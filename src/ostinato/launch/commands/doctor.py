@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,52 @@ async def _e2b(config: Config) -> str:
     return f"E2B works (template {config.sandbox.template}): {'; '.join(missing)}"
 
 
+def _context(config: Config) -> str:
+    """Whether the model's context holds what agents send. Raises BadConfig if it does not hold the prompts that were served."""
+    if _elsewhere(config):
+        return "read at startup, once the model has been downloaded"
+    from transformers import AutoConfig
+
+    from ostinato.model.load import resolve
+    from ostinato.serve.calls.context import LEAST_SHARE
+
+    found = AutoConfig.from_pretrained(resolve(config.model.source, Path(config.model.cache))).get_text_config()
+    context = int(found.max_position_embeddings)
+    longest, openings = asyncio.run(_prompts(config))
+    if not openings:
+        return f"{context:,} tokens; no prompt of 1,000 tokens was served yet"
+    served = f"{context:,} tokens; the newest {len(openings):,} long sessions had prompts of up to {longest:,}"
+    if longest >= context:
+        raise BadConfig(
+            f"{served}: such calls are refused. Serve a model with a longer context, or have clients shorten their conversations earlier"
+        )
+    summary = context // LEAST_SHARE
+    trigger = int(config.serve.compaction_share * context)
+    tight = [opening for opening in openings if opening + summary >= trigger]
+    if not tight:
+        return f"{served}, and windows begin with up to {max(openings):,}"
+    return (
+        f"{served}{_BELOW}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
+        f"summary: with a summary of up to {summary:,} they reach {trigger:,} (serve.compaction_share) again at once, and an agent may "
+        "summarise after every answer and never end. Serve a model with a longer context, or give the agent fewer tools"
+    )
+
+
+async def _prompts(config: Config) -> tuple[int, Sequence[int]]:
+    """The longest prompt that people's sessions had, and those with which windows began, by the status that was saved last."""
+    from ostinato.app.storage import open_folds
+    from ostinato.status.compactions import prompt_lengths
+    from ostinato.status.summary import FOLD, Summary
+
+    kept = await open_folds(config).load(FOLD) if Home(config.run.directory).folds.is_dir() else None
+    if kept is None:
+        return 0, ()
+    try:
+        return prompt_lengths(Summary.of(*kept).compactions)
+    except (KeyError, TypeError, ValueError):  # another version's, which is made again at the start
+        return 0, ()
+
+
 def _speed(config: Config) -> str:
     from ostinato.app import numerics
 
@@ -153,7 +199,7 @@ def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
 
 def _numerics(config: Config) -> str:
     from ostinato.app import numerics
-    from ostinato.launch.views.contracts import apart, parts
+    from ostinato.core.numerics import contract_in_words, differences_in_words
     from ostinato.model.config import backend
     from ostinato.model.kernels.cache import announced
 
@@ -165,13 +211,13 @@ def _numerics(config: Config) -> str:
         engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
     alike = "engine and trainer alike"
     if engine != trainer:
-        alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
+        alike = f"the trainer's is {trainer.id}: {differences_in_words(engine, trainer)}, so its turns count as foreign"
     if backend(config.model).kernels == "torch":
-        return f"{parts(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
+        return f"{contract_in_words(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
     examined = numerics.examined(config, numerics.compute(config), 1)
     found, count = examined.value, numerics.engine_threads(config)
     held = "exact mode holds" if found.exact else found.reason
-    lines = [f"{parts(engine)}; {alike}", *([str(mode)] if mode.why else [])]
+    lines = [f"{contract_in_words(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
     lines += [f"  {line}" for line in found.table]
     lines += [] if found.exact else [_otherwise_exact(config)]
@@ -394,6 +440,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("SQLite", _sqlite),
     ("sandbox", _sandbox),
     ("model", check_model),
+    ("context", _context),
     ("speed", _speed),
     ("numerics", _numerics),
     ("reward", _reward),

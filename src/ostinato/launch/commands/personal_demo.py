@@ -35,8 +35,8 @@ from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.views.screen import bar, counting_bar
 from ostinato.launch.workers.prepare import prepare
-from ostinato.record.lock import hold
 from ostinato.record.person_cache import PersonCacheView
+from ostinato.record.roles import hold
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.status.arms import curves
 from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_line, dials_now

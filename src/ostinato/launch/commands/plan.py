@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.compute.description import Description
-from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Lane, learned_turns, plan_cycle
+from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Description, Lane, learned_turns, plan_cycle
 from ostinato.config import explain, origins, parse_override, put, read_file
 from ostinato.core.errors import BadConfig
 from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link, Moved, plan

@@ -18,9 +18,8 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
-from ostinato.core.numerics import Contract, same_arithmetic
+from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, step_line, swap_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
@@ -332,6 +331,6 @@ def _contracts(seen: Summary) -> list[str]:
     for stamped, contract in contracts:
         newest = contracts[-1][1]
         alike = contract == newest or same_arithmetic(contract, newest)
-        away = "" if alike else f"; differs from the newest: {apart(newest, contract)}"
-        lines.append(f"numerics {parts(contract, stamped)}{away}")
+        away = "" if alike else f"; differs from the newest: {differences_in_words(newest, contract)}"
+        lines.append(f"numerics {contract_in_words(contract, stamped)}{away}")
     return lines

@@ -23,9 +23,8 @@ from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.weights import Learned
 from ostinato.corpus.build import check_new
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.manifest import CorpusManifest
 from ostinato.corpus.order import Phase
-from ostinato.corpus.shards import ShardSet
+from ostinato.corpus.shards import CorpusManifest, ShardSet
 from ostinato.launch.views.screen import plain
 
 _SHOWN = 20

@@ -1,28 +1,42 @@
-"""`ostinato up`: the workers under one supervisor, from the first check to the last worker's end."""
+"""`ostinato up`: the workers under one supervisor, from the first check to the last worker's end.
+
+`ostinato up --on ray`: the same workers under the same supervisor, each on a node that Ray chooses.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import json
 import math
+import os
+import urllib.parse
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.app.storage import home
-from ostinato.config import Config
+from ostinato.app.storage import Home, home
+from ostinato.config import Config, plain, save
+from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
-from ostinato.launch.commands.compute import check_sharing
-from ostinato.launch.commands.crew import Launched, launch
+from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
+from ostinato.launch.commands.crew import WORKERS, Launched, launch, limits_of, supervised
+from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
-from ostinato.launch.placing.supervision import Event
+from ostinato.launch.placing.ray_cluster import RayCluster
+from ostinato.launch.placing.remote_worker import Order, PlacedWorker
+from ostinato.launch.placing.supervision import EVERY_S, Event, Supervisor, board_text
 from ostinato.launch.workers.shutdown import until_stopped
-from ostinato.record.lock import hold
 from ostinato.record.restore import sweep_restorations
+from ostinato.record.roles import hold
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.quotas import in_force
 from ostinato.status.config_warnings import config_warnings
+from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
 
 
@@ -67,8 +81,6 @@ def _launching(
 ) -> contextlib.AbstractAsyncContextManager[Launched]:
     if on == "here":
         return launch(config, say, front="serve")
-    from ostinato.launch.commands.up_on_ray import launch_on_ray
-
     return launch_on_ray(config, say)
 
 
@@ -120,3 +132,209 @@ def _show_trouble(launched: Launched, console: Console, known: str) -> str:
     if trouble and trouble != known:
         _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (trouble, "red")))
     return trouble
+
+
+# ---------------------------------------------------------------- on the nodes of a cluster
+
+
+_LOOK_S = 0.5
+_ASKING = ("release", "rollout")  # workers that call the gateway
+_LEAST = 0.0001  # the smallest amount of a resource that Ray tells from zero
+
+
+def check_placeable(config: Config) -> None:
+    """Raise BadConfig for a run whose workers cannot be on several machines."""
+    if not config.record.url:
+        raise BadConfig("`--on ray` needs a log that all nodes reach: name a Postgres database in record.url")
+    if not config.weights.url:
+        raise BadConfig("`--on ray` needs a weight store that all nodes reach: name a bucket in weights.url")
+    check_sharing(config, on_ray=True)
+    known = (*WORKERS, "rollout")
+    for section, named in (("cpus", config.ray.cpus), ("resources", config.ray.resources)):
+        if unknown := sorted(set(named) - set(known)):
+            raise BadConfig(f"ray.{section}.{unknown[0]}: no such worker; there are {', '.join(sorted(known))}")
+    for worker in known:
+        _check_amounts(config, worker)
+
+
+def _reserved(config: Config) -> Config:
+    """An engine without a number of threads takes the cores that are reserved for it, not all that its node has."""
+    if config.engine.threads:
+        return config
+    reserved = max(1, int(config.ray.cpus.get("serve", 1.0)))
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": reserved})})
+
+
+def _check_amounts(config: Config, worker: str) -> None:
+    """Raise BadConfig for amounts of resources that Ray would refuse to give to a worker."""
+    cpus, others = config.ray.cpus.get(worker, 1.0), config.ray.resources.get(worker, {})
+    named = {f"ray.cpus.{worker}": cpus} | {f"ray.resources.{worker}.{name}": each for name, each in others.items()}
+    for key, amount in named.items():
+        if not math.isfinite(amount) or amount < 0 or 0 < amount < _LEAST:
+            raise BadConfig(f"{key} is {amount:g}; give 0, or {_LEAST:g} and more")
+    if others.get("GPU", 0) > 1 and others["GPU"] % 1:
+        raise BadConfig(f"ray.resources.{worker}.GPU is {others['GPU']:g}; give a share of one GPU, or a whole number")
+    if "object_store_memory" in others:
+        raise BadConfig(f"ray.resources.{worker}.object_store_memory: a worker uses none; leave it out")
+    if worker in WORKERS and not any({"CPU": cpus, **others}.values()):
+        raise BadConfig(
+            f"ray.cpus.{worker} is 0, and it takes nothing else: give it {_LEAST:g} or more, so that Ray has a place to keep"
+        )
+
+
+@contextlib.asynccontextmanager
+async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
+    """A run's workers on a Ray cluster, alive inside the block and stopped after it. The caller must hold the run's `up` lock.
+
+    Raises BadConfig if there is no such cluster, or the run cannot be on several machines.
+    """
+    check_placeable(config)
+    place, config = home(config), _reserved(config)
+    save(config, place.config)
+    cluster = RayCluster(config.ray, WORKERS)
+    try:
+        crew = Crew(config, place, cluster, say)
+        supervisor = Supervisor(crew.workers, limits_of(config), say, front="serve")
+        async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
+            write_wish(place.scale, config.ray.rollouts)
+            keeping = {asyncio.create_task(crew.keep(supervisor))}
+            if config.compute.share:
+                keeping.add(asyncio.create_task(Sharing(config, say).keep()))
+            try:
+                yield launched
+            finally:
+                for task in keeping:
+                    task.cancel()
+                await asyncio.wait(keeping)
+    finally:
+        place.scale.unlink(missing_ok=True)
+        cluster.close()
+
+
+@dataclass(slots=True)
+class Crew:
+    """The workers of a run on a cluster: those that every run has, and as many rollout workers as are wanted."""
+
+    config: Config
+    place: Home
+    cluster: RayCluster
+    say: Event
+    workers: list[PlacedWorker] = field(default_factory=list[PlacedWorker])
+    _admin_key: str = ""
+    _shown_at: float = 0.0
+    _failing: dict[str, str] = field(default_factory=dict[str, str])
+    _out_of_reach: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
+
+    def __post_init__(self) -> None:
+        self._admin_key = self.place.admin_key()
+        self.workers += [self._worker(name, name) for name in WORKERS]
+
+    @property
+    def serving(self) -> PlacedWorker:
+        """The gateway's worker."""
+        return next(worker for worker in self.workers if worker.name == "serve")
+
+    async def keep(self, supervisor: Supervisor) -> None:
+        """Until cancelled, adjust the number of rollout workers, tell workers that call the gateway its URL, send the gateway's node the
+        files of this machine that it reads, and stop workers on nodes that are taken away. A failure is reported once and retried.
+        """
+        parts = {
+            "scaling": self._scale,
+            "telling the workers": self._tell,
+            "telling the gateway": self._show,
+            "leaving nodes": self._move,
+        }
+        while True:
+            for name, part in parts.items():
+                try:
+                    await part(supervisor)
+                    self._failing.pop(name, None)
+                except Exception as error:  # noqa: BLE001 (one part that fails must not end the others in silence)
+                    what = f"{name} failed and is tried again: {type(error).__name__}: {error}"
+                    if self._failing.get(name) != what:
+                        self.say("up", what)
+                    self._failing[name] = what
+            await asyncio.sleep(_LOOK_S)
+
+    async def _scale(self, supervisor: Supervisor) -> None:
+        wanted = None if self.config.learn.source == "people" else read_wish(self.place.scale)
+        there = [worker for worker in self.workers if worker.name not in WORKERS]
+        if wanted is None or wanted == len(there):
+            return
+        if wanted > len(there):
+            for number in range(len(there) + 1, wanted + 1):
+                worker = self._worker("rollout" if number == 1 else f"rollout-{number}", "rollout", number - 1)
+                self.workers.append(worker)
+                supervisor.add(worker)
+            return
+        leaving = there[wanted:]
+        await asyncio.gather(*(supervisor.remove(worker.name) for worker in leaving))
+        for worker in leaving:
+            self.workers.remove(worker)
+            self.say(worker.name, "left: fewer are wanted")
+
+    async def _tell(self, _: Supervisor) -> None:
+        url = self.serving.url
+        if url is None:
+            return
+        with contextlib.suppress(OSError):  # for commands on this machine, which say so if the file is missing
+            known = read_address(self.place.address)
+            if known is None or reachable(known, self.serving.node) != url:
+                write_address(self.place.address, url)
+        asking = [worker for worker in self.workers if worker.name.startswith(_ASKING)]
+        for worker in asking:
+            self._warn(url, worker)
+        await asyncio.gather(*(worker.tell(url, self.config.supervise.stop_s) for worker in asking))
+
+    async def _show(self, supervisor: Supervisor) -> None:
+        """Send the gateway's node the board, shown at `/metrics` and on the page, and the list of engine servers that drain."""
+        if (now := asyncio.get_running_loop().time()) - self._shown_at >= EVERY_S:
+            self._shown_at = now
+            self.serving.give(self.place.workers.name, board_text(supervisor.watched))
+        draining = self.place.draining
+        self.serving.give(draining.name, draining.read_text(errors="replace") if draining.exists() else "")
+
+    async def _move(self, _: Supervisor) -> None:
+        """Stop the workers on a node that Ray takes away while they still have time to end; they start again elsewhere."""
+        leaving = await self.cluster.leaving()
+        going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
+        for worker in going:
+            self.say(worker.name, f"leaves {worker.node}, which Ray takes away")
+        await asyncio.gather(*(worker.stop(self.config.supervise.stop_s) for worker in going))
+
+    def _warn(self, url: str, worker: PlacedWorker) -> None:
+        """Say once that a worker cannot reach the gateway."""
+        pair = (worker.name, worker.node, url)
+        if worker.node in ("", self.serving.node) or pair in self._out_of_reach or not _loopback(url):
+            return
+        self._out_of_reach.add(pair)
+        what = f"is on {worker.node} and cannot reach {url} of {self.serving.node}; set listen.host to 0.0.0.0, and serve.api_keys"
+        self.say(worker.name, what)
+
+    def _worker(self, name: str, kind: str, before: int = 0) -> PlacedWorker:
+        """Make a worker. `before`: how many of its kind there are already; added to the seed, so that each has its own order of tasks."""
+        root = self.place.root.absolute()
+        own = root if name == kind else root / name  # each rollout worker has a journal of its own
+        run = self.config.run.model_copy(update={"directory": own})
+        worlds = self.config.worlds.model_copy(update={"seed": self.config.worlds.seed + before})
+        settings = self.config.model_copy(update={"run": run, "worlds": worlds})
+        if kind != "serve":  # only the gateway authenticates callers
+            callers = {"api_keys": (), "api_keys_file": None, "user_keys": (), "admin_key": None, "metrics_key": None}
+            settings = settings.model_copy(update={"serve": settings.serve.model_copy(update=callers)})
+        order = Order(
+            name=name,
+            command=kind,
+            settings=json.dumps(plain(settings), indent=1),
+            home=str(own),
+            admin_key=self._admin_key if kind in ("serve", *_ASKING) else "",
+            cwd=os.getcwd(),
+        )
+        return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)
+
+
+def _loopback(url: str) -> bool:
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
-from ostinato.launch.placing.node_agent import NodeKeeper
-from ostinato.launch.placing.remote_worker import NodePlace
+from ostinato.launch.placing.remote_worker import NodeKeeper, NodePlace
 from ostinato.placing_config import RayConfig
 
 _T = TypeVar("_T")

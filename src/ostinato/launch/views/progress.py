@@ -12,7 +12,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.files import older, private
 from ostinato.core.weights import Learned, Swap
-from ostinato.launch.placing.output import KEPT_BYTES
+from ostinato.launch.placing.process import KEPT_BYTES
 
 if TYPE_CHECKING:
     from ostinato.adapt.dials import DialSpread

@@ -19,10 +19,9 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import Life, act
 from ostinato.record.restore import sweep_restorations
 from ostinato.status import summary
 

@@ -14,12 +14,11 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.seams import Log
 from ostinato.launch.placing.address import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.leader import patience_of
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life
-from ostinato.record.lock import hold
+from ostinato.launch.workers.worker_main import Life, patience_of
+from ostinato.record.roles import hold
 from ostinato.worlds.rollout.finished import CheatWatch, Finished
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Taskset

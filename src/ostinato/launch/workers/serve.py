@@ -33,7 +33,7 @@ from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.model.kernels.cache import announced
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.release.alarms import note
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind, client_keys

@@ -24,12 +24,11 @@ from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
+from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.heartbeat import Heartbeat
-from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import Life, act
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker

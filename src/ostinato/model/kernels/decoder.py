@@ -16,12 +16,11 @@ from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.attention import attend_head, room
-from ostinato.model.kernels.gate import activation16
+from ostinato.model.kernels.elementwise import activation16
 from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products, levels_in_line
-from ostinato.model.kernels.norm import rms_norm
+from ostinato.model.kernels.norm import rms_norm, rotate
 from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
 from ostinato.model.kernels.quantize import to_levels
-from ostinato.model.kernels.rotary import rotate
 from ostinato.model.kernels.thread_barrier import await_all, claim, finished
 from ostinato.model.kernels.vector import PANEL, WIDE, add16, load16, mul16, pointer, round16, store16
 

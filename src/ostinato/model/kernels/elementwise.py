@@ -3,14 +3,39 @@
 
 A number's cosine, sine and sigmoid depend on that number alone. A row's softmax: m = max x; e_i = exp(x_i - m); their sum in fp32,
 ascending; e_i / sum.
+
+The activation of a gated linear unit, SiLU(gate) * up or GELU(gate) * up, in one pass instead of two, and its gradients.
+
+Per number, in fp32, with t = g for SiLU (Elfwing et al. 2018, 1702.03118) and, for GELU in its tanh approximation (Hendrycks and Gimpel
+2016, 1606.08415), t = 2 c (g + 0.044715 g^3) with c = sqrt(2 / pi): as (1 + tanh(x)) / 2 = 1 / (1 + exp(-2 x)), both are
+g / (1 + exp(-t)). It is computed as e = exp(-|t|); g n / (1 + e) with n = e where t < 0, else 1; rounded to the dtype, multiplied by u in
+fp32 and rounded again. GELU's t is g (2 c + (2 c 0.044715) (g g)) with one fused multiply-add. A number's bits depend on that number alone.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import cos_and_sin, exp, exp64, load, log64, store
+from ostinato.model.kernels.arithmetic import cos_and_sin, exp, exp64, fma, inlined, load, log64, store
+from ostinato.model.kernels.vector import (
+    WIDE,
+    add16,
+    all16,
+    away16,
+    div16,
+    exp16,
+    fma16,
+    load16,
+    mul16,
+    pick16,
+    round16,
+    store16,
+    sub16,
+)
 
 _ONE = np.float32(1.0)
 
@@ -60,3 +85,90 @@ def softmax_rows(x_NE, out_NE):
             total += out_NE[n, i]
         for i in range(size):
             out_NE[n, i] /= total
+
+
+# ---------------------------------------------------------------- gated linear units
+
+
+_CUBIC = 0.044715
+_LINE = np.float32(2 * math.sqrt(2 / math.pi))
+_CUBE = np.float32(2 * math.sqrt(2 / math.pi) * _CUBIC)
+_CUBE_SLOPE = np.float32(3 * 2 * math.sqrt(2 / math.pi) * _CUBIC)
+
+
+@inlined
+def _sigmoid16(g, gelu) -> tuple[Any, Any]:
+    """1 / (1 + exp(-t)) as numerator and denominator."""
+    t = g
+    if gelu:
+        t = mul16(g, fma16(mul16(g, g), all16(_CUBE), all16(_LINE)))
+    e = exp16(away16(t))
+    return pick16(t, e, all16(_ONE)), add16(all16(_ONE), e)
+
+
+@inlined
+def _sigmoid(g, gelu):
+    """The same for one number."""
+    t = g * fma(g * g, _CUBE, _LINE) if gelu else g
+    e = exp(-abs(t))
+    return (e if t < np.float32(0.0) else _ONE), _ONE + e
+
+
+@inlined
+def activation16(g, gelu):
+    """GELU(g) if `gelu`, else SiLU(g), in fp32."""
+    numerator, denominator = _sigmoid16(g, gelu)
+    return div16(mul16(g, numerator), denominator)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def activation_mul(gate_NF, up_NF, gelu, out_NF):
+    """Fill out_NF. Each row is contiguous; the array need not be."""
+    rows, width = gate_NF.shape
+    whole = width // WIDE * WIDE
+    for n in range(rows):
+        for f in range(0, whole, WIDE):
+            y = round16(out_NF, activation16(load16(gate_NF, n, f), gelu))
+            store16(out_NF, n, f, mul16(y, load16(up_NF, n, f)))
+        for f in range(whole, width):
+            g = load(gate_NF[n, f])
+            numerator, denominator = _sigmoid(g, gelu)
+            y = load(store(out_NF[n, f], g * numerator / denominator))
+            out_NF[n, f] = store(out_NF[n, f], y * load(up_NF[n, f]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def activation_mul_gradients(gate_NF, up_NF, grad_NF, gelu, out_NF, d_gate_NF, d_up_NF):
+    """Fill out_NF again, bit for bit, and d_gate_NF and d_up_NF from its gradient.
+
+    With s = 1 / (1 + exp(-t)) and y = g s, dy / dg = s + y (1 - s) dt / dg. They are written in this order after all inputs are read: each
+    may be grad_NF, and out_NF may be a gradient's array if it is not needed.
+    """
+    rows, width = gate_NF.shape
+    whole = width // WIDE * WIDE
+    one = all16(_ONE)
+    for n in range(rows):
+        for f in range(0, whole, WIDE):
+            g, u, d = load16(gate_NF, n, f), load16(up_NF, n, f), load16(grad_NF, n, f)
+            numerator, denominator = _sigmoid16(g, gelu)
+            s = div16(numerator, denominator)
+            y = div16(mul16(g, numerator), denominator)
+            rounded = round16(out_NF, y)
+            more = mul16(y, sub16(one, s))
+            if gelu:
+                more = mul16(more, fma16(mul16(g, g), all16(_CUBE_SLOPE), all16(_LINE)))
+            store16(out_NF, n, f, mul16(rounded, u))
+            store16(d_gate_NF, n, f, mul16(mul16(d, u), add16(s, more)))
+            store16(d_up_NF, n, f, mul16(d, rounded))
+        for f in range(whole, width):
+            g, u, d = load(gate_NF[n, f]), load(up_NF[n, f]), load(grad_NF[n, f])
+            numerator, denominator = _sigmoid(g, gelu)
+            s = numerator / denominator
+            y = g * numerator / denominator
+            rounded = load(store(out_NF[n, f], y))
+            more = y * (_ONE - s)
+            if gelu:
+                more *= fma(g * g, _CUBE_SLOPE, _LINE)
+            out_NF[n, f] = store(out_NF[n, f], rounded * u)
+            d_gate_NF[n, f] = store(d_gate_NF[n, f], d * u * (s + more))
+            d_up_NF[n, f] = store(d_up_NF[n, f], d * rounded)

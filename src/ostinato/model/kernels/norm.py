@@ -4,6 +4,12 @@
 Per row, in fp32: the squares are summed in 16 lanes (lane = d mod 16, ascending, fused multiply-adds; folded 8, 4, 2, 1);
 r = 1 / sqrt(sum / D + eps); y_d = x_d r is rounded to the dtype, multiplied by the weight in fp32 and rounded again. A zero-centred
 weight, as Gemma's, means a factor of 1 + weight: then y_d is not rounded, but multiplied by that sum in fp32, and the product is rounded.
+
+Queries and keys out of one row of a fused product: normed if the model norms its heads, then rotated by their positions.
+
+For a head x of D numbers with cosines c and sines s (Su et al. 2021, 2104.09864, in the library's halves), in the library's order of
+roundings: out_d = round(round(x_d c_d) + round(-x_(d + D/2) s_d)) for the first half, and with +x_(d - D/2) for the second. The norm before
+it is that of `rms_norm`.
 """
 
 from __future__ import annotations
@@ -11,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import inlined
-from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, mul16, round16, store16, sum16
+from ostinato.model.kernels.arithmetic import inlined, load, store
+from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, mul16, round16, store16, sub16, sum16
 
 LANES = WIDE
 _ONE = np.float32(1.0)
@@ -65,3 +71,50 @@ def add_norm(x_ND, more_ND, weight_1D, eps, zero_centered, out_ND):
             if not zero_centered:
                 y = round16(out_ND, y)
             store16(out_ND, n, d, mul16(factor16(load16(weight_1D, 0, d), zero_centered), y))
+
+
+# ---------------------------------------------------------------- heads, normed and rotated
+
+
+@inlined
+def _rounded(array, x):
+    """The value as `array` would store it."""
+    return load(store(array[0, 0], x))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, zero_centered, out_NX):
+    """Fill the rows of out_NX with `heads` rotated heads, the first of which begins at place `first` of each row of x_NW.
+
+    `weight_1D` is the weight of the heads' norm, the result of which is written into x_NW, and D is a multiple of 16; or it is [1, 0]
+    for no norm, and D is even.
+    """
+    rows, dim = cos_ND.shape
+    half = dim // 2
+    whole = half // WIDE * WIDE
+    for n in range(rows):
+        for h in range(heads):
+            at, to = first + h * dim, h * dim
+            if weight_1D.shape[1] > 0:
+                r = root(x_NW, n, at, dim, eps)
+                for d in range(0, dim, WIDE):
+                    y = mul16(load16(x_NW, n, at + d), all16(r))
+                    if not zero_centered:
+                        y = round16(out_NX, y)
+                    store16(x_NW, n, at + d, mul16(factor16(load16(weight_1D, 0, d), zero_centered), y))
+            for d in range(0, whole, WIDE):
+                low, high = load16(x_NW, n, at + d), load16(x_NW, n, at + half + d)
+                one = round16(out_NX, mul16(low, load16(cos_ND, n, d)))
+                two = round16(out_NX, mul16(high, load16(sin_ND, n, d)))
+                store16(out_NX, n, to + d, sub16(one, two))
+                one = round16(out_NX, mul16(high, load16(cos_ND, n, half + d)))
+                two = round16(out_NX, mul16(low, load16(sin_ND, n, half + d)))
+                store16(out_NX, n, to + half + d, add16(one, two))
+            for d in range(whole, half):
+                low, high = load(x_NW[n, at + d]), load(x_NW[n, at + half + d])
+                one = _rounded(out_NX, low * load(cos_ND[n, d]))
+                two = _rounded(out_NX, high * load(sin_ND[n, d]))
+                out_NX[n, to + d] = store(out_NX[0, 0], one - two)
+                one = _rounded(out_NX, high * load(cos_ND[n, half + d]))
+                two = _rounded(out_NX, low * load(sin_ND[n, half + d]))
+                out_NX[n, to + half + d] = store(out_NX[0, 0], one + two)

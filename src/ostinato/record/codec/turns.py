@@ -3,8 +3,9 @@
 Behind the log-probabilities stand, each only if there is any, the steering, the nucleus sets, the parsed tool calls and the grammar: what
 is encrypted with the turn.
 
-Packing has two steps. `prepare` needs only the turn, so it can refuse the turn before any lock is taken. The rest depends on the segment
-that the turn is written to: the numbers of its policies there, its base, and the texts of its tokens.
+Packing has two steps. `prepare` checks a row of any kind and packs it as far as possible without knowing its segment, so it can refuse a
+turn before any lock is taken. The rest depends on the segment that the turn is written to: the numbers of its policies there, its base,
+and the texts of its tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import ParsedCall, PolicyVersion, Span, Turn
+from ostinato.core.records import Identity, ParsedCall, PolicyVersion, Row, Span, Turn, identity
 from ostinato.core.seams import Cursor
 from ostinato.core.steering import CLIP, Steered
-from ostinato.record.codec.kinds import TURNS, dump, load, real, text, to_json, whole
+from ostinato.record.codec.kinds import TURNS, Kind, dump, key_of, kind_of, load, real, text, to_json, whole
 from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.codec.tokens import (
     PackedTokens,
@@ -97,7 +98,7 @@ class TurnSegment(Protocol):
         ...
 
 
-def prepare(turn: Turn) -> Prepared:
+def prepare_turn(turn: Turn) -> Prepared:
     """Check and pack a turn. Raises BadRequest, which names the field that cannot be stored."""
     if not turn.counts and turn != turn.without_words():
         raise BadRequest("Turn.consent is 'never', and it holds words; store `turn.without_words()`", field="consent")
@@ -345,3 +346,53 @@ def _text(home: TurnSegment, seq: Cursor, secret: int | None, said: int | bytes 
     if spelt is None:
         raise ValueError("its tokens have no text in this segment")
     return spelt[:said]
+
+
+# ---------------------------------------------------------------- rows of any kind
+
+
+@dataclass(slots=True)
+class Ready:
+    """A row that can be stored. `said`: what people wrote in it, unless it is a turn. `secret`: the number of the key that encrypts it."""
+
+    kind: Kind
+    row: Row
+    identity: Identity
+    key: int
+    body: bytes
+    said: bytes | None = None
+    turn: Prepared | None = None
+    secret: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes, before repeated content is removed."""
+        size = len(self.body) + len(self.said or b"")
+        if self.turn is None:
+            return size
+        row = cast("Turn", self.row)
+        return (
+            size
+            + len(self.turn.ids)
+            + len(self.turn.logprobs)
+            + len(self.turn.grammar)
+            + len(self.turn.calls)
+            + len(row.text)
+            + len(row.routes)
+        )
+
+
+def prepare(row: Row) -> Ready:
+    """Check and pack a row. Raises BadRequest, which names the field that cannot be stored."""
+    kind = kind_of(type(row))
+    prepared = prepare_turn(row) if isinstance(row, Turn) else None
+    body = dump(kind, row, kind.body) if prepared is None else prepared.head
+    said = None
+    if any(getattr(row, name) is not None for name in kind.said):
+        said = dump(kind, row, kind.said)
+    names = identity(row)
+    try:
+        key = key_of(kind, names)
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{kind.record.__name__} cannot be stored: {error}") from error
+    return Ready(kind, row, names, key, body, said, prepared)

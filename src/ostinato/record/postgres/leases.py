@@ -21,10 +21,9 @@ import psycopg
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Conflict, LeaseLost, OstinatoError
 from ostinato.record.config import RecordConfig
-from ostinato.record.lock import check_role
 from ostinato.record.postgres.schema import ready_schema
 from ostinato.record.postgres.server import Connection, LogServer
-from ostinato.record.roles import FencingToken
+from ostinato.record.roles import FencingToken, check_role
 
 logger = logging.getLogger(__name__)
 

@@ -24,20 +24,19 @@ from psycopg import sql
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion, Row, Turn
+from ostinato.core.retry import Patience
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import FOR_EVER, TURNS, Kind
-from ostinato.record.codec.rows import Ready, prepare
+from ostinato.record.codec.turns import Ready, prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
 from ostinato.record.head import Head, TokenText
 from ostinato.record.keys import KeyRing, assign_keys
-from ostinato.record.postgres.reader import PostgresReader
 from ostinato.record.postgres.schema import LAYOUT, NUMBERS, add_segment, check_layout, ready_schema, table_of
-from ostinato.record.postgres.segment import KeptRows, PostgresSegment
+from ostinato.record.postgres.segment import KeptRows, PostgresReader, PostgresSegment
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
 from ostinato.record.reader import PAGE
 from ostinato.record.retention import DAY_S, closed_at
-from ostinato.record.retry import Patience
 from ostinato.record.roles import FencingToken
 from ostinato.record.rowlog import RowLog
 

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.arm_assignment import ANONYMOUS, holdout_place
+from ostinato.core.arm_assignment import could_lean, holdout_place
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Arm, Consent, Person, Purpose, SteeringBasis, Turn
+from ostinato.core.records import Consent, Person, SteeringBasis, Turn
 from ostinato.release.monitors.config import DAY
 from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
 from ostinato.release.trial.contrast import lower_bound, upper_bound
@@ -27,8 +27,6 @@ TURNS_A_DAY = 20
 """The most turns of one person and day that count."""
 _ALPHA = 0.05
 _BASES = 64  # newest versions with a basis that are remembered
-_STEERABLE = (Purpose.TASK, Purpose.SUBAGENT)
-_UNSTEERED = (Arm.CONTROL, Arm.OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +163,7 @@ class DialTally:
     def _could_lean(self, turn: Turn) -> bool:
         # who withdraws the consent to dials still counts: that may be what dials did
         allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
-        asked = turn.purpose in _STEERABLE and not turn.sampling.grammar and turn.user != ANONYMOUS
-        served = turn.arm.people and turn.arm not in _UNSTEERED
-        return allowed and asked and served and any(version.hash in self.bases for version in turn.versions)
+        return allowed and could_lean(turn, self.bases)
 
     def _person(self, tenant: str, place: float, at: float) -> _Counted | None:
         if self._now.began is None:

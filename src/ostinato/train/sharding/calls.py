@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, SteeringBasis
 from ostinato.core.samples import Sample
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.train.config import TrainConfig
 
 

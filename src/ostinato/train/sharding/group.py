@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.train.config import TrainConfig
 from ostinato.train.microbatch import Microbatch, idle_microbatch
 from ostinato.train.sharding.balance import balanced, rounds

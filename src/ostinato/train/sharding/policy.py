@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.model.backend import mark
 from ostinato.model.checkpoint_validation import weight_files
-from ostinato.model.devices.backend import mark
 from ostinato.model.load import check_directory, empty_model
 from ostinato.model.logit_edits import Edits
 from ostinato.model.norms import RMSNorm, rms_normed

@@ -30,7 +30,7 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, SteeringBasis
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
-from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.linear import use_order
 from ostinato.model.numerics import order_named
 from ostinato.train.config import TrainConfig

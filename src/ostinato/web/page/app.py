@@ -23,19 +23,17 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from ostinato.core.audit import Audit, fingerprint, unaudited
-from ostinato.core.bucket import Bucket
 from ostinato.core.errors import NotFound, OstinatoError, Unauthorized, Unavailable
-from ostinato.core.fair_queue import InTurn
+from ostinato.core.fair_share import Bucket, InTurn
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_state import RunNow
 from ostinato.status.threads import Threads
 from ostinato.status.worlds.run_worlds import RunWorlds
-from ostinato.web.page.files import StaticFiles, is_known
 from ostinato.web.page.operator_actions import Acts
 from ostinato.web.page.query_params import form, own_path, root, words
-from ostinato.web.page.templates import Templates, when
+from ostinato.web.page.templates import StaticFiles, Templates, is_known, when
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
 
 # ---------------------------------------------------------------- live

@@ -1,9 +1,16 @@
-"""Templates, and the formatting of figures, times and people's words in them. Everything is escaped; no text becomes markup."""
+"""Templates, and the formatting of figures, times and people's words in them. Everything is escaped; no text becomes markup.
+
+Tokens are text on the page: parts of characters, control tokens, and five shades of log-probability. Static files have names that contain
+their hash, so that browsers may cache them for ever.
+"""
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -11,11 +18,129 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ostinato.core import durations
 from ostinato.core.report import headline
-from ostinato.web.page.files import StaticFiles
-from ostinato.web.page.tokens import shortened
+from ostinato.status.run_facts import TurnDetail
+
+# ---------------------------------------------------------------- static files
+
+
+_STATIC = Path(__file__).parents[1] / "static"
+_KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+
+class StaticFiles:
+    """Everything in `web/static` that a browser asks for, read once."""
+
+    def __init__(self, folder: Path = _STATIC) -> None:
+        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in _KINDS}
+        self._bodies = {name: path.read_bytes() for name, path in sorted(found.items())}
+        self._hashes = {name: hashlib.sha256(body).hexdigest()[:8] for name, body in self._bodies.items()}
+
+    def url(self, name: str) -> str:
+        """A file's URL. Raises KeyError if there is no such file."""
+        return f"/static/{self._hashes[name]}/{name}"
+
+    def text(self, name: str) -> str:
+        """A file's text. Raises KeyError if there is no such file."""
+        return self._bodies[name].decode()
+
+    async def serve(self, request: Request) -> Response:
+        """`GET /static/{digest}/{name}`."""
+        name, digest = request.path_params["name"], request.path_params["digest"]
+        if self._hashes.get(name) != digest:
+            return Response("There is no such file.", 404, media_type="text/plain")
+        tag = f'"{digest}"'
+        headers = {
+            "etag": tag,
+            "cache-control": "public, max-age=31536000, immutable",
+            "x-content-type-options": "nosniff",
+        }
+        if is_known(request, tag):
+            return Response(status_code=304, headers=headers)
+        return Response(self._bodies[name], headers=headers, media_type=_KINDS[Path(name).suffix])
+
+
+def is_known(request: Request, tag: str) -> bool:
+    """Whether a browser says that it has this version."""
+    bare = tag.removeprefix("W/")
+    return bare in (each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(","))
+
+
+# ---------------------------------------------------------------- tokens
+
+
+WINDOW = 2_000
+"""Tokens per page."""
+LONGEST_PROMPT = 20_000
+SHADES = (-0.1, -0.7, -2.3, -4.6)
+"""Log-probabilities at which the shade changes: 90%, 50%, 10%, 1%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One sampled token. `shade` 0 is the surest, `place` is its version's index in the turn (at most 3), `text` its part of the answer."""
+
+    at: int
+    id: int
+    text: str
+    logprob: float
+    shade: int
+    version: int
+    place: int
+
+
+def cells(found: TurnDetail, start: int) -> list[Cell]:
+    """The tokens from `start` on, `WINDOW` of them at most."""
+    turn = found.line.turn
+    by_token = turn.versions_T()
+    places = {policy: number for number, policy in enumerate(turn.versions)}
+    texts = list(spelt(found.sampled, turn.sampled_ids))
+    return [
+        Cell(
+            at=at,
+            id=turn.sampled_ids[at],
+            text=texts[at],
+            logprob=turn.logprobs[at],
+            shade=shade(turn.logprobs[at]),
+            version=by_token[at].number,
+            place=min(places[by_token[at]], 3),
+        )
+        for at in range(start, min(start + WINDOW, len(turn.sampled_ids)))
+    ]
+
+
+def shade(logprob: float) -> int:
+    """0 for a token that was nearly certain, 4 for one that came once in a hundred times or less."""
+    return sum(logprob < bound for bound in SHADES)
+
+
+def spelt(pieces: Iterable[bytes], ids: Sequence[int]) -> Iterable[str]:
+    """The text that each token adds: a character of several tokens comes with its last one, a control token as its id."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece, token in zip(pieces, ids, strict=True):
+        yield decoder.decode(piece) if piece else f"⟨{token}⟩"
+
+
+def prompt_text(pieces: Sequence[bytes]) -> str:
+    """A prompt's text; each control token is a mark. Cut in the middle if it is long."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return shortened("".join(decoder.decode(piece) if piece else "⟨·⟩" for piece in pieces), LONGEST_PROMPT)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text without its middle if it has more than `most` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are not shown …\n{text[-half:]}"
+
+
+# ---------------------------------------------------------------- templates
+
 
 _FOLDER = Path(__file__).parents[1] / "templates"
 DASH = "\N{EN DASH}"

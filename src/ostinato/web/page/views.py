@@ -22,8 +22,7 @@ from ostinato.web.page import charts
 from ostinato.web.page.charts import Station
 from ostinato.web.page.query_params import place, turn_query, version
 from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
-from ostinato.web.page.templates import DASH, ago, count
-from ostinato.web.page.tokens import cells, prompt_text
+from ostinato.web.page.templates import DASH, ago, cells, count, prompt_text
 from ostinato.web.page.worlds_views import WorldViews
 
 Fields = Mapping[str, str]

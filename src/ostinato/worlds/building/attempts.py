@@ -16,6 +16,7 @@ from ostinato.worlds.building.filters import (
     ChangeFate,
     Elsewhere,
     Noticed,
+    TaskKind,
     TestLines,
     judge_first,
     says_enough,
@@ -31,7 +32,6 @@ from ostinato.worlds.building.mutations import (
     without_body,
 )
 from ostinato.worlds.building.runs import GreenSuite, SuiteJob, SuiteRun, SuiteRuns
-from ostinato.worlds.building.wording import TaskKind
 
 # ---------------------------------------------------------------- stubs
 

@@ -24,14 +24,12 @@ from blake3 import blake3
 from ostinato.core.conversation import Message, Role
 from ostinato.core.files import write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
-from ostinato.core.seams import Backend
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import ChangeFate, Noticed, gives_away
+from ostinato.worlds.building.filters import ChangeFate, Noticed, TaskKind, gives_away, instruct
 from ostinato.worlds.building.mutations import Function
-from ostinato.worlds.building.runs import GreenSuite, SuiteRuns, run_baseline
+from ostinato.worlds.building.runs import BuildPlace, GreenSuite, SuiteRuns, run_baseline
 from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_tree, unpack, without_top
-from ostinato.worlds.building.wording import TaskKind, instruct
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 # ---------------------------------------------------------------- the journal
@@ -188,20 +186,6 @@ BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64
 _RULES = 2  # raise this when the same settings would judge a change differently: earlier attempts are then tried again
 TASK_WORKDIR = "/work"
 TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlace:
-    """A build's backend and directories. Inside a sandbox, `python` is the interpreter's path and `workdir` the files' directory.
-
-    Example: ``BuildPlace(backend=backend, python="/usr/bin/python3", workdir="/work", layers=Path("tasks.layers"), cache=Path("cache"))``
-    """
-
-    backend: Backend
-    python: str
-    workdir: str
-    layers: Path
-    cache: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

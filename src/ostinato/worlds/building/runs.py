@@ -27,6 +27,20 @@ _MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlace:
+    """A build's backend and directories. Inside a sandbox, `python` is the interpreter's path and `workdir` the files' directory.
+
+    Example: ``BuildPlace(backend=backend, python="/usr/bin/python3", workdir="/work", layers=Path("tasks.layers"), cache=Path("cache"))``
+    """
+
+    backend: Backend
+    python: str
+    workdir: str
+    layers: Path
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteJob:
     """Tests to run over a tree with some files replaced.
 

@@ -23,10 +23,9 @@ from pydantic import BaseModel, Field
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import ChangeKind, SandboxSpec
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
-from ostinato.worlds.grading.functions import read_data
+from ostinato.worlds.grading.functions import Apart, read_data
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.hidden_values import Place, Site, seal
-from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.test_report import TestHeard, Testimony, holds, passes, read_testimony
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task

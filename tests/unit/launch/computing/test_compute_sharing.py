@@ -11,8 +11,7 @@ from ostinato.compute.ledger import OperationLedger, ShareRules, rollout_workers
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm, Batch
-from ostinato.launch.commands.compute import Sharing, check_sharing
-from ostinato.launch.commands.scale import read_wish, write_wish
+from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
 from ostinato.testing.tiny import tiny_model
 
 

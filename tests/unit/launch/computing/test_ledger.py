@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from ostinato.app.storage import open_log
-from ostinato.compute.ledger import OperationLedger
-from ostinato.compute.work import TokenWork
+from ostinato.compute.ledger import OperationLedger, TokenWork
 from ostinato.config import load
 from ostinato.core.records import Arm, Batch
 from ostinato.launch.commands.compute import fill, lent_of, show_compute

@@ -12,12 +12,11 @@ from ostinato.app.server_loans import read_draining
 from ostinato.app.storage import home
 from ostinato.compute.ledger import OperationLedger
 from ostinato.config import load
-from ostinato.launch.commands import up_on_ray
-from ostinato.launch.commands.compute import Sharing
-from ostinato.launch.commands.scale import write_wish
-from ostinato.launch.commands.up_on_ray import Crew
-from ostinato.launch.placing import node_agent as keeper_module
+from ostinato.launch.commands import up
+from ostinato.launch.commands.compute import Sharing, write_wish
+from ostinato.launch.commands.up import Crew
 from ostinato.launch.placing import remote_worker
+from ostinato.launch.placing import remote_worker as keeper_module
 from ostinato.launch.placing.supervision import Supervisor
 from ostinato.status.gateway_address import read_address
 from ostinato.status.worker_status import read_board
@@ -32,8 +31,8 @@ KEYS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
-    monkeypatch.setattr(up_on_ray, "_LOOK_S", 0.05)
-    monkeypatch.setattr(up_on_ray, "EVERY_S", 0.1)
+    monkeypatch.setattr(up, "_LOOK_S", 0.05)
+    monkeypatch.setattr(up, "EVERY_S", 0.1)
     monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 
@@ -136,7 +135,7 @@ async def test_what_fails_is_said_once_and_the_rest_goes_on(tmp_path, monkeypatc
             raise RuntimeError("a wish that nobody can read")
         return 2
 
-    monkeypatch.setattr(up_on_ray, "read_wish", read)
+    monkeypatch.setattr(up, "read_wish", read)
     async with running(tmp_path) as run:
         (run.disk_of("serve") / "serving").write_text("http://0.0.0.0:8321")
         url = await until(lambda: run.crew.serving.url)
@@ -212,4 +211,4 @@ def rollouts(run):
 
 @pytest.mark.parametrize(("words", "threads"), [([], 1), (["ray.cpus={serve=3.5}"], 3), (["engine.threads=2"], 2)])
 def test_an_engine_on_a_node_takes_no_more_cores_than_are_reserved_for_it(words, threads):
-    assert up_on_ray._reserved(load(None, words)).engine.threads == threads
+    assert up._reserved(load(None, words)).engine.threads == threads

@@ -7,8 +7,8 @@ import sys
 import pytest
 from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
-from ostinato.launch.placing import node_agent as keeper_module
 from ostinato.launch.placing import remote_worker
+from ostinato.launch.placing import remote_worker as keeper_module
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.remote_worker import PlacedWorker
 from ostinato.status.gateway_address import read_address

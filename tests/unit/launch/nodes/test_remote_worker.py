@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, alive, order, supervised, until
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.placing import node_agent as keeper_module
 from ostinato.launch.placing import remote_worker
+from ostinato.launch.placing import remote_worker as keeper_module
 from ostinato.launch.placing.remote_worker import PlacedWorker
 from ostinato.launch.placing.supervision import Condition
 from ostinato.status.gateway_address import read_address

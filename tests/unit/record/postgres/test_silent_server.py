@@ -12,10 +12,10 @@ from tests.unit.record.postgres.test_leases import expire
 
 from ostinato.core.errors import LeaseLost, Unavailable
 from ostinato.core.records import Turn
+from ostinato.core.retry import Patience
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresFolds, PostgresLog
 from ostinato.record.postgres.server import LogServer
-from ostinato.record.retry import Patience
 
 APPEND_S = 2.0
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ostinato.core.sandbox import SandboxSpec
-from ostinato.worlds.grading.sandboxed_program import Apart, clashing
-from ostinato.worlds.grading.trees import deeper, lines_of
+from ostinato.worlds.grading.functions import Apart, clashing
+from ostinato.worlds.grading.test_report import deeper, lines_of
 
 
 class Nowhere:

@@ -9,7 +9,7 @@ import pytest
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import ExecResult
-from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.functions import Apart
 from ostinato.worlds.grading.suites import PytestGrading, read_suite, rehearse
 from ostinato.worlds.tasks.task import Grading, Split, Task
 

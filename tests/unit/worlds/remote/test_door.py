@@ -19,11 +19,11 @@ from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Signal
 from ostinato.testing.records import a_turn
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
-from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rollout_server import OUTCOMES, Door, FarOutcomes
-from ostinato.worlds.remote.trust import door_context, worker_context
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import Spending
+from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
+from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes
+from ostinato.worlds.rollout.worker_requests import OwnTurns
 
 ASK = (Message(role=Role.USER, text="hi"),)
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
@@ -363,7 +363,7 @@ async def test_a_worker_that_asks_too_much_at_once_is_told_so_and_others_are_not
 
 
 async def test_bodies_and_groups_have_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.remote.rollout_server._MEMBERS", 3)
+    monkeypatch.setattr("ostinato.worlds.rollout.rollout_server._MEMBERS", 3)
     async with site(tmp_path, body_bytes=2000) as at, at.worker() as gateway:
         big = CHAT | {"messages": [{"role": "user", "content": "x" * 3000}]}
         assert (await at.says(gateway, "POST", "/v1/chat/completions", big, OWN))[0] == 413

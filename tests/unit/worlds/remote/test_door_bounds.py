@@ -13,9 +13,9 @@ from cryptography import x509
 from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.remote import rollout_server
-from ostinato.worlds.remote.trust import RefusedSerials, worker_context
+from ostinato.worlds.rollout import rollout_server
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, worker_context
 
 
 def port_of(at):

@@ -29,9 +29,9 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.scenario import FINAL_SEED, Copilot
+from ostinato.launch.commands.scenarios import FINAL_SEED, Copilot
 from ostinato.launch.commands.worlds.train import CREW, follow
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of

@@ -39,7 +39,7 @@ from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views import progress
 from ostinato.launch.views.screen import plain
 from ostinato.launch.workers.shutdown import stop_signals
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
 from ostinato.status.gateway_address import read_address
 from ostinato.worlds.rollout.attempt import Measurement, Workshop

@@ -18,7 +18,7 @@ from ostinato.config import Config
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.workers.shutdown import until_stopped
-from ostinato.record.lock import hold
+from ostinato.record.roles import hold
 from ostinato.status.progress_lines import Lines
 
 # ---------------------------------------------------------------- what a reader sees of training

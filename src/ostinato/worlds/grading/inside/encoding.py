@@ -1,4 +1,4 @@
-"""Encodes values as trees of JSON that `trees.py` can compare, and decodes them. Prepended to every program in a grader's sandbox.
+"""Encodes values as trees of JSON that `test_report.py` can compare, and decodes them. Prepended to every program in a grader's sandbox.
 
 None, booleans, strings and small integers stand for themselves; everything else is a list that begins with a tag: "i" a large integer, "f"
 a float, "c" a complex number, "b" bytes, "l" a list, "t" a tuple, "d" a dict, "s" a set, "q" a deque, "o" a value of the standard library

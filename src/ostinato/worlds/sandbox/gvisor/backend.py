@@ -19,8 +19,7 @@ from ostinato.core.sandbox import ExecResult, Isolation, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls
-from ostinato.worlds.sandbox.gvisor.ports import Ports
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
 from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts

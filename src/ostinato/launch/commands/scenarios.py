@@ -1,0 +1,411 @@
+"""Demo scenarios: their interface, the inline copilot, and "tab". Each has its settings, its simulated users, and what it measures.
+
+The copilot's function bodies are judged by hidden tests in the sandbox. "tab" suggests the next item of a list, or nothing where nobody
+can know it; simulated users accept what they meant. Its figures: how often the model suggests, and how many suggestions are accepted, per
+arm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from ostinato.app.evaluation import open_suite
+from ostinato.app.storage import open_follower
+from ostinato.app.suites import open_runner
+from ostinato.config import Config
+from ostinato.core.errors import Conflict, Unavailable
+from ostinato.core.records import Arm, Person, PolicyVersion
+from ostinato.core.report import ItemScore
+from ostinato.demo import tasks as demo_tasks
+from ostinato.demo.tab import NOTHING, Line, T, is_meant, make_typists, split_lines
+from ostinato.demo.users import RequestOutcome, UsersConfig, UserStats, make_users, run_users
+from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paired_items, suite_mean
+from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
+from ostinato.evaluate.suites import Item
+from ostinato.launch.views.screen import RECENT_S, recent_acceptance
+from ostinato.status import report_figures as figures
+from ostinato.status.arms import WINDOWS
+from ostinato.status.observed_run import Observed
+from ostinato.status.report_figures import last_third
+from ostinato.status.run_report import (
+    CalibratedFamily,
+    Calibration,
+    Curve,
+    CurvePoint,
+    HeldOut,
+    OutcomeShare,
+    Suggesting,
+)
+from ostinato.worlds.grading.completion import python_tests
+from ostinato.worlds.sandbox import SingleRuns
+
+FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutScores:
+    """The frozen first model and the live release on the held-out suite: same items, same seeds.
+
+    Example: ``HeldOutScores(base=v0, base_scores=[...], final=v36, final_scores=[...])``
+    """
+
+    base: PolicyVersion
+    base_scores: list[ItemScore]
+    final: PolicyVersion
+    final_scores: list[ItemScore]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioFindings:
+    """A scenario's part of the report. `arms` and `suite` are rows of the summary: label, value.
+
+    Example: ``ScenarioFindings(curves=(...), arms=[("acceptance, last third", "54%")], suite=[], notes=("Users are simulated.",))``
+    """
+
+    curves: tuple[Curve, ...]
+    arms: list[tuple[str, str]]
+    suite: list[tuple[str, str]]
+    notes: tuple[str, ...]
+    held_out: tuple[HeldOut, ...] = ()
+    suggested: tuple[Curve, ...] = ()
+    calibration: Calibration | None = None
+
+
+class Scenario(Protocol):
+    """A scenario of the demo."""
+
+    title: str
+    directory: str
+    """The run's default directory, to which the seed is appended."""
+    draws: int
+    """Samples per held-out item at the end."""
+    users: int
+    """Simulated users."""
+
+    def settings(self, seed: int) -> tuple[str, ...]:
+        """Its own settings, as `--set` words."""
+        ...
+
+    async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
+        """Run its simulated users. Raises SandboxRefused if they need a sandbox that this machine cannot give."""
+        ...
+
+    def arms(self, seen: Observed, now: float) -> RenderableType:
+        """The arms' present figures, for the screen."""
+        ...
+
+    def findings(
+        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+    ) -> ScenarioFindings:
+        """Its results between `start` and `end` (Unix seconds) and on the held-out suite."""
+        ...
+
+
+async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> HeldOutScores:
+    """Measure the base (the frozen control slot) and the live release on the same items with fresh seeds."""
+    follower = open_follower(config)
+    runner_config = config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})
+    settings = config.evaluate.model_copy(update={"runner": runner_config})
+    config = config.model_copy(update={"evaluate": settings})
+    runner = open_runner(config, url, open_suite(config))
+    base = await follower.resolve("control")
+    assert base is not None
+    base_scores = await runner.run("control", base, range(draws))
+    for _ in range(5):
+        final = await follower.resolve("live")
+        assert final is not None
+        with contextlib.suppress(Conflict, Unavailable):  # a release may still move live while it is being measured
+            final_scores = await runner.run("live", final, range(draws))
+            return HeldOutScores(base=base, base_scores=base_scores, final=final, final_scores=final_scores)
+    raise Unavailable("live kept moving while the final model was measured; run `ostinato eval` by hand")
+
+
+# ---------------------------------------------------------------- the copilot
+
+
+class Copilot:
+    """Implements `Scenario`."""
+
+    title = "Inline copilot with simulated users"
+    directory = "demo"
+    draws = 2
+    users = UsersConfig().count
+
+    def settings(self, seed: int) -> tuple[str, ...]:
+        """Settings for answers of up to 40 tokens."""
+        return ("learn.batch=96", "train.turn_tokens=40", "evaluate.suite=demo", "evaluate.items=96")
+
+    async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
+        """Fifty users, each with tasks of their favourite families."""
+        tasks, _ = demo_tasks.split(demo_tasks.load())
+        async with SingleRuns(config.sandbox) as sandbox:
+            await sandbox.check()
+
+            async def grade(task: demo_tasks.Blank, text: str) -> float:
+                return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
+
+            users = UsersConfig(model=config.model.served_as)
+            return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, unseen)
+
+    def arms(self, seen: Observed, now: float) -> RenderableType:
+        """The recent acceptance of each arm."""
+        return recent_acceptance(seen, now)
+
+    def findings(
+        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+    ) -> ScenarioFindings:
+        """Acceptance over time, and the result on the held-out functions."""
+        _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
+        difference = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
+        items = len(differences_I)
+        bounds = f"[{100 * difference.lower:+.1f}, {100 * difference.upper:+.1f}]"
+        gain = f"{100 * difference.mean:+.1f} pp, 95% {bounds}, {items} items"
+        sides = (("base", scores.base, scores.base_scores), ("final", scores.final, scores.final_scores))
+        return ScenarioFindings(
+            curves=figures.curves(seen, start, end),
+            arms=figures.acceptance_rows(seen, start, end),
+            suite=[("held-out suite, final minus base", gain)],
+            notes=(
+                "The users are simulated: programs that run the suggested body against hidden tests, with 5% wrong labels.",
+                "The held-out families are never asked for by users; base and final are measured with fresh seeds.",
+            ),
+            held_out=tuple(
+                figures.held_out(f"{name} (v{policy.number})", suite_mean(of), items) for name, policy, of in sides
+            ),
+        )
+
+
+def unseen(_: RequestOutcome) -> None:
+    """Ignores the outcome. The screen reads the log instead: it shows what the platform knows, not what the users know."""
+
+
+# ---------------------------------------------------------------- tab
+
+
+# ---------------------------------------------------------------- suggestions
+
+
+def share_curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
+    """(share of requests with a suggestion, share of suggestions accepted) per arm, in equal windows from `start` to `end`.
+
+    A window with fewer than two users of an arm has no point, because it does not show how much users differ.
+    """
+    width = (end - start) / WINDOWS
+    suggested: dict[Arm, list[CurvePoint]] = {}
+    accepted: dict[Arm, list[CurvePoint]] = {}
+    for index in range(WINDOWS):
+        low = start + index * width
+        for arm, tallies in by_user(seen.between(low, low + width)).items():
+            for lines, tally in ((suggested, tallies.suggested), (accepted, tallies.accepted)):
+                point = _point((low + width - start) / 60, tally)
+                if point is not None:
+                    lines.setdefault(arm, []).append(point)
+    return _curves(suggested), _curves(accepted)
+
+
+def _point(minutes: float, tally: Tally) -> CurvePoint | None:
+    found = ratio(tally)
+    if found is None:
+        return None
+    return CurvePoint(t=minutes, mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
+
+
+def _curves(points: dict[Arm, list[CurvePoint]]) -> tuple[Curve, ...]:
+    return tuple(Curve(arm=arm.value, points=tuple(line)) for arm, line in points.items())
+
+
+def recent_suggestions(seen: Observed, now: float) -> Table:
+    """The arms over the last two minutes."""
+    recent = seen.between(now - RECENT_S, now + 1.0)
+    newest = {turn.arm: turn.oldest for turn, _ in recent}
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name in (
+        "simulated users",
+        "suggestions per request",
+        "accepted of these",
+        "requests, last 2 min",
+        "policy",
+    ):
+        table.add_column(name)
+    for arm, tallies in sorted(by_user(recent).items(), key=lambda pair: pair[0] is Arm.CONTROL):
+        policy = newest[arm]
+        table.add_row(
+            arm.value + (" (frozen)" if arm is Arm.CONTROL else ""),
+            _percent(ratio(tallies.suggested)),
+            _percent(ratio(tallies.accepted)),
+            str(_total(tallies.suggested)),
+            "-" if policy is None else f"v{policy}",
+        )
+    return table
+
+
+def arm_summary(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
+    """Both shares per arm over the last third of the run, and live against control: label, value."""
+    last = by_user(last_third(seen, start, end))
+    found: list[tuple[str, str]] = []
+    for arm, tallies in sorted(last.items(), key=lambda pair: pair[0] is Arm.CONTROL):
+        requests, suggestions = _total(tallies.suggested), _total(tallies.accepted)
+        found += [
+            (
+                f"suggestions per request, {arm.value} arm, last third",
+                f"{_percent(ratio(tallies.suggested))} of {requests}",
+            ),
+            (f"accept rate, {arm.value} arm, last third", f"{_percent(ratio(tallies.accepted))} of {suggestions}"),
+        ]
+    nobody = Tallies(suggested={}, accepted={})
+    live, control = last.get(Arm.LIVE, nobody), last.get(Arm.CONTROL, nobody)
+    return [
+        *found,
+        ("suggestions, live against control", _changed(change(live.suggested, control.suggested))),
+        ("accept rate, live against control", _changed(change(live.accepted, control.accepted))),
+    ]
+
+
+def _percent(share: Estimate | None) -> str:
+    return "-" if share is None else f"{100 * share.mean:.1f}% [{100 * share.lower:.1f}, {100 * share.upper:.1f}]"
+
+
+def _changed(found: ArmChange | None) -> str:
+    if found is None:
+        return "unknown: too few users, or a rate of zero in an arm"
+    relative, points = found.relative, found.difference
+    return (
+        f"{100 * relative.mean:+.0f}%, 95% [{100 * relative.lower:+.0f}%, {100 * relative.upper:+.0f}%]; "
+        f"{100 * points.mean:+.1f} pp [{100 * points.lower:+.1f}, {100 * points.upper:+.1f}], users as clusters"
+    )
+
+
+def calibrated(
+    before: Sequence[ItemScore], after: Sequence[ItemScore], items: Sequence[Item], threshold: float
+) -> Calibration:
+    """Two policies' scores over a suite of `suggestion` items, family by family."""
+    family = {item.id: item.family for item in items}
+    old, new = (by_item(scores, family, threshold) for scores in (before, after))
+    return Calibration(
+        threshold=threshold,
+        families=tuple(
+            CalibratedFamily(family=name, before=_suggesting(old[name]), after=_suggesting(new[name])) for name in old
+        ),
+    )
+
+
+def side_rows(found: Calibration) -> list[tuple[str, str]]:
+    """How often the first and the last model suggest where that pays, and where it does not: label, value.
+
+    It pays in a family where the share of the last model's suggestions that are right exceeds the threshold. The first model's share
+    counts if the last made no suggestion.
+    """
+    sides: dict[bool, list[CalibratedFamily]] = {True: [], False: []}
+    for each in found.families:
+        right = each.after.accepted or each.before.accepted
+        sides[right is not None and right.mean > found.threshold].append(each)
+    return [
+        (
+            f"held-out answers with a suggestion, where it {'pays' if pays else 'does not pay'}",
+            _before_and_after(families, len(found.families)),
+        )
+        for pays, families in sides.items()
+    ]
+
+
+def _before_and_after(families: Sequence[CalibratedFamily], of: int) -> str:
+    if not families:
+        return "no such family"
+    before, after = (
+        math.fsum(policy.suggested.mean for policy in policies) / len(families)
+        for policies in ([each.before for each in families], [each.after for each in families])
+    )
+    return f"{100 * before:.1f}% before, {100 * after:.1f}% after, {len(families)} of {of} families"
+
+
+def _suggesting(tallies: Tallies) -> Suggesting:
+    suggested = _share(tallies.suggested)
+    if suggested is None:
+        raise ValueError("a family of fewer than two items says nothing of how much items differ; give it more")
+    return Suggesting(suggested=suggested, accepted=_share(tallies.accepted))
+
+
+def _share(tally: Tally) -> OutcomeShare | None:
+    found = ratio(tally)
+    return (
+        None if found is None else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
+    )
+
+
+# ---------------------------------------------------------------- the scenario
+
+
+USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
+"""A plugin knows of each suggestion whether Tab was pressed, so none is ignored. Of eighty users the control arm has about sixteen."""
+
+
+class Tab:
+    """Implements `Scenario`."""
+
+    title = "Tab with simulated users: when to suggest nothing"
+    directory = "demo-tab"
+    draws = 16
+    users = USERS.count
+
+    def settings(self, seed: int) -> tuple[str, ...]:
+        """Settings for answers of two or three tokens. So few tokens carry the whole decision that a nat per token is not drift."""
+        return (
+            "reward.function=ostinato.reward.functions:tab",
+            f"reward.options={{window=10.0, t={T}, nothing='{NOTHING}'}}",
+            "learn.batch=72",
+            "train.turn_tokens=3",
+            "train.anchor_kl=1.0",
+            "train.anchor_limit=4.0",
+            "evaluate.suite=demo-tab",
+            "evaluate.runner.samples_per_request=8",
+        )
+
+    async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
+        """All users type lines of every family."""
+        lines, _ = split_lines()
+        dice = random.Random(f"{seed}/meant")
+
+        async def grade(line: Line, text: str) -> float:
+            return is_meant(line, text, dice)
+
+        users = USERS.model_copy(update={"model": config.model.served_as})
+        return await run_users(url, make_typists(lines, users, seed), lines, grade, seconds, seed, users, unseen)
+
+    def arms(self, seen: Observed, now: float) -> RenderableType:
+        """How often something is suggested, and how much of it is accepted."""
+        return recent_suggestions(seen, now)
+
+    def findings(
+        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+    ) -> ScenarioFindings:
+        """Both shares over time, and on the held-out lines where suggestions are made."""
+        suggested, accepted = share_curves(seen, start, end)
+        _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
+        gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
+        value = f"{gain.mean:+.3f}, 95% [{gain.lower:+.3f}, {gain.upper:+.3f}], {len(differences_I)} lines"
+        calibration = calibrated(scores.base_scores, scores.final_scores, open_suite(config).suite.items, T)
+        return ScenarioFindings(
+            curves=accepted,
+            suggested=suggested,
+            arms=arm_summary(seen, start, end),
+            suite=[("mean reward on held-out lines, final minus base", value), *side_rows(calibration)],
+            calibration=calibration,
+            notes=(
+                "The users are simulated: programs that mean one next item and accept only that, with 5% wrong labels.",
+                f"Reward: {1 - T:g} for an accepted suggestion, {-T:g} for a rejected one, 0 for none.",
+                "The held-out lines are never typed by users; both models are measured with fresh seeds and judged without noise.",
+            ),
+        )
+
+
+def _total(tally: Mapping[Person, tuple[float, int]]) -> int:
+    """Number of outcomes."""
+    return sum(count for _, count in tally.values())

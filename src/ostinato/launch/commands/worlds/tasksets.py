@@ -1,0 +1,249 @@
+"""Tasks of simulated worlds. `ostinato worlds show`: what a taskset holds. `ostinato worlds build`: turns published packages into tasks.
+
+`ostinato worlds plan-burst`: three ways to place a burst of sandboxes, side by side, with all assumptions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.worlds import GRADERS, check_grading, open_build_place
+from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused
+from ostinato.launch.views.screen import plain
+from ostinato.worlds.building.config import BuildConfig
+from ostinato.worlds.building.runs import BuildPlace
+from ostinato.worlds.building.sources import canonical, fetch_sdist
+from ostinato.worlds.bursts import ASSUMPTIONS, Burst, Fleet, Packing, simulate
+from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness
+from ostinato.worlds.tasks.harbor import load_harbor
+from ostinato.worlds.tasks.task import Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import load, save, taskset_of
+
+if TYPE_CHECKING:
+    from ostinato.worlds.building.package_build import PackageYield
+
+# ---------------------------------------------------------------- what a taskset holds
+
+
+def show_taskset(file: Path, console: Console) -> None:
+    """Print the name, the hash, and a table of the families. Raises BadConfig for a file that is not a taskset."""
+    taskset = load_harbor(file, offline=True) if file.is_dir() else load(file)
+    own = sorted({task.grading.grader for task in taskset.tasks} - set(GRADERS))
+    if not file.is_dir():
+        for task in taskset.tasks:
+            check_grading(task, own)
+    count = len(taskset.tasks)
+    console.print(Text.assemble((plain(taskset.name), "bold"), f"  {count} task{'s' * (count != 1)}"))
+    console.print(Text(f"hash {taskset.hash}", "dim"))
+    console.print(_families(taskset))
+    alone = [task.id for task in taskset.tasks if task.harness not in ("single", "repair") and task.turns == 1]
+    if alone:
+        told = f"turns = 1 in {len(alone)} of them, {plain(alone[0])} first: the model acts once and sees no result"
+        console.print(Text(told, "yellow"))
+    for package in shared_packages(taskset):
+        told = f"{plain(package)} has both training and held-out tasks: the held-out tasks use code that the model sees in training"
+        console.print(Text(told, "yellow"))
+    for name in own:
+        console.print(Text(f"{plain(name)} is no built-in grader; worlds.graders must name it", "yellow"))
+    unknown = sorted(
+        {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
+    )
+    for name in unknown:
+        console.print(Text(no_harness(plain(name)), "yellow"))
+
+
+def shared_packages(taskset: Taskset) -> list[str]:
+    """The packages (`about.package`, by their canonical names) that have tasks in both splits."""
+    taught, held_out = (
+        {canonical(task.about["package"]) for task in taskset.tasks if task.split is split and "package" in task.about}
+        for split in (Split.TRAIN, Split.HELD_OUT)
+    )
+    return sorted(taught & held_out)
+
+
+def _families(taskset: Taskset) -> Table:
+    table = Table("family", "harness", "grader", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in (*(split.value for split in Split), "KiB", "hidden KiB"):
+        table.add_column(name, justify="right")
+    families: dict[str, list[Task]] = defaultdict(list)
+    for task in taskset.tasks:
+        families[task.family].append(task)
+    for number, (name, tasks) in enumerate(families.items(), start=1):
+        table.add_row(Text(plain(name)), *_figures(tasks), end_section=number == len(families))
+    if len(families) > 1:
+        table.add_row(Text(f"{len(families)} families"), *_figures(taskset.tasks))
+    return table
+
+
+def _figures(tasks: Sequence[Task]) -> Iterable[str | Text]:
+    yield _names(task.harness for task in tasks)
+    yield _names(task.grading.grader for task in tasks)
+    yield from (str(sum(task.split is split for task in tasks)) for split in Split)
+    yield f"{sum(len(data) for task in tasks for data in task.spec.files.values()) / 1024:.1f}"
+    yield f"{sum(len(data) for task in tasks for data in task.grading.hidden.values()) / 1024:.1f}"
+
+
+def _names(names: Iterable[str]) -> Text:
+    return Text(", ".join(sorted({plain(name) for name in names})))
+
+
+# ---------------------------------------------------------------- tasks from packages
+
+
+_KINDS = ("removal", "deletion", "bug")
+
+
+def _check_installed() -> None:
+    try:
+        import libcst  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise BadConfig("building tasks needs libcst: pip install 'ostinato[worlds]'") from error
+
+
+async def build_tasks(
+    packages: Sequence[str], held_out: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console
+) -> None:
+    """Build tasks, write the taskset, and print each package's yield. Tasks of `held_out` packages are measured with, never trained on.
+
+    Raises BadConfig if libcst is missing, SandboxRefused if this machine cannot isolate, BadRequest if no package is named or none gave a
+    task.
+    """
+    if not packages:
+        raise BadRequest("name a package, as in `ostinato worlds build tabulate --out tasks.jsonl`", field="package")
+    _check_installed()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    place = open_build_place(out, cache)
+    built: list[PackageYield] = []
+    refused: dict[str, str] = {}
+    splits: dict[str, Split] = {}
+    wanted = [(each, Split.TRAIN) for each in packages] + [(each, Split.HELD_OUT) for each in held_out]
+    try:
+        await place.backend.isolation()
+        bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]} tasks"),
+            TimeElapsedColumn(), console=console, transient=True,
+        )  # fmt: skip
+        with bar:
+            for package, split in wanted:
+                try:
+                    built.append(await _one(place, config, package, split, splits, bar))
+                except SandboxRefused as error:
+                    refused[package] = f"it could not be isolated in the sandbox: {error}"
+                except OstinatoError as error:
+                    refused[package] = str(error)
+    finally:
+        await place.backend.close()
+    tasks = [task for each in built for task in each.tasks]
+    console.print(yields_table(built))
+    for each in built:
+        console.print(Text(f"left out of {plain(each.package)}: {reasons(each)}"))
+    for package, why in refused.items():
+        console.print(Text(f"refused {plain(package)}: {plain(why)}"))
+    if not tasks:
+        raise BadRequest("no package gave a task; see the reasons above", field="package")
+    taskset = taskset_of(out.stem, tasks)
+    save(taskset, out)
+    console.print(Text(f"{out}: {len(tasks)} tasks, hash {taskset.hash}"))
+
+
+async def _one(
+    place: BuildPlace, config: BuildConfig, package: str, split: Split, splits: dict[str, Split], bar: Progress
+) -> PackageYield:
+    """Build one package. `splits` holds the splits of the packages so far; raises BadRequest if this one is in the other split already."""
+    line = bar.add_task(plain(package), total=1.0, found=0)
+
+    def progress(what: str, found: int, share: float) -> None:
+        bar.update(line, description=f"{plain(package)}: {what}", found=found, completed=share)
+
+    try:
+        progress("fetching it", 0, 0.0)
+        from ostinato.worlds.building.package_build import PackageBuild  # here, because it needs libcst
+
+        build = PackageBuild(place, config, await fetch_sdist(package), package, split)
+        if splits.setdefault(canonical(build.tree.name), split) is not split:
+            raise BadRequest(
+                f"{build.tree.name} is already used for training; name a package for one split only", field="package"
+            )
+        return await build.run(progress)
+    finally:
+        bar.remove_task(line)
+
+
+def yields_table(built: Sequence[PackageYield]) -> Table:
+    """A line per package: its suite, its tasks by kind, CPU seconds, tasks per CPU hour."""
+    table = Table(
+        "package", "tests", "suite CPU s", *_KINDS, "CPU s", "an hour", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for each in built:
+        table.add_row(
+            Text(plain(f"{each.package} {each.version}")),
+            str(len(each.suite.stable)),
+            f"{each.suite.cpu:.1f}",
+            *(str(each.kinds.get(kind, 0)) for kind in _KINDS),
+            f"{each.cpu:.0f}",
+            f"{3600 * len(each.tasks) / max(each.cpu, 1e-9):.0f}",
+        )
+    return table
+
+
+def reasons(each: PackageYield) -> str:
+    """Why other changes of a package were left out, the most frequent reason first."""
+    left_out = Counter({why: count for why, count in each.fates.items() if why != "valid" and count > 0})
+    return "; ".join(f"{count} {why}" for why, count in left_out.most_common())
+
+
+# ---------------------------------------------------------------- bursts
+
+
+def show_burst(
+    sandboxes: int, clusters: int, nodes: int, lose_after: float | None, seed: int, console: Console, *, machine: bool
+) -> None:
+    """Simulate each way and print a line for it. Raises BadRequest."""
+    fleet, burst = Fleet(clusters=clusters, nodes=nodes), Burst(sandboxes=sandboxes, lose_region_at=lose_after)
+    found = [simulate(fleet, burst, packing, seed) for packing in Packing]
+    if machine:
+        said = {"fleet": asdict(fleet), "burst": asdict(burst), "seed": seed, "assumptions": ASSUMPTIONS}
+        console.out(json.dumps({**said, "placed": [asdict(each) for each in found]}), highlight=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "packing",
+        "placed",
+        "all after",
+        "p50",
+        "p99",
+        "failed",
+        "killed",
+        "lost",
+        "machines",
+        "cores",
+        "memory",
+        "cost",
+    ):
+        table.add_column(name, no_wrap=True)
+    for each in found:
+        table.add_row(
+            each.packing.value,
+            f"{each.placed:,}" + (f" ({each.unplaced:,} never)" if each.unplaced else ""),
+            *(f"{seconds:.1f} s" for seconds in (each.all_s, each.p50_s, each.p99_s)),
+            *(f"{count:,}" for count in (each.failed, each.killed, each.lost, each.machines)),
+            *(f"{100 * share:.0f}%" for share in (each.cores, each.memory)),
+            f"{each.cost:.2f}",
+        )
+    console.print(table)
+    console.print(Text("A simulation, not a measurement. Assumptions:", "dim"))
+    for name, value in {**asdict(fleet), **asdict(burst), "seed": seed}.items():
+        console.print(Text(f"  {name} = {value}", "dim"))
+    for line in ASSUMPTIONS:
+        console.print(Text(f"  {line}", "dim"), soft_wrap=True)

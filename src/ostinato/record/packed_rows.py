@@ -1,0 +1,197 @@
+"""Decodes the rows of a segment into records, with the segment's dictionaries, policies and token texts, for any database."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ostinato.core.errors import Corrupt
+from ostinato.core.records import Identity, PolicyVersion, Row
+from ostinato.core.seams import Cursor
+from ostinato.record.codec import turns
+from ostinato.record.codec.kinds import TURNS, Kind, load
+from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
+from ostinato.record.codec.tokens import PackedTokens, unflat, widen
+from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
+from ostinato.record.keys import KeyRing
+
+_HELD = 4 << 20  # bytes of ids that stay in memory as bases of other turns
+_OFTEN = 8  # lookups of missing tokens after which all texts are read at once
+
+
+class PackedRows(ABC):
+    """One segment's rows as records. Used by one thread at a time.
+
+    A stored row is a tuple that begins with its place. A turn: place, key, head, tokens, logprobs, text, routes. One of a kind that holds
+    what people wrote: place, body, key, words. Any other row: place and body.
+    """
+
+    def __init__(self, name: str, ring: KeyRing | None) -> None:
+        self.name = name
+        self.ring = ring
+        self.policies: dict[int, PolicyVersion] = {}
+        self.pieces: dict[int, str] = {}
+        self._asked = 0
+        self._held: OrderedDict[Cursor, Held] = OrderedDict()
+        self._weight = 0
+        self.shrinker = Shrinker(self.stored_dictionaries)
+        self.shrinker.refresh()
+
+    # ------------------------------------------------------------ queries to the database
+
+    @property
+    @abstractmethod
+    def knows_calls(self) -> bool:
+        """True if a turn without parsed calls had none; False if the segment is from before calls were stored."""
+
+    @abstractmethod
+    def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
+        """The place of the row with this identity; None if it is not in this segment."""
+
+    @abstractmethod
+    def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
+        """The key and the packed ids of the turn at one place."""
+
+    @abstractmethod
+    def stored_policies(self) -> Iterable[tuple[int, int, str]]:
+        """The segment's policy versions: (number in the segment, version number, hash)."""
+
+    @abstractmethod
+    def stored_pieces(self, tokens: Collection[int] | None) -> Sequence[tuple[int, str]]:
+        """The texts of these tokens, or of all, as far as the segment has them."""
+
+    @abstractmethod
+    def stored_dictionaries(self) -> Dictionaries:
+        """The dictionaries that rows are compressed with, by number."""
+
+    # ------------------------------------------------------------ writing, in a transaction that the caller began
+
+    @abstractmethod
+    def made_at(self) -> float:
+        """When the segment was created."""
+
+    @abstractmethod
+    def put(self, rows: Sequence[tuple[Ready, int]], values: Sequence[tuple[Any, ...]]) -> None:
+        """Write rows, each with its key; `values` are their stored forms."""
+
+    @abstractmethod
+    def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
+        """Write the texts of tokens that have none yet; returns how many were written."""
+
+    @abstractmethod
+    def put_policy(self, policy: PolicyVersion) -> int:
+        """The segment's number for a policy version, which is assigned if it has none yet."""
+
+    @abstractmethod
+    def newest_dictionary(self) -> int:
+        """The number of the dictionary that was added last; 1 if there is none."""
+
+    @abstractmethod
+    def put_dictionary(self, number: int, use: Use, body: bytes) -> None:
+        """Write a dictionary."""
+
+    # ------------------------------------------------------------ rows
+
+    def decode(self, kind: Kind, stored: Any) -> Row:
+        """The record of one stored row. Values under a destroyed key are left out."""
+        try:
+            if kind is TURNS:
+                return turns.decode(self, stored)
+            values = load(kind, kind.body, json.loads(self.shrinker.unpack(stored[1])))
+            if kind.said and stored[3] is not None:
+                with suppress(KeyDestroyed):
+                    said = self.reveal(stored[2], "said", stored[0], stored[3])
+                    values |= load(kind, kind.said, json.loads(self.shrinker.unpack(said)))
+            return kind.record(**values)
+        except (ValueError, IndexError, TypeError, KeyError) as error:
+            raise Corrupt(
+                f"row {stored[0]} of {self.name} cannot be read: {error!r}; restore it from a copy"
+            ) from error
+
+    # ------------------------------------------------------------ token ids, policies and token texts
+
+    def tokens(self, seq: Cursor) -> Held:
+        """A turn's ids, including those from its bases. Raises KeyDestroyed; ValueError if a base is missing."""
+        chain: list[tuple[Cursor, int | None, PackedTokens]] = []
+        while (held := self._held.get(seq)) is None:
+            stored = self.stored_tokens(seq)
+            if stored is None:
+                raise ValueError(f"turn {seq}, which others lean on, is missing")
+            packed = turns.unpack_tokens(self.shrinker, self.reveal(stored[0], "tokens", seq, stored[1]))
+            chain.append((seq, stored[0], packed))
+            if not packed.gap:
+                break
+            seq -= packed.gap
+        ids = b"" if held is None else held.ids
+        for place, secret, packed in reversed(chain):
+            ids = ids[: 4 * packed.shared] + widen(packed.width, packed.ids)
+            held = Held(ids, packed.prompt, packed.depth, secret)
+            self.hold(place, held)
+        assert held is not None
+        return held
+
+    def hold(self, seq: Cursor, held: Held) -> None:
+        """Keep a turn's ids in memory for a while, because it may be the base of the next turns."""
+        if seq in self._held:
+            return
+        self._held[seq] = held
+        self._weight += len(held.ids)
+        while self._weight > _HELD and len(self._held) > 1:
+            _, dropped = self._held.popitem(last=False)
+            self._weight -= len(dropped.ids)
+
+    def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
+        """The plain value of a column, decrypted if necessary. Raises KeyDestroyed, Corrupt."""
+        if secret is None:
+            return blob
+        if self.ring is None:
+            raise Corrupt(f"{self.name} holds encrypted rows, but their keys are missing; restore the file of keys")
+        return self.ring.reveal(secret, _bound(column, seq), blob)
+
+    def conceal(self, secret: int | None, column: str, seq: Cursor, plain: bytes) -> bytes:
+        """The inverse of `reveal`."""
+        if secret is None or self.ring is None:
+            return plain
+        return self.ring.conceal(secret, _bound(column, seq), plain)
+
+    def policy(self, number: int) -> PolicyVersion:
+        """The policy version with this number in the segment. Raises ValueError."""
+        if number not in self.policies:
+            for place, version, digest in self.stored_policies():
+                self.policies[place] = PolicyVersion(number=version, hash=digest)
+        if number not in self.policies:
+            raise ValueError(f"policy {number} is missing")
+        return self.policies[number]
+
+    def spell(self, ids: bytes) -> str | None:
+        """The concatenated texts of tokens; None if any of them has no text in this segment."""
+        tokens = unflat(ids)
+        try:
+            return "".join(map(self.pieces.__getitem__, tokens))
+        except KeyError:
+            self._read_pieces(tokens)
+        try:
+            return "".join(map(self.pieces.__getitem__, tokens))
+        except KeyError:
+            return None
+
+    def read_all_pieces(self) -> None:
+        """Load all token texts of this segment into memory."""
+        self.pieces.update(self.stored_pieces(None))
+
+    def _read_pieces(self, tokens: Iterable[int]) -> None:
+        """Read the missing texts; after several calls, read all texts at once."""
+        self._asked += 1
+        if self._asked == _OFTEN:
+            self.read_all_pieces()
+            return
+        self.pieces.update(self.stored_pieces([token for token in set(tokens) if token not in self.pieces]))
+
+
+def _bound(column: str, seq: Cursor) -> bytes:
+    """The associated data of an encrypted value, so that it cannot be moved to another column or row."""
+    return f"{column}:{seq}".encode()

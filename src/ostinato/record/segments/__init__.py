@@ -1,1 +1,0 @@
-"""The files of the log: one SQLite database per segment, their directory, and filters over the identities in closed segments."""

@@ -1,1 +1,0 @@
-"""Rollouts on another party's machines: files stay there, and only model calls and verdicts come here, over mutual TLS."""

@@ -1,0 +1,406 @@
+"""The door on the trainer's side: the few requests that a rollout worker on another machine may make, under its certificate's name.
+
+Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of the worker's turns are read from the log. From TCP
+through the TLS handshake to admission each stage of a connection has its own bound, and a handshake a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from ostinato.core.errors import BadRequest, OstinatoError, TooLarge, Unauthorized
+from ostinato.core.json_shape import LONG_BYTES, check_json
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Row
+from ostinato.core.seams import Cursor
+from ostinato.core.verdicts import GRADED
+from ostinato.worlds.harness.gateway import GatewayCalls
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
+from ostinato.worlds.rollout.worker_requests import DIALECTS, OwnTurns, call_body, call_headers, own_verdicts, targets
+
+# ---------------------------------------------------------------- arrivals
+
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKES = 128
+"""Handshakes at once. One more ends the oldest: an honest one takes milliseconds, so those that are held open give way."""
+HANDSHAKE_S = 10.0
+CONNECTIONS = 1024
+
+Certificate = Mapping[str, Any] | None
+
+
+class Arrivals:
+    """A protocol factory for plain TCP connections. Admitted ones go on to the HTTP server, over TLS.
+
+    Args:
+        server: answers requests.
+        context: TLS that demands certificates.
+        name_of: the name that a certificate's connections are counted under; None refuses them.
+        per_name: most open connections under one name.
+
+    Example: ``await loop.create_server(Arrivals(server, context, name_of, per_name=256), sock=listener)``
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        context: ssl.SSLContext,
+        name_of: Callable[[Certificate], str | None],
+        *,
+        per_name: int,
+    ) -> None:
+        self._server, self._context, self._name_of, self._per_name = server, context, name_of, per_name
+        self._handshakes: dict[asyncio.Transport, asyncio.Task[None]] = {}  # oldest first
+        self._names: dict[object, str] = {}  # of the server's connections, open or closed since the last admission
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Plain(self)
+
+    async def close(self) -> None:
+        """End the handshakes in progress."""
+        for transport, task in list(self._handshakes.items()):
+            transport.abort()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """A TCP connection was made."""
+        if len(self._handshakes) >= HANDSHAKES:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]  # now, since its task ends later, and many more may come before
+            oldest.abort()
+        self._handshakes[transport] = asyncio.get_running_loop().create_task(self._shake(transport))
+
+    async def _shake(self, transport: asyncio.Transport) -> None:
+        guest = _Guest()
+        try:
+            tls = await asyncio.get_running_loop().start_tls(
+                transport, guest, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except OSError:  # every failure of TLS and every deadline is one
+            return
+        finally:
+            self._handshakes.pop(transport, None)
+        if tls is not None and not tls.is_closing():
+            self._admit(tls, guest)
+
+    def _admit(self, tls: asyncio.Transport, guest: _Guest) -> None:
+        """Hand a connection to the server, or close it."""
+        name = self._name_of(tls.get_extra_info("peercert"))
+        self._names = {each: self._names[each] for each in self._server.connections}
+        every, own = len(self._names), Counter(self._names.values())[name or ""]
+        if name is None or every >= CONNECTIONS or own >= self._per_name:
+            if name is not None:
+                logger.info("worker %r: %d connections are open, %d of its own; one more is closed", name, every, own)
+            tls.close()
+            return
+        handler = self._server()
+        self._names[handler] = name
+        tls.set_protocol(handler)
+        handler.connection_made(tls)
+        for part in guest.early:
+            handler.data_received(part)
+        if guest.ended:
+            handler.eof_received()
+
+
+class _Plain(asyncio.Protocol):
+    """A connection before its handshake."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._arrivals.begin(transport)
+
+
+class _Guest(asyncio.Protocol):
+    """A connection between its handshake and its admission, which follows at once: keeps what arrives in the meantime."""
+
+    def __init__(self) -> None:
+        self.early: list[bytes] = []
+        self.ended = False
+
+    def data_received(self, data: bytes) -> None:
+        self.early.append(data)
+
+    def eof_received(self) -> None:
+        self.ended = True
+
+
+# ---------------------------------------------------------------- the door
+
+
+_T = TypeVar("_T")
+_Given = TypeVar("_Given")
+
+OUTCOMES = "/v1/worlds/outcomes"
+_COUNTING = "/v1/messages/count_tokens"
+_GRADED = 100_000  # rollouts whose grade is remembered
+_MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
+_BODY_S = 30.0
+_DEPTH, _VALUES = 64, 100_000  # of a body's JSON, as the gateway takes it by default
+_READ_S = 20.0  # for a worker to receive one piece of an answer
+_SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
+
+
+class WorkerBusy(OstinatoError):
+    """A worker has too many requests open at once."""
+
+    status = 429
+    code = "too_many_requests"
+
+
+class NoSuchPath(OstinatoError):
+    """A path that is not served to workers."""
+
+    status = 404
+    code = "not_found"
+
+
+class Door:
+    """Serves workers. An async context manager that serves from its entry to its exit.
+
+    Args:
+        gateway: receives the calls, made with the run's own key.
+        turns: tells which turns are a worker's own.
+        listener: a bound socket.
+        context: TLS that demands certificates (`door_context`).
+        names: the workers that may connect; empty: all with a valid certificate.
+        refused: the certificates that are refused all the same.
+        connections: most open connections of one worker.
+        calls: most concurrent requests of one worker.
+        body_bytes: most bytes of one request's body.
+
+    Example::
+
+        async with Door(gateway, OwnTurns(log), listener, door_context(...), names=("acme",)):
+            await stopping.wait()
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayCalls,
+        turns: OwnTurns,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        names: Collection[str] = (),
+        refused: RefusedSerials | None = None,
+        connections: int = 256,
+        calls: int = 64,
+        body_bytes: int = 2 << 20,
+    ) -> None:
+        self._gateway, self._turns = gateway, turns
+        self._listener, self._context = listener, context
+        self._names, self._calls, self._body_bytes = frozenset(names), calls, body_bytes
+        self._refused, self._connections = refused or RefusedSerials(), connections
+        self._open = Counter[str]()
+        self._members: OrderedDict[str, set[int]] = OrderedDict()  # group -> hashes of its episodes' names
+        self._graded: OrderedDict[str, str] = OrderedDict()
+        self._telling: dict[str, asyncio.Lock] = {}
+        self._leaving = AsyncExitStack()
+
+    async def __aenter__(self) -> Door:
+        server = web.Server(self._handle, access_log=None)
+        arrivals = Arrivals(server, self._context, self._counted_as, per_name=self._connections)
+        listening = await asyncio.get_running_loop().create_server(arrivals, sock=self._listener)
+        watching = asyncio.create_task(self._refused.watch())
+        self._leaving.callback(watching.cancel)
+        self._leaving.push_async_callback(server.shutdown, 1.0)
+        self._leaving.push_async_callback(arrivals.close)
+        self._leaving.callback(listening.close)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._leaving.aclose()
+
+    def _counted_as(self, certificate: Certificate) -> str | None:
+        """The name under which a connection is counted; None closes it. A name that may not come in is told so by each request."""
+        if (serial := serial_of(certificate)) in self._refused:
+            logger.warning(
+                "the certificate %s of %r is refused (worlds.door.refused)", serial, common_name(certificate)
+            )
+            return None
+        return common_name(certificate) or ""
+
+    # ------------------------------------------------------------ one request
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        worker = ""
+        try:
+            worker = self._worker(request)
+            if self._open[worker] >= self._calls:
+                raise WorkerBusy(f"more than {self._calls} requests at once (worlds.door.calls)")
+            self._open[worker] += 1
+            try:
+                return await self._answer(worker, request)
+            finally:
+                self._open[worker] -= 1
+        except OstinatoError as error:
+            logger.info("worker %r: %s %r: %s", worker, request.method, request.path[:100], error)
+            return web.json_response({"error": {"message": str(error), "code": error.code}}, status=error.status)
+        except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError, TimeoutError):
+            return web.json_response({"error": {"message": "the connection was lost", "code": "gone"}}, status=400)
+
+    def _worker(self, request: web.BaseRequest) -> str:
+        """The worker's name from its certificate. Raises Unauthorized."""
+        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        name = common_name(certificate)
+        if serial_of(certificate) in self._refused:  # since this connection was made
+            raise Unauthorized(f"the certificate of {name!r} is refused; see worlds.door.refused")
+        if name is None or (self._names and name not in self._names):
+            raise Unauthorized(f"no worker {name!r} may come in; see worlds.door.names")
+        return name
+
+    async def _answer(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
+        where = (request.method, request.path)
+        if where == ("GET", "/health"):
+            return web.json_response(await self._health())
+        if where == ("GET", OUTCOMES):
+            return web.json_response(await self._outcomes(worker, request.query.get("after", "")))
+        if where == ("POST", "/v1/feedback"):
+            return web.json_response(await self._tell(worker, await self._body(request)), status=202)
+        if request.method == "POST" and (request.path in DIALECTS or request.path == _COUNTING):
+            return await self._call(worker, request)
+        raise NoSuchPath(f"there is nothing at {request.path[:200]!r} for workers")
+
+    async def _body(self, request: web.BaseRequest) -> Any:
+        data = bytearray()
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.content.iter_any():
+                data += part
+                if len(data) > self._body_bytes:
+                    raise TooLarge(f"a request has at most {self._body_bytes} bytes (worlds.door.body_bytes)")
+        return await _off_loop(len(data), _parsed, bytes(data))
+
+    async def _health(self) -> dict[str, Any]:
+        health = await self._gateway.call("GET", "/health")
+        slots = {name: told for name, told in health.get("slots", {}).items() if name == Arm.WORLD.value}
+        return {"model": health.get("model", ""), "slots": slots}
+
+    async def _outcomes(self, worker: str, after: str) -> dict[str, Any]:
+        if after == "end":
+            return {"cursor": await self._turns.end(), "step": 0, "taken": [], "held": []}
+        if not after.isdecimal() or len(after) > 18:
+            raise BadRequest("after must be a number that was told before, or 'end'", field="after")
+        return await self._turns.outcomes(worker, int(after))
+
+    async def _tell(self, worker: str, body: Any) -> Any:
+        async with self._telling.setdefault(worker, asyncio.Lock()):  # one at a time, in order of arrival
+            own = await self._turns.groups(worker, targets(body))
+            verdicts = own_verdicts(body, own, self._turns.episode)
+            self._grade_once(verdicts)
+            return await self._gateway.call("POST", "/v1/feedback", verdicts)
+
+    def _grade_once(self, verdicts: Sequence[dict[str, Any]]) -> None:
+        """Raise BadRequest for a non-zero grade at a second turn of a rollout, because the values of a rollout's turns are summed. Grades
+        from before this door started are in the log under their verdict's id, and the log keeps no second verdict with the same id.
+        """
+        for verdict in verdicts:
+            if verdict["name"] != GRADED or not verdict["value"]:
+                continue
+            turn = verdict["target"]
+            episode = self._turns.episode(turn) or turn
+            if self._graded.setdefault(episode, turn) != turn:
+                raise BadRequest(
+                    f"rollout {episode!r} was graded at another turn; grade its last turn only", field="value"
+                )
+            self._graded.move_to_end(episode)
+            if len(self._graded) > _GRADED:
+                self._graded.popitem(last=False)
+
+    def _count_member(self, group: str, episode: int) -> None:
+        """Count an episode as a member of its group. Raises BadRequest if the group is then too large for one step of the trainer."""
+        members = self._members.setdefault(group, set())
+        if group and episode not in members and len(members) >= _MEMBERS:
+            raise BadRequest(
+                f"group {group!r} has {_MEMBERS} rollouts, torn ones included; begin another", field="X-Ostinato-Group"
+            )
+        members.add(episode)
+        self._members.move_to_end(group)
+        if not group:
+            members.clear()
+        if len(self._members) > _GROUPS:
+            self._members.popitem(last=False)
+
+    async def _call(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
+        headers = call_headers(worker, request.headers)
+        named, temperature = await self._gateway.named(), self._gateway.temperature
+        asked = call_body(worker, request.path, await self._body(request), model=named, temperature=temperature)
+        self._count_member(headers.get("X-Ostinato-Group", ""), hash(headers["X-Ostinato-Episode"]))
+        body = await _off_loop(request.content.total_bytes, msgspec.json.encode, asked)
+        async with self._gateway.streamed(request.path, body, headers) as answer:
+            shown = {name: answer.headers[name] for name in _SHOWN if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=shown)
+            await response.prepare(request)
+            try:
+                async for part in answer.parts:
+                    async with asyncio.timeout(_READ_S):
+                        await response.write(part)
+                await response.write_eof()
+            except BaseException:
+                if request.transport is not None:
+                    request.transport.abort()
+                raise
+        return response
+
+
+def _parsed(data: bytes) -> Any:
+    """The value of a body. Raises BadRequest, TooLarge."""
+    check_json(data, depth=_DEPTH, values=_VALUES)
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadRequest(f"the body must be JSON: {error}") from None
+
+
+async def _off_loop(size: int, work: Callable[[_Given], _T], given: _Given) -> _T:
+    """`work(given)`, on a thread if the body has so many bytes that it would hold up the event loop."""
+    return work(given) if size <= LONG_BYTES else await asyncio.to_thread(work, given)
+
+
+# ---------------------------------------------------------------- the worker's side, over a connection that may be lost at any moment
+
+
+_UNKNOWN = PolicyVersion(number=0, hash="")
+
+
+class FarOutcomes:
+    """Outcomes of this worker's turns, read through the door as `Spending` reads them from a log. A batch has only its step and our turns.
+
+    Example: ``Spending(FarOutcomes(gateway), after=await FarOutcomes(gateway).end())``
+    """
+
+    def __init__(self, gateway: GatewayCalls) -> None:
+        self._gateway = gateway
+
+    async def end(self) -> Cursor:
+        """Where the log ends now. Raises Unavailable."""
+        return int((await self._gateway.call("GET", f"{OUTCOMES}?after=end"))["cursor"])
+
+    async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
+        """Rows above `after`, page by page. A page counts as read with its last row. Raises Unavailable."""
+        while True:
+            page = await self._gateway.call("GET", f"{OUTCOMES}?after={after}")
+            if page["cursor"] == after:
+                return
+            for turn, reason in page["held"]:
+                yield after, Holdback(turn=str(turn), reason=str(reason), at=0.0)
+            after = int(page["cursor"])
+            taken = tuple(map(str, page["taken"]))
+            yield after, Batch(step=int(page["step"]), turns=taken, credits=(), reference=_UNKNOWN, at=0.0)
