@@ -60,7 +60,11 @@ def supervised(
     for _ in range(steps):
         ids_BT, places_K, wanted_BKA = draw(rng)
         logprobs = model(torch.from_numpy(ids_BT)).logits[:, torch.from_numpy(places_K)].log_softmax(-1)
-        loss = -(torch.tensor(wanted_BKA) * logprobs[..., FIRST_ACTION : FIRST_ACTION + ACTIONS]).sum(-1).mean()
+        loss = (
+            -(torch.tensor(wanted_BKA, dtype=torch.float32) * logprobs[..., FIRST_ACTION : FIRST_ACTION + ACTIONS])
+            .sum(-1)
+            .mean()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -147,7 +151,7 @@ class PromptWorld:
 def some_idea(rng: np.random.Generator) -> tuple[Ints, Ints, Floats]:
     """Prompts behind which the right action has 0.4 and each of the others 0.2."""
     prompts, rights, _ = PromptWorld(int(rng.integers(1 << 30))).prompts(64)
-    wanted = np.full((64, 1, ACTIONS), 0.2, np.float32)
+    wanted = np.full((64, 1, ACTIONS), 0.2)
     wanted[np.arange(64), 0, rights] = 0.4
     return np.array(prompts), np.array([len(prompts[0]) - 1]), wanted
 
@@ -177,9 +181,9 @@ def gradient_noise(path: Path, seed: int, taught: int, batches: int) -> dict[str
         turns, values = world.batch(trainers[0], number)
         samples = [replace(each, turn=replace(each.turn, arm=Arm.WORLD)) for each in people.samples(turns, values)]
         for trainer, found in zip(trainers, squares, strict=True):
-            learned = trainer.step(samples)
+            metrics = trainer.step(samples).metrics
             found.append(float((np.array(trainer.state().moments["exp_avg"], np.float64) ** 2).sum()))
-        explained.append(learned.metrics["value_explained"])
+            explained += [metrics["value_explained"]] if "value_explained" in metrics else []
     plain, valued = (float(np.mean(found[taught:])) for found in squares)
     return {"noise": valued / plain, "explained": float(np.mean(explained[taught:]))}
 
@@ -205,7 +209,7 @@ class Bad:
 
     def wanted(self) -> Floats:
         """The first policy's chances [N, A]."""
-        found_NA = np.full((self.turns, ACTIONS), 0.1 / (ACTIONS - 1), np.float32)
+        found_NA = np.full((self.turns, ACTIONS), 0.1 / (ACTIONS - 1))
         found_NA[np.arange(self.turns), self.right_N] = 0.9
         found_NA[self.bad] = 0.1
         found_NA[self.bad, (self.right_N[self.bad] + 1) % ACTIONS] = 1 - 0.1 * (ACTIONS - 1)
@@ -272,7 +276,7 @@ def until_fixed(path: Path, setting: Bad, trace: float | None, rate: float, seed
         with torch.no_grad():
             heard = model(torch.from_numpy(ids_ET)).logits[:, torch.from_numpy(places)].double()
         now_ENA = heard[..., FIRST_ACTION : FIRST_ACTION + ACTIONS].log_softmax(-1).numpy()
-        first_NA = np.log(setting.wanted().astype(np.float64))
+        first_NA = np.log(setting.wanted())
         kl_N = (np.exp(first_NA) * (first_NA - now_ENA)).sum(-1).mean(0)
         done.drift = float(np.delete(kl_N, setting.bad).mean())
         done.chance = float(np.exp(now_ENA[:, setting.bad, setting.right_N[setting.bad]]).mean())

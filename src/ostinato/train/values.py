@@ -69,7 +69,11 @@ class ValueHead:
         return np.einsum("nf,f->n", features_NF, self._solved())
 
     def learn(self, features_NF: Floats, targets_N: Floats, weights_N: Floats) -> None:
-        """Judge the predictions of a batch, then learn from it. `weights_N`: how many turns each counts for."""
+        """Judge the predictions of a batch, then learn from it. `weights_N`: how many turns each counts for.
+
+        The batch's mean is left out of the targets: the baseline learns it from the same returns, and V would know it twice.
+        """
+        targets_N = targets_N - np.average(targets_N, weights=weights_N)
         predicted_N = self.predict(features_NF)
         self._agreed = FORGET * self._agreed + float(np.sum(weights_N * targets_N * predicted_N))
         self._squares = FORGET * self._squares + float(np.sum(weights_N * predicted_N**2))
@@ -79,9 +83,7 @@ class ValueHead:
 
     def _solved(self) -> Floats:
         if self._weights_F is None:
-            penalty_F = np.full(len(self._targets_F), RIDGE)
-            penalty_F[0] = 1.0  # the constant
-            penalised_FF = self._moments_FF + np.diag(penalty_F)
+            penalised_FF = self._moments_FF + RIDGE * np.eye(len(self._targets_F))
             self._weights_F = np.linalg.solve(penalised_FF, self._targets_F).astype(np.float64, copy=False)
         return self._weights_F
 
@@ -99,7 +101,7 @@ class ValueHead:
 
 
 def features_of(states_ND: NDArray[np.float32]) -> Floats:
-    """A head's inputs: a constant, and the states normalised to mean 0 and variance 1, projected by random signs if they are large.
+    """A head's inputs: the states normalised to mean 0 and variance 1, projected by random signs if they are large.
 
     The signs are the same for ever, since bit generators are (numpy's NEP 19), so that the state of a head goes on to mean the same.
     """
@@ -111,7 +113,7 @@ def features_of(states_ND: NDArray[np.float32]) -> Floats:
         words = np.random.PCG64(0).random_raw(-(-MOST_FEATURES * width // 64)).astype("<u8")
         bits = np.unpackbits(words.view(np.uint8), count=MOST_FEATURES * width).reshape(width, MOST_FEATURES)
         states = np.einsum("nd,df->nf", states, (2.0 * bits - 1.0) / math.sqrt(width))
-    return np.concatenate([np.ones((len(states), 1)), states], axis=1)
+    return states
 
 
 def over_turns(calls: Sequence[str], residuals: Sequence[float], trace: float) -> list[float]:

@@ -135,7 +135,7 @@ def test_a_head_that_knows_nothing_is_not_trusted():
         cost.append(-valued.metrics["value_explained"])
         values.learn(valued)
     assert np.mean(cost[10:]) < 0.01
-    assert np.mean(trusted[10:]) < 0.4
+    assert np.mean(trusted[10:]) < 0.6
 
 
 def test_nothing_known_nothing_changed():
@@ -244,14 +244,14 @@ def test_a_step_up_before_the_cut_is_credited():
 def test_large_states_are_projected_always_alike():
     states = np.random.default_rng(0).standard_normal((5, 1_000)).astype(np.float32)
     found = features_of(states)
-    assert found.shape == (5, 1 + module.MOST_FEATURES)
+    assert found.shape == (5, module.MOST_FEATURES)
     assert np.array_equal(found, features_of(states))
-    assert found[:, 1:].var() == pytest.approx(1.0, abs=0.1)
-    inner = (found[:, 1:] @ found[:, 1:].T) / module.MOST_FEATURES
+    assert found.var() == pytest.approx(1.0, abs=0.1)
+    inner = (found @ found.T) / module.MOST_FEATURES
     centred = states - states.mean(1, keepdims=True)
     wanted = np.corrcoef(centred)
     assert np.abs(inner - wanted).max() < 0.2
-    assert found[0, 1:4].tolist() == pytest.approx(features_of(states[:1])[0, 1:4].tolist())
+    assert found[0, :3].tolist() == pytest.approx(features_of(states[:1])[0, :3].tolist())
 
 
 def test_a_heads_state_is_all_of_it():
@@ -272,9 +272,22 @@ def test_a_head_by_recursive_least_squares_is_ridge_regression():
     head, rng = ValueHead(4), np.random.default_rng(0)
     x, y, w = rng.standard_normal((50, 4)), rng.standard_normal(50), rng.random(50)
     head.learn(x, y, w)
-    penalty = np.diag([1.0, module.RIDGE, module.RIDGE, module.RIDGE])
-    wanted = np.linalg.solve(x.T @ (w[:, None] * x) + penalty, x.T @ (w * y))
+    centred = y - np.average(y, weights=w)
+    wanted = np.linalg.solve(x.T @ (w[:, None] * x) + module.RIDGE * np.eye(4), x.T @ (w * centred))
     assert head.predict(x) == pytest.approx(x @ wanted)
+
+
+def test_the_level_of_returns_is_left_to_the_baseline():
+    """A batch in which all did well raises what the baseline expects; were it also what a head expects, V would know it twice."""
+    values, (states, _) = taught(noise=0.3), states_of(np.random.default_rng(0), 32)
+    before = credits(values.credit([sample(str(i), 0.5 - i % 2) for i in range(32)], states))
+    rng = np.random.default_rng(1)
+    for number in range(3):
+        good, signs = states_of(rng, 64)
+        some = [sample(f"{number}-{i}", float(2.0 + 0.8 * sign)) for i, sign in enumerate(signs)]
+        values.learn(values.credit(some, good))
+    after = credits(values.credit([sample(str(i), 0.5 - i % 2) for i in range(32)], states))
+    assert np.mean(after) == pytest.approx(np.mean(before), abs=0.1)
 
 
 # ---------------------------------------------------------------- in the trainer
@@ -303,7 +316,7 @@ def test_a_trainer_with_values_learns_what_prompts_tell(path):
     trainer = PolicyTrainer(path, VALUED)
     told = [trainer.step(each).metrics["value_explained"] for each in batches(trainer, 12)]
     assert told[0] == 0.0
-    assert min(told[6:]) > 0.6
+    assert min(told[6:]) > 0.4
 
 
 def test_without_values_nothing_of_them_is_there(path):
