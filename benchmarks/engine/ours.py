@@ -100,7 +100,7 @@ def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -
 @cache
 def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
     """The numerics contract of engine and trainer. In exact mode the self-test must find equal bits at 1 and THREADS threads."""
-    quantisation = whole(path).name if mode == "int8" else quantized.NAME if mode == "fp8" else "none"
+    quantisation = whole(path).name if mode == "int8" else quantized.FP8_NAME if mode == "fp8" else "none"
     compute, backend = compute_on(device, path), backend_on(device, mode)
     if mode == "exact":
         if backend != OWN:

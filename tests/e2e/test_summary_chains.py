@@ -3,14 +3,17 @@
 import asyncio
 import random
 import re
+from dataclasses import replace
 
 import httpx2
 import numpy as np
 import pytest
 import torch
-from benchmarks.worlds.summaries import streams
-from benchmarks.worlds.summaries_world import CONTEXT, Prompts, StreamReader, teach, tokenizer
+from benchmarks.worlds import summaries
+from benchmarks.worlds.summaries import learn, newest, streams
+from benchmarks.worlds.summaries_world import CONTEXT, Prompts, Stream, StreamReader, teach, tokenizer
 from pydantic import SecretStr
+from safetensors.torch import load_file
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.records import PolicyVersion, Purpose
@@ -26,9 +29,11 @@ from ostinato.testing.tiny_engine import tiny_engine
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.tasks.task import Grading
+from ostinato.worlds.tasks.tasksets import taskset_of
 
 KEY = "admin-0123456789abcdef"
-FRAME = re.compile(r"=== memory: summary ===\n((?:[A-L][0-7])+)\n=== end of summary ===")
+FRAME = re.compile(r"=== memory: summary ===\n((?:[A-L][0-7]|-)+)\n=== end of summary ===")
 
 
 def taught(path, seed, context):
@@ -175,3 +180,30 @@ def test_the_prompts_of_the_imitation_are_those_of_the_renderer(tmp_path):
     assert prompts.to_sum(goals, "A1B2", segments[1]) == rendered(goals, frame, segments[1], ">")
     assert prompts.to_sum(goals, "", segments[1]) == rendered(goals, "(nothing was kept)", segments[1], ">")
     assert prompts.to_ask(goals, "A1B2", "A") == rendered(goals, frame, "|A")
+
+
+def test_the_rule_that_keeps_the_newest_tokens_guesses_what_it_lost():
+    stream = Stream(goals="ABC", segments=("A1B2C3D4", "E5B6D7D0"), truth=(("A1", "B2", "C3"), ("A1", "B6", "C3")))
+    guess = 1 - 1 / 8
+    assert newest([stream], 2) == {"error": guess, "needle": guess, "state": guess, "tokens": 2}
+    assert newest([stream], 4) == {"error": 2 * guess / 3, "needle": guess, "state": guess / 2, "tokens": 4}
+    assert newest([stream], 8) == {"error": 0.0, "needle": 0.0, "state": 0.0, "tokens": 8}
+
+
+async def test_a_step_learns_from_summaries_unless_they_are_left_out_and_no_bit_differs_from_the_engine(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(summaries, "GROUPS", 2)
+    taught(tmp_path / "start", 0, CONTEXT)
+    half = Grading(
+        grader="pattern", data={"pattern": "[0-3]$"}
+    )  # so that groups have contrast whatever the model knows
+    tasks = taskset_of("streams", [replace(task, grading=half) for task in streams(3, 64, (2, 3)).tasks])
+    found = {arm: await learn(tmp_path / "start", arm, 0, 2, 10.0, tmp_path / arm, tasks) for arm in ("all", "nosum")}
+    assert {arm: told["steps"] for arm, told in found.items()} == {"all": 2, "nosum": 2}
+    assert [told["differing"] for told in found.values()] == [0, 0]
+    assert found["all"]["learned_from"]["compaction"] > found["all"]["learned_from"]["task"]
+    assert found["nosum"]["learned_from"]["compaction"] == 0
+    assert found["nosum"]["held"]["purpose"] > 0
+    start, learned = (load_file(tmp_path / name / "model.safetensors") for name in ("start", "all"))
+    assert any(not torch.equal(start[name], learned[name]) for name in start)

@@ -81,6 +81,7 @@ class DialAdaptation:
         self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
+        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
         self._heard = asyncio.Event()
@@ -354,7 +355,9 @@ class DialAdaptation:
                 len(held),
                 min(held),
             )
+            self.refused[basis.weights] = None
             return
+        self.refused.pop(basis.weights, None)
         self._bases.pop(basis.weights, None)
         if basis.directions_KM.any():  # else every dial was dropped, and nobody's answers lean
             self._bases[basis.weights], self._names = basis, basis.names

@@ -17,11 +17,16 @@ UNFITTED = (
     "the live version has no basis, so nobody's answers lean: run `ostinato adapt fit` with the run's settings beside it, and after each "
     "release"
 )
+REFUSED = (
+    "the gateway does not use the live version's basis, which moves protected tokens (adapt.protected), so nobody's answers lean: run "
+    "`ostinato adapt fit` again"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialsNow:
-    """The dials of a run whose `adapt.mode` is not off. `fitted`: the live version has a basis. `effect`: None before the first turn that
+    """The dials of a run whose `adapt.mode` is not off. `fitted`: the live version has a basis, and the gateway uses it; `refused`: it has
+    one that the gateway does not use. `effect`: None before the first turn that
     counts. `curves`: both sides' acceptance over the newest rated turns, minutes from `since` on. `spread`: by dial the quantiles 10, 25,
     50, 75 and 90% over `people` people, who began anew `resets` times; empty if there are too few.
     """
@@ -33,6 +38,12 @@ class DialsNow:
     spread: Mapping[str, Sequence[float]]
     people: int = 0
     resets: int = 0
+    refused: bool = False
+
+    @property
+    def missing(self) -> str:
+        """Why nobody's answers lean, with the remedy; "" if the live version has a basis that is used."""
+        return "" if self.fitted else REFUSED if self.refused else UNFITTED
 
 
 class DialRules(Protocol):
@@ -54,6 +65,12 @@ class DialRules(Protocol):
         ...
 
 
+def refused_bases(serve: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The hashes of the weights whose basis the gateway does not use, by the serving worker's newest lines."""
+    told = next((line for line in reversed(serve) if line["kind"] == "bases"), {})
+    return frozenset(map(str, told.get("refused", ())))
+
+
 def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence[Mapping[str, Any]]) -> DialsNow | None:
     """The state of the dials; None if they are off. `live`: the live version's hash, `serve`: the serving worker's newest lines."""
     if rules.mode == "off":
@@ -61,7 +78,8 @@ def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence
     told = next((line for line in reversed(serve) if line["kind"] == "dials"), {})
     drawn, since = _curves(seen.rated, rules.holdout)
     return DialsNow(
-        fitted=live in seen.dials.bases,
+        fitted=live in seen.dials.bases and live not in refused_bases(serve),
+        refused=live in refused_bases(serve),
         effect=seen.dials.effect(rules.holdout, rules.without),
         curves=drawn,
         since=since,
@@ -92,7 +110,7 @@ def effect_sentence(found: DialsNow) -> str:
     """
     effect = found.effect
     if effect is None or effect.accepted is None or effect.held is None:
-        return "nothing to compare yet" if found.fitted else UNFITTED
+        return found.missing or "nothing to compare yet"
     words = f"people with dials accept {100 * effect.accepted:.1f}%, the holdout {100 * effect.held:.1f}%"
     if effect.lower is None or effect.upper is None:
         sides = f"{effect.people} with dials, {effect.holdout} held out"
@@ -114,7 +132,7 @@ def dials_line(found: DialsNow) -> str:
 def cautions(found: DialsNow) -> list[str]:
     """What an operator must know before believing the difference."""
     effect = found.effect
-    said = [] if found.fitted or effect is None or effect.accepted is None else [UNFITTED]
+    said = [] if found.fitted or effect is None or effect.accepted is None else [found.missing]
     if effect is not None and effect.mixed:
         said.append(
             f"{effect.mixed} people of the holdout had dials before adapt.holdout was raised: the difference is too small until both "

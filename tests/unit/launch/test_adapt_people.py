@@ -1,10 +1,12 @@
 """`ostinato adapt show`, `reset` and `status`: beside a gateway and without one, from its cache or from the log alone."""
 
+import asyncio
 import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tests.unit.adapt.people import BASIS, about, set_dials, steered_turn
@@ -13,16 +15,21 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.learner import names_hash
 from ostinato.adapt.prior import Population
 from ostinato.adapt.privacy import gaussian_sigma
-from ostinato.app.storage import open_log
+from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
-from ostinato.core.records import Consent, ConsentGiven, SteeringBasis
+from ostinato.core.records import Consent, ConsentGiven, ReleaseEvent, SteeringBasis
 from ostinato.core.steering import DialSet, SetBy
+from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.adapt import reset, show, status
+from ostinato.launch.commands.doctor import CHECKS
 from ostinato.launch.commands.log import line, print_log
+from ostinato.launch.views.progress import Progress
 from ostinato.record.person_cache import SqlPersonCache
 from ostinato.run_directory import Home
+from ostinato.status.dials import REFUSED
+from ostinato.weights.publish.publisher import VersionPublisher
 
 ANN = ("acme", "ann")
 KEYS = "serve.api_keys=['acme:sk-0123456789abcdef']"
@@ -82,6 +89,40 @@ async def test_a_person_is_shown_and_reset_whether_a_gateway_has_saved_or_not(tm
         (row,) = [row for _, row in log.tail(1, {DialSet})]
         assert (row.person, row.dials, row.by) == (ANN, {}, SetBy.OPERATOR)
     assert (tmp_path / "run" / "audit.jsonl").read_text().count('"reset dials"') == 1
+
+
+async def test_a_basis_that_the_gateway_refuses_and_a_trial_without_one_are_known(tmp_path):
+    config = settings(tmp_path)
+    with open_run(config) as run:
+        publisher = VersionPublisher(run.store, config.publish)
+        hashes = []
+        for number, ref in ((0, "live"), (1, "canary")):
+            weights = {"w": WeightArray("BF16", (4,), np.full(8, number, np.uint8))}
+            done = await publisher.publish(number, weights, run="r", base=None, meta={"step": number}, ref=ref)
+            hashes.append(done.policy)
+        live, canary = hashes
+        await fill(run.log)
+        await run.log.append(SteeringBasis.of(replace(BASIS, weights=live.hash), at=2.0))
+        assert (await shown(config))["off"] is None
+        progress = Progress(run.home.progress("serve"))
+        progress.bases([live.hash])
+        assert (await shown(config))["off"]["reason"] == "basis"
+        progress.bases([])
+        assert (await shown(config))["off"] is None
+        shipped = ReleaseEvent(id="r0", action="shipped", policy=live, previous=None, reason="", detail={}, at=3.0)
+        detail = {"share": 0.1, "salt": "s"}
+        begun = ReleaseEvent(id="r1", action="canary", policy=canary, previous=live, reason="", detail=detail, at=4.0)
+        await run.log.append(shipped, begun)
+        assert (await shown(config))["off"]["reason"] == "trial"
+        await run.log.append(SteeringBasis.of(replace(BASIS, weights=canary.hash), at=5.0))
+        assert (await shown(config))["off"] is None, "each release has one"
+        progress.bases([canary.hash])
+        assert (await shown(config))["off"]["reason"] == "trial"
+        look = dict(CHECKS)["dials"]
+        open_ = config.model_copy(update={"adapt": config.adapt.model_copy(update={"users": "declared"})})
+        assert REFUSED not in await asyncio.to_thread(look, open_)
+        progress.bases([live.hash])
+        assert REFUSED in await asyncio.to_thread(look, open_)
 
 
 async def test_what_people_read_is_one_screen(tmp_path):

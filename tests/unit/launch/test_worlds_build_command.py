@@ -10,6 +10,7 @@ from tests.fakes.weak_package import weak_sdist
 from ostinato.core.errors import BadRequest
 from ostinato.launch.commands.worlds import tasksets as command
 from ostinato.worlds.building.config import BuildConfig
+from ostinato.worlds.building.package_build import PackageBuild
 from ostinato.worlds.building.runs import BuildPlace
 
 
@@ -28,7 +29,7 @@ async def test_a_package_cannot_be_in_two_splits(tmp_path, monkeypatch):
         ran.append((self.tree.name, self.split.value))
         raise BadRequest("enough for this test", field="package")
 
-    monkeypatch.setattr(command.PackageBuild, "run", run)
+    monkeypatch.setattr(PackageBuild, "run", run)
     place = BuildPlace(backend=Backend(), python="", workdir="", layers=tmp_path, cache=tmp_path)
     monkeypatch.setattr(command, "open_build_place", lambda *_: place)
     paths = []

@@ -199,7 +199,7 @@ async def test_a_basis_that_moves_a_protected_token_is_not_used_and_says_how_to_
         adaptation = DialAdaptation(log, cache_at(tmp_path / str(used)), OPEN, protected=protected)
         await adaptation.follow()
         found = adaptation.steering(("acme", "ann"), weights=BASIS.weights, verified=False)
-        assert (found is not None) is used
+        assert ((found is not None), [*adaptation.refused]) == (used, [] if used else [BASIS.weights])
     assert f"it moves 1 protected tokens, such as {tokens[0]}. Run `ostinato adapt fit` again" in caplog.text
 
 

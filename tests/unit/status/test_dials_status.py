@@ -10,7 +10,10 @@ from ostinato.adapt.config import AdaptConfig
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.records import Reward, SteeringBasis
 from ostinato.core.steering import Basis, Steered
-from ostinato.status.dials import UNFITTED, cautions, dials_line, dials_now, effect_sentence
+from ostinato.launch.views.numbers import LearningNumbers, _dials_of
+from ostinato.launch.views.progress import Progress
+from ostinato.release.ledger import State
+from ostinato.status.dials import REFUSED, UNFITTED, cautions, dials_line, dials_now, effect_sentence
 from ostinato.status.summary import Summary
 from ostinato.testing.records import a_turn
 from ostinato.web.page.templates import StaticFiles, Templates
@@ -96,3 +99,25 @@ def test_the_section_is_on_the_page_for_runs_with_dials_alone(dials):
     run = replace(RUN, dials=dials)
     page = Templates(StaticFiles()).render("_now.html", {**now_shown(run), "run": run, "state": state_of(run)})
     assert ("dials-title" in page) == (dials is not None)
+
+
+def test_a_basis_that_the_gateway_does_not_use_is_no_basis():
+    lines = [{"kind": "bases", "refused": []}, SPREAD, {"kind": "bases", "refused": [WEIGHTS, "f" * 64]}, SPREAD]
+    found = dials_now(ON, folded(60), WEIGHTS, lines)
+    assert (found.fitted, found.refused) == (False, True)
+    assert REFUSED in dials_line(found)
+    assert "moves protected tokens" in html(found)
+    assert effect_sentence(dials_now(ON, folded(0), WEIGHTS, lines)) == REFUSED
+    mended = dials_now(ON, folded(60), WEIGHTS, [*lines, {"kind": "bases", "refused": ["f" * 64]}])
+    assert (mended.fitted, mended.refused) == (True, False)
+    assert cautions(mended) == []
+
+
+def test_the_metrics_and_the_gateways_own_lines_agree(tmp_path):
+    progress = Progress(tmp_path / "serve.jsonl")
+    numbers = LearningNumbers(
+        summary=folded(60), adapt=ON, serve=tmp_path / "serve.jsonl", ledger=State(releases=(TURN.versions[0],))
+    )
+    for refused, fitted in (([], True), ([WEIGHTS], False), ([], True)):
+        progress.bases(refused)
+        assert _dials_of(numbers).fitted is fitted

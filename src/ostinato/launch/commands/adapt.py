@@ -4,6 +4,7 @@ shows and resets people's dials.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -31,7 +32,10 @@ from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import ago, counting_bar, plain
 from ostinato.record.person_cache import PersonCacheView
+from ostinato.release.ledger import ReleaseLedger
 from ostinato.run_directory import Run
+from ostinato.status.dials import refused_bases
+from ostinato.status.progress_lines import last_lines
 
 _MOST_BYTES = 1 << 20
 
@@ -156,7 +160,12 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
     check_tenant(config, tenant)
     person = (tenant, user)
     async with _states(config) as (run, adaptation, _, live):
-        view, choices = adaptation.view(person, weights=live), ConsentChoices(run.log)
+        # a basis that the gateway does not use is none
+        refused = refused_bases(await asyncio.to_thread(last_lines, run.home.progress("serve")))
+        view, choices = adaptation.view(person, weights="" if live in refused else live), ConsentChoices(run.log)
+        compared = await _compared(run, live)
+        if view.off is None and (compared & refused or not adaptation.fits(compared)):
+            view = replace(view, off=NotSteered.TRIAL)
         await choices.refresh()
         allowed = Consent.strictest(choices.of(person), config.privacy.at_most(tenant))
     if view.off not in (NotSteered.MODE, NotSteered.TENANT) and allowed not in (Consent.ADAPT, Consent.YES):
@@ -177,6 +186,16 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
         f"{view.ratings} ratings{began}; {view.resets} returns by themselves, {view.strikes} by reports; {view.nats:.2f} nats spent; "
         f"answers lean by {view.scale:.0%} of these values",
     )
+
+
+async def _compared(run: Run, live: str) -> frozenset[str]:
+    """The hashes of the weights that a trial compares, as the gateway deals them; none without a trial."""
+    state = await ReleaseLedger(run.log, wall_clock).refresh()
+    dealing = state.dealing
+    beside = (
+        None if dealing is None else state.canary if dealing.canary else state.previous if dealing.previous else None
+    )
+    return frozenset() if beside is None else frozenset({live, beside.hash})
 
 
 async def reset(config: Config, tenant: str, user: str, console: Console) -> None:

@@ -25,7 +25,9 @@ from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
 from ostinato.core.memory import in_gib, process_limit
 from ostinato.launch.commands.checks import check_keys, check_model, check_place, check_room
 from ostinato.launch.placing.address import bind, url_of
+from ostinato.status.dials import REFUSED, refused_bases
 from ostinato.status.gateway_address import read_address
+from ostinato.status.progress_lines import last_lines
 
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds
@@ -366,6 +368,8 @@ def _basis(config: Config) -> str:
             async for _, row in log.read(0, {SteeringBasis}):
                 if isinstance(row, SteeringBasis) and row.weights == live.hash:
                     names = row.names if row.moves else ()
+        if live.hash in refused_bases(last_lines(Home(config.run.directory).progress("serve"))):
+            return f"warning: {REFUSED}"
         if not names:
             return (
                 f"warning: v{live.number} is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`"

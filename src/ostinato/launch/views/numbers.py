@@ -26,6 +26,7 @@ from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.status.arms import acceptance_by_arm
 from ostinato.status.compactions import CompactionsNow, compactions_now
 from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_now
+from ostinato.status.progress_lines import last_lines
 from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.status.worker_status import read_board
 
@@ -98,7 +99,7 @@ _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
 @dataclass(slots=True, eq=False)
 class LearningNumbers(Collector):
     """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state. `adapt`: the settings of
-    dials.
+    dials; `serve`: the serving worker's progress, which tells the bases that are not used.
     """
 
     summary: Summary | None = None
@@ -106,6 +107,7 @@ class LearningNumbers(Collector):
     ledger: State | None = None
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
     dials: DialsNow | None = None
+    serve: Path | None = None
 
     def collect(self) -> Iterable[Metric]:
         """The metric families of one scrape; none until there is a summary."""
@@ -154,7 +156,8 @@ def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
 def _dials_of(numbers: LearningNumbers) -> DialsNow | None:
     live = None if numbers.ledger is None else numbers.ledger.live
     assert numbers.summary is not None
-    return dials_now(numbers.adapt, numbers.summary, None if live is None else live.hash, ())
+    lines = [] if numbers.serve is None or numbers.adapt.mode == "off" else last_lines(numbers.serve)
+    return dials_now(numbers.adapt, numbers.summary, None if live is None else live.hash, lines)
 
 
 def _dials(found: DialsNow) -> Iterable[Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,10 @@ class Progress:
     def dials(self, spread: DialSpread) -> None:
         """Record how people's dials differ."""
         self.write("dials", **asdict(spread))
+
+    def bases(self, refused: Sequence[str]) -> None:
+        """Record the hashes of the weights whose basis is not used, since it moves protected tokens."""
+        self.write("bases", refused=[*refused])
 
     def swapped(self, swap: Swap) -> None:
         """Record a hot swap and its cost."""

@@ -230,7 +230,7 @@ async def _run(
 
     config = run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
-    numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(adapt=run.config.adapt), open_ledger(run)
+    numbers, learning, ledger = RunNumbers(run.home.workers), _learning_of(run), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
     following = WeightLoader(serving, run.log, progress, saying.live)
@@ -280,11 +280,18 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
         await asyncio.sleep(_LOOK_S)
 
 
+def _learning_of(run: Run) -> LearningNumbers:
+    return LearningNumbers(adapt=run.config.adapt, serve=run.home.progress("serve"))
+
+
 async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
-    """Record how people's dials differ, whenever that has changed, until cancelled."""
-    told = None
+    """Record how people's dials differ, and which bases are not used, whenever that has changed, until cancelled."""
+    told, refused = None, None
     while True:
         await asyncio.sleep(_SPREAD_S)
+        if [*adaptation.refused] != refused:
+            refused = [*adaptation.refused]
+            progress.bases(refused)
         with contextlib.suppress(OstinatoError):  # keys or states that cannot be read for a while stop nothing
             found = await adaptation.spread()
             if found is not None and found != told:
