@@ -33,7 +33,7 @@ def test_names_that_run_together_are_different_people():
 @pytest.mark.parametrize("purpose", Purpose)
 def test_dials_could_move_answers_for_people_to_their_tasks_outside_the_control_arm(arm, purpose):
     turn = replace(a_turn(arm=arm, version=3), purpose=purpose)
-    people = arm in (Arm.LIVE, Arm.CANARY, Arm.PREVIOUS, Arm.VERIFIED, Arm.BRANCH)
+    people = arm not in (Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
     assert could_lean(turn, {turn.versions[0].hash}) is (people and purpose in (Purpose.TASK, Purpose.SUBAGENT))
 
 
