@@ -5,8 +5,9 @@ batch is not enough: the credits of the others were made with a baseline that u'
 advantages are in, cut by shares that u's turns are part of. So the ledger is folded anew from the rows that are left, and each batch is
 credited again at its place in the log.
 
-What stays as it happened: which turns each step took, and the chances with which they were drawn (`Batch.weights`; if turns are
-taken out, the others' weights keep their ratios). A desk that never saw u would have cut other batches, and sampled other turns.
+What stays as it happened: which turns each step took, and their weights (`Batch.weights`: the chances with which they were drawn, and how
+often answers of their length got a reward, u's counted among them; if turns are taken out, the others' weights keep their ratios). A desk
+that never saw u would have cut other batches, and sampled other turns.
 """
 
 from __future__ import annotations
