@@ -55,7 +55,7 @@ async def test_a_prompt_that_came_packed_is_stored_as_any_other(log: SqlLog):
     packed = follow(first, 1)
     packed.keep_packed_prompt(struct.pack(f"<{len(packed.prompt_ids)}I", *packed.prompt_ids))
     await log.append(first, packed)
-    assert codec.prepare_turn(packed) == codec.prepare(replace(packed))
+    assert codec.prepare_turn(packed) == codec.prepare_turn(replace(packed))
     assert [row for _, row in await collect(log)] == [first, replace(packed)]
     assert not replace(packed, prompt_ids=(1,)).packed_prompt
 
