@@ -300,6 +300,24 @@ async def test_what_was_copied_while_somebody_was_forgotten_is_erased_when_the_r
             rows.close()
 
 
+async def test_a_person_is_erased_whose_row_there_has_the_number_of_another_persons_key_here(tmp_path):
+    config = settings(tmp_path, "record.encrypt='user'")
+    with open_log(config) as log:
+        await log.append(turn("bolt-1", "bolt", Arm.LIVE, user="zoe"))
+        await log.append(*[turn(f"acme-{user}", "acme", Arm.BRANCH, user=user) for user in ("ann", "bob")])
+        with open_run(branch_config(config, "acme")) as run:
+            rows = TenantRows(run)
+            await rows.copy()
+            await run.log.forget("acme", "bob")  # his is the second key here, and there hers is
+            await log.forget("acme", "ann")
+            (there,) = [row async for _, row in log.read(0, {Forgotten})]
+            assert there.id in [row.id for row in await copied(run, Forgotten)], "the two rows have one id"
+            await rows.copy()
+            assert [each.redacted for each in await copied(run, Turn)] == [True, True]
+            assert await run.log.note_forgotten() == 0, "each key that was destroyed here has its row"
+            rows.close()
+
+
 # ---------------------------------------------------------------- the beginning, and a person's moves
 
 
