@@ -29,13 +29,18 @@ def branch_config(config: Config, tenant: str) -> Config:
     """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
 
     No trials on users, no best arm and no rollouts; weights are collected by the run that serves; the tenant's own suites come first.
+    What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
     """
     judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
     files = list(dict.fromkeys(file for file in (*own, judged.suite, *judged.further_suites) if file))
+    record = config.record
+    if record.encrypt is not Encrypt.NONE:
+        record = record.model_copy(update={"encrypt": Encrypt.USER})
     suites = {"suite": files[0] if files else "", "further_suites": tuple(files[1:])}
     return config.model_copy(
         update={
             "run": RunConfig(directory=home(config).branch(tenant), tenant=tenant),
+            "record": record,
             "serve": config.serve.model_copy(update={"branches": ()}),
             "learn": config.learn.model_copy(update={"tenants": (), "source": "people"}),
             "evaluate": judged.model_copy(update={**suites, "tenant_suites": {}}),
@@ -78,6 +83,17 @@ def check_branches(config: Config, *, on_ray: bool = False) -> None:
             raise BadConfig(
                 f"learn.tenants and {setting} do not go together yet; {remedy}, or leave learn.tenants empty"
             )
+    check_copied_keys(config)
+
+
+def check_copied_keys(config: Config) -> None:
+    """Raise BadConfig if a branch would copy rows that lie under keys into a log without any, where nobody could be forgotten."""
+    keys = Home(config.run.directory).keys
+    if config.record.encrypt is Encrypt.NONE and keys.exists():
+        raise BadConfig(
+            f"record.encrypt is 'none', and rows of the log lie under the keys in {keys}: copied for learn.tenants, nobody could be "
+            "forgotten in them; set it to 'tenant' or 'user', or leave learn.tenants empty"
+        )
 
 
 # ---------------------------------------------------------------- the beginning
@@ -141,10 +157,13 @@ class TenantRows:
 
     Turns that the branch answered are its `live` ones, and those of the tenant's people who stayed on the shared version its `control`; of
     others of this tenant nothing is copied but signals. What was erased is not copied, and erasing goes on here.
+
+    Raises BadConfig as `check_copied_keys`.
     """
 
     def __init__(self, run: Run) -> None:
         self._run, self._tenant = run, run.config.run.tenant
+        check_copied_keys(serving_run(run.config))
         self._log = open_log(serving_run(run.config))
         self._cursor: Cursor | None = None
 
@@ -202,7 +221,8 @@ class TenantRows:
         """Erase what was copied before somebody was forgotten there, once: who comes back afterwards is somebody new."""
         # its id is made of the number that a key has there; this log writes rows of its own about the keys that it destroys
         done = replace(row, id=f"copied-{row.id}", key=0)
-        if self._run.config.record.encrypt is Encrypt.NONE or await self._run.log.find(Forgotten, [(done.id,)]):
+        ring = self._run.log.keys  # None: nothing of the copy was ever encrypted
+        if ring is None or await self._run.log.find(Forgotten, [(done.id,)]):
             return
-        await self._run.log.forget(row.tenant, row.user)
+        await self._run.log.destroy_keys(ring, row.tenant, row.user)
         await self._run.log.append(done)

@@ -33,6 +33,7 @@ from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.release import ship_branch
 from ostinato.launch.commands.weights import find_version
+from ostinato.record.keys import rekey
 from ostinato.testing.engine import encode
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.store import MemoryStore
@@ -316,6 +317,61 @@ async def test_a_person_is_erased_whose_row_there_has_the_number_of_another_pers
             assert [each.redacted for each in await copied(run, Turn)] == [True, True]
             assert await run.log.note_forgotten() == 0, "each key that was destroyed here has its row"
             rows.close()
+
+
+async def test_who_was_forgotten_alone_is_erased_from_the_copy_though_keys_are_tenants_now(tmp_path):
+    config = settings(tmp_path, "record.encrypt='user'")
+    now = settings(tmp_path, "record.encrypt='tenant'")
+    with open_log(config) as log:
+        await log.append(*[turn(f"acme-{user}", "acme", Arm.BRANCH, user=user) for user in ("ann", "bob")])
+        with open_run(branch_config(config, "acme")) as run:
+            rows = TenantRows(run)
+            await rows.copy()
+            rows.close()
+        await log.forget("acme", "ann")
+    with open_run(branch_config(now, "acme")) as run:
+        rows = TenantRows(run)
+        await rows.copy()
+        assert [each.redacted for each in await copied(run, Turn)] == [True, False]
+        rows.close()
+
+
+async def test_rows_of_one_person_that_are_copied_while_keys_are_tenants_can_be_forgotten_alone(tmp_path):
+    config, now = (settings(tmp_path, f"record.encrypt='{mode}'") for mode in ("user", "tenant"))
+    with open_log(config) as log:
+        await log.append(*[turn(f"acme-{user}", "acme", Arm.BRANCH, user=user) for user in ("ann", "bob")])
+    with open_run(branch_config(now, "acme")) as run:
+        rows = TenantRows(run)
+        await rows.copy()
+        rows.close()
+    await forget(config, "acme", "ann", Console(quiet=True), wait_s=0.1)
+    with open_run(branch_config(now, "acme")) as run:
+        assert [each.redacted for each in await copied(run, Turn)] == [True, False]
+
+
+async def test_what_lies_under_keys_is_not_copied_into_a_log_without(tmp_path):
+    with open_log(settings(tmp_path, "record.encrypt='user'")) as log:
+        await log.append(turn("acme-1", "acme", Arm.BRANCH, user="ann"))
+    config = settings(tmp_path)
+    said = "record.encrypt is 'none', and rows of the log lie under the keys in"
+    with pytest.raises(BadConfig, match=said):
+        check_branches(config)
+    with open_run(branch_config(config, "acme")) as run, pytest.raises(BadConfig, match=said):
+        TenantRows(run)
+
+
+async def test_nobody_is_forgotten_anywhere_if_a_branchs_keys_cannot_be_opened(tmp_path):
+    config = settings(tmp_path, "record.encrypt='user'")
+    branch = branch_config(config, "acme")
+    with open_log(config) as log, open_log(branch) as copy:
+        for each in (log, copy):
+            await each.append(turn("acme-1", "acme", Arm.BRANCH, user="ann"))
+    (tmp_path / "master").write_bytes(b"m" * 40)
+    rekey(home(branch).keys, None, tmp_path / "master")
+    with pytest.raises(BadConfig, match="wrapped with a master key"):
+        await forget(config, "acme", "ann", Console(quiet=True), wait_s=0.1)
+    with open_log(config) as log:
+        assert [row.redacted async for _, row in log.read(0, {Turn})] == [False]
 
 
 # ---------------------------------------------------------------- the beginning, and a person's moves
