@@ -16,9 +16,10 @@ from pathlib import Path
 
 from ostinato.app.storage import Home, Run, home, open_log, serving_run
 from ostinato.config import Config, RunConfig
+from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.errors import BadConfig, Conflict
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Arm, ConsentGiven, Delivered, Row, Signal, SteeringBasis, Turn
+from ostinato.core.records import Arm, ConsentGiven, Delivered, PolicyVersion, Row, Signal, SteeringBasis, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.config import Encrypt
 
@@ -124,6 +125,33 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
 
 
 _LOOK_S, _LOOKS_A_WORD = 0.5, 240
+
+
+async def begin_anew(run: Run, start: PolicyVersion) -> None:
+    """Leave what a branch was before it began at another version: from now on that one is `base`, which its training is kept near, and
+    nothing of before is offered for release.
+
+    May be called again after a kill. The versions of before are kept as long as the ledger and a trainer's restart need them.
+    """
+    for ref in ("candidate", "previous"):
+        if (held := await run.store.read_ref(ref)) is not None:
+            await run.store.delete_ref(ref, held)
+    held = await run.store.read_ref("base")
+    if held != start.hash:
+        await run.store.move_ref("base", held, start.hash)
+
+
+async def begun_at(run: Run) -> dict[str, PolicyVersion]:
+    """The trained versions of the run that serves at which tenants' branches began, or which answer them, by the refs that name them."""
+    from ostinato.weights.follow.follower import run_of  # the supervisor has no use for it
+
+    found: dict[str, PolicyVersion] = {}
+    for ref in await run.store.refs():
+        if ref.startswith(BRANCHES) or (ref.startswith(BRANCH_REFS) and ref.endswith("/base")):
+            policy = await run.follower.resolve(ref)
+            if policy is not None and policy.number and not (await run_of(run.store, policy)).startswith(BRANCHES):
+                found[ref] = policy
+    return found
 
 
 def _take_checkpoint(shared: Path, own: Path) -> None:

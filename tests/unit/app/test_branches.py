@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from ostinato.app.branches import TenantRows, begin_branch, branch_config, branc
 from ostinato.app.evaluation import open_releases, open_suites
 from ostinato.app.retention import needed
 from ostinato.app.storage import home, open_log, open_run, open_store, operator_key, served_refs
-from ostinato.app.trainer import open_desk
+from ostinato.app.trainer import Learning, open_desk
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.errors import BadConfig, BadRequest, NoSignal
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import (
     Arm,
@@ -33,12 +34,16 @@ from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.release import ship_branch
 from ostinato.launch.commands.weights import find_version
+from ostinato.launch.placing.heartbeat import Heartbeat
+from ostinato.launch.workers.train import TrainWorker
+from ostinato.loop import Learner
 from ostinato.record.keys import rekey
 from ostinato.testing.engine import encode
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.store import MemoryStore
-from ostinato.weights.follow.follower import versions_between
-from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.train.stepper import Stepper
+from ostinato.weights.follow.follower import Released, versions_between
+from ostinato.weights.publish.publisher import Overlapped, VersionPublisher
 from ostinato.weights.store.branch import BranchStore
 
 KEYS = "serve.api_keys=['acme:sk-acme-0123456789abcdef', 'bolt:sk-bolt-0123456789abcdef']"
@@ -392,6 +397,88 @@ async def test_it_begins_where_live_is_once_there_is_a_checkpoint(tmp_path):
         await begin_branch(run, lambda _: None)
         assert await run.store.read_ref("live") == await run.store.read_ref("base") == v0.hash
     assert made[0] == v0
+
+
+class Steps:
+    """Takes every step but those without turns, as the trainer does, and notes the anchors that it was given."""
+
+    def __init__(self):
+        self.step_count, self.anchors, self.bases = 0, [], []
+
+    def step(self, samples, references, stop):
+        self.anchors.append(references.anchor)
+        raise NoSignal("no turns")
+
+    def go_back(self, weights, number):
+        self.bases.append(number)
+
+    def skip_step(self):
+        self.step_count += 1
+
+
+async def a_trainer(run, live):
+    """The branch's training worker over `Steps`, which writes no checkpoint."""
+    trainer, desk = Steps(), open_desk(run.config, run.log, run.folds)
+    released = Released(run.follower, live)
+
+    async def anchor():
+        return await run.follower.resolve("base")
+
+    parts = {field.name: None for field in fields(Learning)}
+    stepper = Stepper(trainer, released.snapshot, lambda learned: None, anchor)
+    learner = Learner(source=None, rewards=None, trainer=stepper, publisher=None)
+    candidates = SimpleNamespace(last=None)
+    parts |= {"learner": learner, "trainer": trainer, "desk": desk, "released": released}
+    parts |= {"candidates": candidates, "stored": Overlapped(candidates)}
+    worker = TrainWorker(run, Learning(**parts), SimpleNamespace(write=lambda *_, **__: None), Heartbeat())
+
+    async def write():
+        pass
+
+    worker._checkpoint = write
+    return worker, trainer
+
+
+async def test_begun_anew_it_is_kept_near_its_new_beginning_and_offers_nothing_of_before(tmp_path):
+    config = settings(tmp_path)
+    v0, *_, v3 = await publish(open_store(config), 4)
+    branch = branch_config(config, "acme")
+    own, offered = await publish(open_store(branch), 2, "branch/acme", first=1, seed=1)
+    with open_run(branch) as run:
+        for ref, policy in {"base": v0, "candidate": offered, "previous": own}.items():
+            await run.store.move_ref(ref, None, policy.hash)
+        worker, trainer = await a_trainer(run, v0)
+        await worker._begin_at(v0)
+        await run.store.move_ref("candidate", None, offered.hash)
+        await run.store.move_ref("live", offered.hash, v3.hash)
+        await worker._rebase(v3)
+        assert trainer.bases == [0, 3]
+        assert trainer.anchors == [v0, v3], "its training is kept near where it is now"
+        refs = await run.store.refs()
+        assert refs["base"] == v3.hash
+        assert {"candidate", "previous"}.isdisjoint(refs)
+        await worker.parts.desk.close()
+        await run.store.move_ref("base", v3.hash, v0.hash)  # as if killed once the step was written
+        again, after = await a_trainer(run, v3)
+        await again._resume_branch()
+        assert (await run.store.read_ref("base"), after.anchors) == (v3.hash, [v3])
+        await again.parts.desk.close()
+
+
+async def test_a_replay_names_the_branches_that_began_at_a_version_which_may_know_the_person(tmp_path):
+    config = settings(tmp_path, "record.encrypt='user'")
+    store = open_store(config)
+    *_, v2 = await publish(store, 3)
+    with open_run(branch_config(config, "acme")) as run:
+        await run.store.move_ref("base", None, v2.hash)
+        (own,) = await publish(run.store, 1, "branch/acme", first=3, seed=1)
+    console = Console(record=True, width=400)
+    with open_log(config) as log:
+        await log.append(turn("bolt-1", "bolt", Arm.LIVE, user="zoe"))
+    await forget(config, "bolt", "zoe", console, wait_s=0.1, replay=True)
+    text = console.export_text()
+    assert f"{v2} may know them, and the ref branches/acme/base keeps it" in text
+    assert str(own) not in text
 
 
 async def test_shipping_by_hand_writes_its_ledger_and_moves_live_nowhere(tmp_path):

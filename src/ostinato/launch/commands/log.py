@@ -214,7 +214,8 @@ async def forget(
         if branches:
             console.print(
                 f"{tenant} has a branch, which was trained on them and is not trained again without them: `ostinato ship live --for "
-                f"{tenant}` begins it anew at the shared version, and `ostinato weights gc` then deletes what it was",
+                f"{tenant}` begins it anew at the shared version. `ostinato weights gc` deletes what it was only once its checkpoints, "
+                f"{config.collect.releases} releases (collect.releases) and {config.collect.keep} versions (collect.keep) are later ones",
                 highlight=False,
                 soft_wrap=True,
             )
