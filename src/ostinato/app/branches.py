@@ -180,6 +180,11 @@ _KINDS: set[type] = {Turn, Signal, Delivered, ConsentGiven, SteeringBasis, Forgo
 _ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
 
 
+def copied_fold(branch: Config) -> Path:
+    """The file that says how far the log of the run that serves was copied; without it, it is read from its beginning."""
+    return Home(branch.run.directory).folds / f"{_FOLD}.fold"
+
+
 class TenantRows:
     """Copies one tenant's rows into its branch's log, in their order, exactly once: rows have identities, and a log keeps each once.
 

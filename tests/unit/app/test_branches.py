@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from tests.oracles.words_on_disk import where
 
+from ostinato.app.backups import back_up_log, restore_log
 from ostinato.app.branches import TenantRows, begin_branch, branch_config, branches_begun, check_branches
 from ostinato.app.evaluation import open_releases, open_suites
 from ostinato.app.retention import needed
@@ -17,7 +18,7 @@ from ostinato.app.storage import home, open_log, open_run, open_store, operator_
 from ostinato.app.trainer import Learning, open_desk
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, BadRequest, NoSignal
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, NoSignal
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import (
     Arm,
@@ -38,6 +39,7 @@ from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Learner
 from ostinato.record.keys import rekey
+from ostinato.record.roles import hold
 from ostinato.testing.engine import encode
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.store import MemoryStore
@@ -261,6 +263,31 @@ async def test_a_copy_that_is_killed_or_begun_again_has_each_row_once(tmp_path):
         assert [row.id for row in await copied(run, Turn)].count("acme-99") == 1
         first.close()
         again.close()
+
+
+async def test_rows_that_come_into_a_restored_log_are_copied_wherever_they_stand(tmp_path):
+    config = settings(tmp_path)
+    branch = branch_config(config, "acme")
+    for n in range(3):
+        with open_log(config) as log:
+            await log.append(turn(f"acme-{n}", "acme", Arm.BRANCH))
+        if n == 0:
+            back_up_log(config, tmp_path / "kept", lambda *_: None)
+    with open_run(branch) as run:
+        rows = TenantRows(run)
+        await rows.copy()
+        rows.close()
+        home(config).log.rename(tmp_path / "lost")
+        with hold(run.home.root, "train"), pytest.raises(Conflict, match="another train process"):
+            restore_log(config, tmp_path / "kept", None, lambda *_: None)
+        restore_log(config, tmp_path / "kept", None, lambda *_: None)
+        with open_log(config) as log:  # as many as were there, or more
+            await log.append(*[turn(f"acme-new-{n}", "acme", Arm.BRANCH) for n in range(2)])
+        again = TenantRows(run)
+        await again.copy()
+        again.close()
+        known = [f"acme-{n}" for n in range(3)]
+        assert [each.id for each in await copied(run, Turn)] == [*known, "acme-new-0", "acme-new-1"]
 
 
 async def test_whoever_is_forgotten_is_erased_from_the_copy_too(tmp_path):
