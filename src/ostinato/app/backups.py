@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ostinato import __version__
 from ostinato.app.branches import branches_begun, copied_fold
-from ostinato.app.storage import Home, check_log, home
+from ostinato.app.storage import Home, check_log, home, serving_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
@@ -64,15 +64,21 @@ def restore_log(
 
 
 def rekey_log(config: Config, new_master: Path) -> int:
-    """Wrap the run's keys with another master key; returns how many there are.
+    """Wrap the run's keys and its branches' with another master key; returns how many there are.
 
-    Raises as `record.rekey.rekey`; Conflict while a worker of the run is up.
+    Raises as `record.keys.rekey`, and then completes what it began if it is called again; BadConfig for a branch's run; Conflict while a
+    worker of the run or of a branch is up.
     """
     place = Home(config.run.directory)
+    if config.run.tenant:
+        raise BadConfig(
+            f"{place.root} trains a branch: rekey in the run that serves, {serving_run(config).run.directory}, which reaches this one, too"
+        )
     if not place.keys.exists():
         raise NotFound(f"there are no keys in {place.keys}: nothing of this log is encrypted (record.encrypt)")
     with _stopped(config):
-        return rekey(place.keys, config.record.master_key, new_master)
+        copies = [keys for each in branches_begun(config) if (keys := Home(each.run.directory).keys).exists()]
+        return sum(rekey(keys, config.record.master_key, new_master) for keys in (place.keys, *copies))
 
 
 @contextmanager

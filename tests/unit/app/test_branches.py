@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.oracles.words_on_disk import where
 
-from ostinato.app.backups import back_up_log, restore_log
+from ostinato.app.backups import back_up_log, rekey_log, restore_log
 from ostinato.app.branches import TenantRows, begin_branch, branch_config, branches_begun, check_branches
 from ostinato.app.evaluation import open_releases, open_suites
 from ostinato.app.retention import needed
@@ -288,6 +288,26 @@ async def test_rows_that_come_into_a_restored_log_are_copied_wherever_they_stand
         again.close()
         known = [f"acme-{n}" for n in range(3)]
         assert [each.id for each in await copied(run, Turn)] == [*known, "acme-new-0", "acme-new-1"]
+
+
+async def test_a_new_master_key_opens_the_copy_too(tmp_path):
+    for name in ("master", "next"):
+        (tmp_path / name).write_bytes(name.encode() * 10)
+    config, since = (
+        settings(tmp_path, "record.encrypt='user'", f"record.master_key='{tmp_path / name}'")
+        for name in ("master", "next")
+    )
+    for each in (config, branch_config(config, "acme")):
+        with open_log(each) as log:
+            await log.append(turn("acme-1", "acme", Arm.BRANCH, user="ann"))
+    with pytest.raises(BadConfig, match="trains a branch: rekey in the run that serves"):
+        rekey_log(branch_config(config, "acme"), tmp_path / "next")
+    assert rekey_log(config, tmp_path / "next") == 2
+    with open_log(since) as log:
+        assert await needed(log, since) == []
+    await forget(since, "acme", "ann", Console(quiet=True), wait_s=0.1)
+    with open_run(branch_config(since, "acme")) as run:
+        assert [each.redacted for each in await copied(run, Turn)] == [True]
 
 
 async def test_whoever_is_forgotten_is_erased_from_the_copy_too(tmp_path):
