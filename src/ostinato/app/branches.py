@@ -13,15 +13,20 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostinato.app.storage import Home, Run, home, open_log, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
-from ostinato.core.errors import BadConfig, Conflict
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, Conflict, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, ConsentGiven, Delivered, PolicyVersion, Row, Signal, SteeringBasis, Turn
-from ostinato.core.seams import Cursor
+from ostinato.core.seams import Cursor, Folds
 from ostinato.record.config import Encrypt
+
+if TYPE_CHECKING:  # the supervisor has no use for its code
+    from ostinato.record.rowlog import RowLog
 
 # ---------------------------------------------------------------- settings
 
@@ -176,6 +181,7 @@ def _take_checkpoint(shared: Path, own: Path) -> None:
 
 _CHUNK = 500
 _FOLD = "branch"
+_WATCH_S, _BLIND_S = 20.0, 600.0
 _KINDS: set[type] = {Turn, Signal, Delivered, ConsentGiven, SteeringBasis, Forgotten}
 _ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
 
@@ -183,6 +189,51 @@ _ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
 def copied_fold(branch: Config) -> Path:
     """The file that says how far the log of the run that serves was copied; without it, it is read from its beginning."""
     return Home(branch.run.directory).folds / f"{_FOLD}.fold"
+
+
+async def copied_upto(folds: Folds, log: RowLog) -> Cursor:
+    """How far the log of the run that serves was copied, by the branch's folds. Rows that are copied again are not kept twice."""
+    kept = await folds.load(_FOLD)
+    return 0 if kept is None or kept[0] > log.newest() else kept[0]
+
+
+class CopyWatch:
+    """Tells for how long no row was copied into a branch's log although some wait. Only its trainer copies, between its steps; all else
+    that reads the log, as the branch's guard, sees nothing new meanwhile.
+
+    `trouble`: what a person should know of it, "" if all is well. Call `close` when done.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._log = run, open_log(serving_run(run.config))
+        self._waits: tuple[Cursor, float] | None = None  # the first row that waits, and since when
+        self.trouble = ""
+
+    def close(self) -> None:
+        """Close the log that is copied from."""
+        self._log.close()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.look(wall_clock())
+            except OstinatoError as error:
+                self.trouble = f"how far the branch's log was copied cannot be read: {error}"
+            await asyncio.sleep(_WATCH_S)
+
+    async def look(self, now: float) -> None:
+        """Compare how far was copied with what is there, at the time `now` in seconds. Raises Corrupt, Unavailable."""
+        upto, waits, self.trouble = await copied_upto(self._run.folds, self._log), self._waits, ""
+        first = await anext((cursor async for cursor, _ in self._log.read(upto, _KINDS)), None)
+        if first is None or waits is None or upto >= waits[0]:
+            self._waits = None if first is None else (first, now)
+        elif now - waits[1] >= _BLIND_S:
+            minutes, tenant = (now - waits[1]) / 60, self._run.config.run.tenant
+            self.trouble = (
+                f"rows have waited for {minutes:.0f} minutes to be copied into the branch's log, so the guard is blind: train@{tenant} "
+                "copies them between its steps; see what holds it, or roll the branch back by hand if need be"
+            )
 
 
 class TenantRows:
@@ -207,9 +258,7 @@ class TenantRows:
     async def copy(self) -> int:
         """Copy what has come since. Returns how many rows. Raises StorageFull, Unavailable."""
         if self._cursor is None:
-            kept = await self._run.folds.load(_FOLD)
-            # a log that was restored may end before; rows that are here already are not kept twice
-            self._cursor = 0 if kept is None or kept[0] > self._log.newest() else kept[0]
+            self._cursor = await copied_upto(self._run.folds, self._log)
         count = 0
         rows: list[Row] = []
         upto = self._cursor

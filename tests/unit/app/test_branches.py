@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.deadlines import PATIENT_S
 from tests.oracles.words_on_disk import where
 
+from ostinato.app import branches
 from ostinato.app.backups import back_up_log, rekey_log, restore_log
-from ostinato.app.branches import TenantRows, begin_branch, branch_config, branches_begun, check_branches
+from ostinato.app.branches import CopyWatch, TenantRows, begin_branch, branch_config, branches_begun, check_branches
 from ostinato.app.evaluation import open_releases, open_suites
 from ostinato.app.retention import needed
 from ostinato.app.storage import home, open_log, open_run, open_store, operator_key, served_refs
@@ -36,7 +38,9 @@ from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.release import ship_branch
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.placing.heartbeat import Heartbeat
+from ostinato.launch.workers.release import _judge
 from ostinato.launch.workers.train import TrainWorker
+from ostinato.launch.workers.worker_main import Life
 from ostinato.loop import Learner
 from ostinato.record.keys import rekey
 from ostinato.record.roles import hold
@@ -552,6 +556,51 @@ async def test_shipping_by_hand_writes_its_ledger_and_moves_live_nowhere(tmp_pat
 
 
 # ---------------------------------------------------------------- the guard
+
+
+async def test_it_is_told_that_the_guard_is_blind_while_rows_wait_to_be_copied(tmp_path):
+    config = settings(tmp_path)
+    with open_log(config) as log, open_run(branch_config(config, "acme")) as run:
+        rows, watch = TenantRows(run), CopyWatch(run)
+
+        async def told(now):
+            await watch.look(now)
+            return watch.trouble
+
+        assert await told(0.0) == ""
+        first = turn("bolt-0", "bolt", Arm.LIVE)
+        await log.append(first)
+        assert [await told(now) for now in (1000.0, 1599.0)] == ["", ""]
+        assert "rows have waited for 10 minutes to be copied" in await told(1600.0)
+        await rows.copy()
+        await log.append(Holdback(turn="bolt-0", reason="x", at=1.0))
+        assert [await told(now) for now in (1601.0, 9000.0)] == ["", ""], "rows that are not copied do not wait"
+        await log.append(turn("bolt-1", "bolt", Arm.LIVE))
+        assert await told(9001.0) == ""
+        await rows.copy()
+        await log.append(turn("bolt-2", "bolt", Arm.LIVE))
+        assert await told(9700.0) == "", "it is another row that waits"
+        assert "train@acme copies them" in await told(10300.0)
+        rows.close()
+        watch.close()
+
+
+async def test_the_release_worker_tells_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(branches, "_BLIND_S", 0.0)
+    monkeypatch.setattr(branches, "_WATCH_S", 0.001)
+    config = settings(tmp_path)
+    (v0,) = await publish(open_store(config), 1)
+    life = Life(stopping=asyncio.Event(), pulse=Heartbeat())
+    with open_log(config) as log, open_run(branch_config(config, "acme")) as run:
+        await log.append(turn("bolt-0", "bolt", Arm.LIVE))
+        await run.store.move_ref("live", None, v0.hash)
+        judging = asyncio.create_task(_judge(run, life))
+        async with asyncio.timeout(PATIENT_S):
+            while "the guard is blind" not in (life.pulse.trouble() or ""):
+                assert not judging.done()
+                await asyncio.sleep(0.001)
+        life.stopping.set()
+        await judging
 
 
 async def served_beside(config, own, good, days=0.4):
