@@ -15,7 +15,7 @@ from ostinato.app import branches
 from ostinato.app.backups import back_up_log, rekey_log, restore_log
 from ostinato.app.branches import CopyWatch, TenantRows, begin_branch, branch_config, branches_begun, check_branches
 from ostinato.app.evaluation import open_releases, open_suites
-from ostinato.app.retention import needed
+from ostinato.app.retention import drop_old_rows, needed
 from ostinato.app.storage import home, open_log, open_run, open_store, operator_key, served_refs
 from ostinato.app.trainer import Learning, open_desk
 from ostinato.config import load
@@ -24,12 +24,15 @@ from ostinato.core.errors import BadConfig, BadRequest, Conflict, NoSignal
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import (
     Arm,
+    Batch,
     Consent,
     ConsentGiven,
     Delivered,
+    Finish,
     Holdback,
     PolicyVersion,
     ReleaseEvent,
+    Reward,
     Signal,
     Turn,
 )
@@ -44,6 +47,8 @@ from ostinato.launch.workers.worker_main import Life
 from ostinato.loop import Learner
 from ostinato.record.keys import rekey
 from ostinato.record.roles import hold
+from ostinato.release.ledger import Ancestry, ReleaseLedger
+from ostinato.reward.log_fold import LedgerFollower
 from ostinato.testing.engine import encode
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.store import MemoryStore
@@ -314,6 +319,32 @@ async def test_a_new_master_key_opens_the_copy_too(tmp_path):
         assert [each.redacted for each in await copied(run, Turn)] == [True]
 
 
+async def test_rows_are_not_dropped_before_they_are_copied_nor_kept_in_a_copy_that_is_trained_no_more(tmp_path):
+    old = ("record.segment_rows=10", "record.retain_days=1e-9")
+    config = settings(tmp_path, *old)
+    with open_run(config) as run, open_run(branch_config(config, "acme")) as branch:
+        await run.log.append(*[turn(f"acme-{n}", "acme", Arm.BRANCH, finish=Finish.ABORT) for n in range(40)])
+        await run.log.append(turn("acme-last", "acme", Arm.BRANCH))  # closes the last of the segments
+        reading = LedgerFollower(run.log, config.reward, run.folds)
+        await reading.catch_up()
+        await reading.save()
+        assert await drop_old_rows(run, run.log.newest()) == 0
+        assert await run.log.horizon() == 0, "nothing is copied"
+        rows = TenantRows(branch)
+        await rows.copy()
+        rows.close()
+        assert await drop_old_rows(run, run.log.newest()) > 0
+        assert await run.log.horizon() == 40
+        assert await branch.log.horizon() == 0, "its own housekeeping drops its rows"
+    without = settings(tmp_path, *old, "learn.tenants=[]")
+    with open_run(without) as run:
+        for _ in range(2):  # the first closes the newest segment
+            await drop_old_rows(run, run.log.newest())
+    with open_run(branch_config(config, "acme")) as branch:
+        assert await branch.log.horizon() == 41
+        assert await copied(branch, Turn) == []
+
+
 async def test_whoever_is_forgotten_is_erased_from_the_copy_too(tmp_path):
     config = settings(tmp_path, "record.encrypt='user'")
     branch = branch_config(config, "acme")
@@ -481,6 +512,7 @@ async def a_trainer(run, live):
     candidates = SimpleNamespace(last=None)
     parts |= {"learner": learner, "trainer": trainer, "desk": desk, "released": released}
     parts |= {"candidates": candidates, "stored": Overlapped(candidates)}
+    parts |= {"releases": ReleaseLedger(run.log, wall_clock), "ancestry": Ancestry(run.log)}
     worker = TrainWorker(run, Learning(**parts), SimpleNamespace(write=lambda *_, **__: None), Heartbeat())
 
     async def write():
@@ -514,6 +546,33 @@ async def test_begun_anew_it_is_kept_near_its_new_beginning_and_offers_nothing_o
         await again._resume_branch()
         assert (await run.store.read_ref("base"), after.anchors) == (v3.hash, [v3])
         await again.parts.desk.close()
+
+
+async def test_a_branch_that_is_trained_again_goes_on_though_rows_of_its_last_steps_were_dropped(tmp_path):
+    old = ("record.retain_days=1e-9", "record.segment_rows=1")
+    config = settings(tmp_path, *old)
+    (v0,) = await publish(open_store(config), 1)
+    branch = branch_config(config, "acme")
+    (own,) = await publish(open_store(branch), 1, "branch/acme", first=2, seed=1)
+    with open_run(branch) as run:
+        begun = Batch(step=1, turns=(), credits=(), reference=v0, at=1.0, base=v0, even=True)
+        given = Reward(turn="acme-1", value=1.0, function="f@1", signals=(), at=1.0)
+        taken = Batch(step=2, turns=("acme-1",), credits=((0.1,),), reference=v0, at=2.0)
+        await run.log.append(begun, turn("acme-1", "acme", Arm.LIVE), given, taken)
+        desk = open_desk(branch, run.log, run.folds)
+        await desk.poll()
+        await desk.close()
+    with open_run(settings(tmp_path, *old, "learn.tenants=[]")) as run:
+        for _ in range(2):
+            await drop_old_rows(run, 0)
+    with open_run(branch) as run:
+        assert await copied(run, Turn) == []
+        worker, trainer = await a_trainer(run, v0)
+        await worker.parts.desk.poll()
+        await worker._resume_branch()
+        assert (trainer.bases, trainer.step_count) == ([v0.number, own.number], 3)
+        assert [batch async for batch in worker.parts.desk.history(trainer.step_count)] == []
+        await worker.parts.desk.close()
 
 
 async def test_a_replay_names_the_branches_that_began_at_a_version_which_may_know_the_person(tmp_path):

@@ -20,7 +20,7 @@ from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.memory import process_limit
-from ostinato.core.records import Batch, PolicyVersion
+from ostinato.core.records import Batch, PolicyVersion, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
@@ -152,6 +152,16 @@ class TrainWorker:
             not last.turns and last.step > self.parts.trainer.step_count
         ):  # a killed trainer wrote it and no checkpoint
             await self._restart_branch(last)
+        taken = self.parts.trainer.step_count
+        async for _, row in self._run.log.read(0, {Batch}):
+            if isinstance(row, Batch) and row.step > taken and not await self._is_whole(row):
+                await self._leave_erased(
+                    row.step
+                )  # the rows of a branch that was not trained for a while are dropped by age alone
+                break
+
+    async def _is_whole(self, row: Batch) -> bool:
+        return len(await self._run.log.places(Turn, [(turn,) for turn in row.turns])) == len(set(row.turns))
 
     async def _begin_at(self, base: PolicyVersion) -> None:
         """Go on from a version of another line, under numbers above its own."""
