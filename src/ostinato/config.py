@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import tomllib
@@ -378,6 +379,13 @@ def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[
         return Config.model_validate(tree), unknown
     except ValidationError as error:
         raise explain(Config, error, origins(path, overrides)) from None
+
+
+def tenant_of(path: Path) -> str:
+    """The tenant whose branch a run trains, by the configuration that it was started with; "" without one that can be read."""
+    with contextlib.suppress(BadConfig):
+        return str(read_file(path).get("run", {}).get("tenant", ""))
+    return ""
 
 
 def _drop(tree: Any, loc: Sequence[str | int]) -> bool:

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import re
 import signal
 
 import aiohttp
 from rich.console import Console
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.branches import branch_config
 from ostinato.app.storage import home, open_log, open_store
@@ -18,7 +20,18 @@ from ostinato.train.checkpoint import newest_step
 
 KEYS = {"acme": "sk-acme-0123456789abcdef", "bolt": "sk-bolt-0123456789abcdef"}
 LIKED = {"acme": "^[a-z]", "bolt": "^[^a-z]"}  # opposite wishes
-PATIENT_S = 300.0
+
+
+async def wait_for(holds):
+    """Wait until a condition, or what a coroutine function returns, is true; returns it."""
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
+        while True:
+            found = holds()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.2)
 
 
 def tenants(*more):
@@ -88,22 +101,20 @@ async def test_it_learns_from_its_tenant_alone_and_survives_a_kill(tmp_path, run
     run = await running(tmp_path, *tenants())
     branch = branch_config(run.config, "acme")
     try:
-        async with crowds(run.url), asyncio.timeout(PATIENT_S):
-            while len(published(branch)) < 2:
-                await asyncio.sleep(0.2)
+        async with crowds(run.url):
+            await wait_for(lambda: len(published(branch)) >= 2)
             worker = run.worker("train@acme")
             os.kill(worker.process.pid, signal.SIGKILL)
             known = len(published(branch))
-            while len(published(branch)) < known + 2 or len(published(run.config)) < 2:
-                await asyncio.sleep(0.2)
-            while not await shipped(branch):
-                await asyncio.sleep(0.2)
+            await wait_for(lambda: len(published(branch)) >= known + 2)
+            await wait_for(lambda: len(published(run.config)) >= 2)
+            await wait_for(lambda: shipped(branch))
             judged = [row for row in await rows(branch, ReleaseEvent) if row.action == "evaluated"]
             # a person puts a version of the shared line there
             line = published(run.config)[-1]
             await ship_branch(run.config, line["hash"][:20], "acme", "op", Console(quiet=True))
-            while (anew := await begun_anew(branch)) is None or published(branch)[-1]["number"] <= anew.step:
-                await asyncio.sleep(0.2)
+            anew = await wait_for(lambda: begun_anew(branch))
+            await wait_for(lambda: published(branch)[-1]["number"] > anew.step)
     finally:
         await run.stop()
     served = {turn.id: turn for turn in await rows(run.config, Turn)}
@@ -133,9 +144,9 @@ async def test_it_begins_at_a_version_that_was_trained_and_goes_on_above_its_num
     alone = [word for word in tenants() if "branch" not in word and "learn.tenants" not in word]
     run = await running(tmp_path, *alone, "evaluate.suite=''")
     try:
-        async with crowds(run.url), asyncio.timeout(PATIENT_S):
-            while len(published(run.config)) < 2 or newest_step(home(run.config).checkpoints) < 3:
-                await asyncio.sleep(0.2)
+        async with crowds(run.url):
+            await wait_for(lambda: len(published(run.config)) >= 2)
+            await wait_for(lambda: newest_step(home(run.config).checkpoints) >= 3)
             line = published(run.config)[0]
             await ship(run.config, line["hash"][:20], "", "op", Console(quiet=True))
     finally:
@@ -144,9 +155,8 @@ async def test_it_begins_at_a_version_that_was_trained_and_goes_on_above_its_num
     run = await running(tmp_path, *tenants(), "evaluate.suite=''")
     branch = branch_config(run.config, "acme")
     try:
-        async with crowds(run.url), asyncio.timeout(PATIENT_S):
-            while len(published(branch)) < 2:
-                await asyncio.sleep(0.2)
+        async with crowds(run.url):
+            await wait_for(lambda: len(published(branch)) >= 2)
     finally:
         await run.stop()
     batches = await rows(branch, Batch)

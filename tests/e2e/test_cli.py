@@ -157,6 +157,7 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
         "SQLite",
         "sandbox",
         "model",
+        "context",
         "speed",
         "numerics",
         "reward",

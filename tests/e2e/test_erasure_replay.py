@@ -97,10 +97,11 @@ async def trained_run(directory: Path, steps: int = STEPS, **train: float) -> Co
         for step in range(1, steps + 1):
             if step % 20 == 1:  # or turns would be too old to be learned from
                 sampler = await run.follower.resolve("live")
-            while (
-                worker.parts.trainer.step_count < step
-            ):  # eight equal rewards are held back, and eight other turns come
-                for number in islice(numbers, 8):
+            while worker.parts.trainer.step_count < step:
+                # eight equal rewards are held back, and eight other turns come
+                some = [*islice(numbers, 8)]
+                assert some, f"step {step} was not taken"
+                for number in some:
                     turn, signal = served(number, sampler)
                     turn = replace(turn, steered=STEERED if number % 8 == 1 else None)
                     user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"

@@ -313,7 +313,7 @@ class DialAdaptation:
                 return await asyncio.to_thread(Organisation.fit, told, dials)
             if self._cache.crowded(tenant):  # one person's rating makes another's forgotten: none is told of
                 _LOG.warning(
-                    "No prior is fitted to the people of %s, who are or were %d or more: raise adapt.most_states, and remove "
+                    "No prior is fitted to the people of %s, who are %d, or were more: raise adapt.most_states, and remove "
                     "folds/people.sqlite while the gateway is down, so that they are folded anew",
                     tenant,
                     most,

@@ -56,8 +56,8 @@ class Common:
             BadConfig: the configuration is wrong.
         """
         from ostinato.app.storage import check_elsewhere
-        from ostinato.config import load, load_saved
-        from ostinato.core.errors import NotFound
+        from ostinato.config import load, load_saved, tenant_of
+        from ostinato.core.errors import BadConfig, NotFound
 
         if directory is None:
             given = self.load(*more)
@@ -69,6 +69,11 @@ class Common:
         unknown = list[str]()
         if self.config is not None or not own.exists():
             config = load(self.config, overrides)
+            tenant = tenant_of(own)
+            if tenant and tenant != config.run.tenant:
+                raise BadConfig(
+                    f"{directory} is the run of {tenant}'s branch, with settings of its own: leave out --config"
+                )
         else:
             config, unknown = load_saved(own, overrides)
         if not (directory / "log").exists():

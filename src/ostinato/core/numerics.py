@@ -3,7 +3,7 @@
 Two processes with the same contract in exact mode compute the same bits for the same tokens under the same weights. Different
 contracts do not say by how much the numbers differ, only that nothing is promised.
 
-Numerics contracts in words.
+Also says contracts, and how two differ, in words.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class ValueHead:
     `trust` is the factor, from 0 to 1, with which its predictions of earlier batches, each made before it had learned from the batch, would
     have left the least squared error. A head that knows nothing thereby does nothing.
 
-    Deterministic: the same batches in the same order give the same numbers, also across `state` and `restore`.
+    The same batches in the same order give the same bits on one kind of CPU with one BLAS thread, as workers have, also across `state` and
+    `restore`.
     """
 
     def __init__(self, features: int) -> None:

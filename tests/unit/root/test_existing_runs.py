@@ -6,7 +6,7 @@ from ostinato.app.storage import open_log
 from ostinato.cli.commands import app
 from ostinato.cli.options import Common
 from ostinato.config import load, save
-from ostinato.core.errors import NotFound
+from ostinato.core.errors import BadConfig, NotFound
 from ostinato.launch.commands.log import named
 
 ABOUT_A_RUN = [
@@ -62,6 +62,17 @@ def test_its_own_settings_hold_but_for_those_that_are_named_now(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(f'[run]\ndirectory = "{place}"\n[release.trial]\nmargin = 0.05\n')
     assert Common(config=file).of_run().release.trial.margin == 0.05
+
+
+def test_the_run_of_a_branch_is_not_read_by_the_settings_of_the_run_that_serves(tmp_path):
+    file, place = tmp_path / "own.toml", a_run(tmp_path / "run" / "branches" / "acme", "run.tenant=acme")
+    file.write_text("[serve]\nbranches = ['acme']\n")
+    there = (f"run.directory={place}",)
+    assert Common(overrides=there).of_run().run.tenant == "acme"
+    with pytest.raises(BadConfig, match="is the run of acme's branch, with settings of its own: leave out --config"):
+        Common(config=file, overrides=there).of_run()
+    (place / "config.json").write_text("{")
+    assert Common(config=file, overrides=there).of_run().run.tenant == ""
 
 
 def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):

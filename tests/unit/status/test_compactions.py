@@ -196,7 +196,7 @@ def test_it_stands_on_the_page_in_the_metrics_and_in_the_status():
     metrics = {
         sample.name: sample.value for family in LearningNumbers(summary=seen).collect() for sample in family.samples
     }
-    assert metrics["ostinato_summary_facts_kept"] == 0.5
-    assert metrics["ostinato_summary_tokens"] == 80
-    lower, upper = (metrics[f"ostinato_summary_reward_difference_{end}"] for end in ("lower", "upper"))
-    assert lower < metrics["ostinato_summary_reward_difference"] < upper
+    assert metrics["ostinato_compaction_facts_kept"] == 0.5
+    assert metrics["ostinato_compaction_tokens"] == 80
+    lower, upper = (metrics[f"ostinato_compaction_reward_difference_{end}"] for end in ("lower", "upper"))
+    assert lower < metrics["ostinato_compaction_reward_difference"] < upper

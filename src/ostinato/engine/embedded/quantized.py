@@ -4,7 +4,7 @@ Each output has one scale for its weights, and each row one for its activations,
 depend on others in its batch. The output head keeps its precision by default, since its errors would go directly into the logits.
 
 Integers: weights and activations are rotated by the same Hadamard matrix, which spreads a large channel over many (`kernels.quantize`).
-Sums are exact (`model.integers`); rounding happens when numbers become levels, and once more at the end. Weights take a quarter of fp32's
+Sums are exact (`model.linear`); rounding happens when numbers become levels, and once more at the end. Weights take a quarter of fp32's
 memory. Floats: `torch.nn.functional.scaled_mm` multiplies and scales.
 """
 

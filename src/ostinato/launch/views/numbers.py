@@ -192,7 +192,7 @@ _INTERVAL = ("effect", "effect_lower", "effect_upper")  # told together, once th
 def _compactions(found: CompactionsNow) -> Iterable[Metric]:
     counts = {"sampled": found.asked, "begun": found.begun}
     yield _counted(
-        "ostinato_summaries", "Summaries of people's sessions, and windows that began with one.", "state", counts
+        "ostinato_compactions", "Summaries of people's sessions, and windows that began with one.", "state", counts
     )
     rewards = found.rewards
     between = (None, None) if rewards is None or rewards.between is None else rewards.between
@@ -214,7 +214,7 @@ def _compactions(found: CompactionsNow) -> Iterable[Metric]:
         ("reward_difference_upper", "Its upper bound.", between[1]),
     ):
         if value is not None:
-            yield GaugeMetricFamily(f"ostinato_summary_{name}", description, value=value)
+            yield GaugeMetricFamily(f"ostinato_compaction_{name}", description, value=value)
 
 
 def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:

@@ -471,8 +471,8 @@ class CompletionRequest(_Request):
         return self.logprobs or 0
 
 
-class ScoreRequest(ChatRequest):
-    """`POST /v1/worlds/score`: a chat completion's body, and the answer whose probability is asked for."""
+class _ScoreRequest(ChatRequest):
+    """`POST /v1/worlds/score`, which no client of a product sends: a chat request, and the answer whose probability is asked for."""
 
     answer: str = Field(min_length=1, max_length=65_536)
 
@@ -482,9 +482,9 @@ def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
     return _checked(validate(ChatRequest, body).reading(items))
 
 
-def parse_score(body: Any, items: ReadItems | None = None) -> ScoreRequest:
+def parse_score(body: Any, items: ReadItems | None = None) -> _ScoreRequest:
     """A chat request with an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
-    return _checked(validate(ScoreRequest, body).reading(items))
+    return _checked(validate(_ScoreRequest, body).reading(items))
 
 
 def _checked(request: _C) -> _C:
