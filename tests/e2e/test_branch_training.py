@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.branches import branch_config
-from ostinato.app.storage import home, open_log
+from ostinato.app.storage import home, open_log, open_store
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Turn
 from ostinato.launch.commands.release import ship, ship_branch
 from ostinato.status.progress_lines import Lines
@@ -131,6 +131,7 @@ async def test_it_learns_from_its_tenant_alone_and_survives_a_kill(tmp_path, run
     assert all((Arm.EVAL, row.policy.hash) in asked for row in judged), "through the shared gateway"
     assert (anew.base.number, anew.base.hash) == (line["number"], line["hash"])
     assert anew.turns == ()
+    assert (await open_store(run.config).refs())["branches/acme/base"] == line["hash"], "it is kept near where it began"
     lines = published(branch)
     assert min(each["number"] for each in lines if each["at"] > anew.at) > max(anew.step, anew.base.number)
     assert len({line["number"] for line in lines}) == len({(line["number"], line["hash"]) for line in lines})

@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ostinato import __version__
-from ostinato.app.storage import Home, check_log, home
+from ostinato.app.branches import branches_begun, copied_fold
+from ostinato.app.storage import Home, check_log, home, serving_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
@@ -36,9 +37,9 @@ def restore_log(
     """Install a backup as the run's log; returns its manifest, and how many keys were destroyed in it.
 
     These are the keys that are destroyed in the run's own file of keys or in the file `keys`. `old_master` is the master key's file of a
-    backup that was made before `rekey_log`. The run's folds are deleted, to be made again
-    from the log. Raises as `record.restore.restore`; BadConfig for a log in Postgres; Conflict while a worker of the run is up, or for a
-    checkpoint of the trainer that is newer than the backup.
+    backup that was made before `rekey_log`. The run's folds are deleted, to be made again from the log, and how far it was copied for
+    tenants' branches: another row may stand at a place now. Raises as `record.restore.restore`; BadConfig for a log in Postgres; Conflict
+    while a worker of the run or of a branch is up, or for a checkpoint of the trainer that is newer than the backup.
     """
     _refuse_postgres(config, "restore it with pg_restore --schema={}")
     if keys is not None and not keys.is_file():
@@ -47,7 +48,7 @@ def restore_log(
     place = home(config)
     if place.elsewhere.exists():
         raise BadConfig(f"the log of the run in {place.root} lies in Postgres; name another run.directory")
-    with _stopped(place):
+    with _stopped(config):
         refuse_rows(LogDirectory(place.log))
         _refuse_newer_checkpoints(place, manifest)
         return restore(
@@ -57,29 +58,36 @@ def restore_log(
             [] if keys is None else [keys],
             config.record.master_key,
             on_bytes,
-            before_install=lambda: _delete_folds(place),
+            before_install=lambda: _delete_folds(config),
             old_master=old_master,
         )
 
 
 def rekey_log(config: Config, new_master: Path) -> int:
-    """Wrap the run's keys with another master key; returns how many there are.
+    """Wrap the run's keys and its branches' with another master key; returns how many there are.
 
-    Raises as `record.rekey.rekey`; Conflict while a worker of the run is up.
+    Raises as `record.keys.rekey`, and then completes what it began if it is called again; BadConfig for a branch's run; Conflict while a
+    worker of the run or of a branch is up.
     """
     place = Home(config.run.directory)
+    if config.run.tenant:
+        raise BadConfig(
+            f"{place.root} trains a branch: rekey in the run that serves, {serving_run(config).run.directory}, which reaches this one, too"
+        )
     if not place.keys.exists():
         raise NotFound(f"there are no keys in {place.keys}: nothing of this log is encrypted (record.encrypt)")
-    with _stopped(place):
-        return rekey(place.keys, config.record.master_key, new_master)
+    with _stopped(config):
+        copies = [keys for each in branches_begun(config) if (keys := Home(each.run.directory).keys).exists()]
+        return sum(rekey(keys, config.record.master_key, new_master) for keys in (place.keys, *copies))
 
 
 @contextmanager
-def _stopped(place: Home) -> Generator[None]:
-    """Keep the run's workers from starting inside the block. Raises Conflict, naming the process, if one is up."""
+def _stopped(config: Config) -> Generator[None]:
+    """Keep the run's workers and its branches' from starting inside the block. Raises Conflict, naming the process, if one is up."""
     with ExitStack() as stack:
-        for role in _WRITERS:
-            stack.enter_context(hold(place.root, role))
+        for each in (config, *branches_begun(config)):
+            for role in _WRITERS:
+                stack.enter_context(hold(each.run.directory, role))
         yield
 
 
@@ -89,13 +97,16 @@ def _refuse_postgres(config: Config, remedy: str) -> None:
         raise BadConfig(f"the run's log lies in Postgres, in the schema {named}: {remedy.format(named)}")
 
 
-def _delete_folds(place: Home) -> None:
+def _delete_folds(config: Config) -> None:
     """Delete what was derived from another log, before the restored one is there: nothing of it can be continued."""
+    folds = Home(config.run.directory).folds
     try:
-        if place.folds.exists():
-            shutil.rmtree(place.folds)
+        if folds.exists():
+            shutil.rmtree(folds)
+        for branch in branches_begun(config):
+            copied_fold(branch).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageFull(f"{place.folds} cannot be deleted: {error}; delete it, then try again") from error
+        raise StorageFull(f"{error.filename or folds} cannot be deleted: {error}; delete it, then try again") from error
 
 
 def _refuse_newer_checkpoints(place: Home, manifest: BackupManifest) -> None:

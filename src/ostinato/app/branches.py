@@ -13,14 +13,20 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostinato.app.storage import Home, Run, home, open_log, serving_run
 from ostinato.config import Config, RunConfig
-from ostinato.core.errors import BadConfig, Conflict
+from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, Conflict, OstinatoError
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Arm, ConsentGiven, Delivered, Row, Signal, SteeringBasis, Turn
-from ostinato.core.seams import Cursor
+from ostinato.core.records import Arm, ConsentGiven, Delivered, PolicyVersion, Row, Signal, SteeringBasis, Turn
+from ostinato.core.seams import Cursor, Folds
 from ostinato.record.config import Encrypt
+
+if TYPE_CHECKING:  # the supervisor has no use for its code
+    from ostinato.record.rowlog import RowLog
 
 # ---------------------------------------------------------------- settings
 
@@ -29,13 +35,18 @@ def branch_config(config: Config, tenant: str) -> Config:
     """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
 
     No trials on users, no best arm and no rollouts; weights are collected by the run that serves; the tenant's own suites come first.
+    What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
     """
     judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
     files = list(dict.fromkeys(file for file in (*own, judged.suite, *judged.further_suites) if file))
+    record = config.record
+    if record.encrypt is not Encrypt.NONE:
+        record = record.model_copy(update={"encrypt": Encrypt.USER})
     suites = {"suite": files[0] if files else "", "further_suites": tuple(files[1:])}
     return config.model_copy(
         update={
             "run": RunConfig(directory=home(config).branch(tenant), tenant=tenant),
+            "record": record,
             "serve": config.serve.model_copy(update={"branches": ()}),
             "learn": config.learn.model_copy(update={"tenants": (), "source": "people"}),
             "evaluate": judged.model_copy(update={**suites, "tenant_suites": {}}),
@@ -78,6 +89,17 @@ def check_branches(config: Config, *, on_ray: bool = False) -> None:
             raise BadConfig(
                 f"learn.tenants and {setting} do not go together yet; {remedy}, or leave learn.tenants empty"
             )
+    check_copied_keys(config)
+
+
+def check_copied_keys(config: Config) -> None:
+    """Raise BadConfig if a branch would copy rows that lie under keys into a log without any, where nobody could be forgotten."""
+    keys = Home(config.run.directory).keys
+    if config.record.encrypt is Encrypt.NONE and keys.exists():
+        raise BadConfig(
+            f"record.encrypt is 'none', and rows of the log lie under the keys in {keys}: copied for learn.tenants, nobody could be "
+            "forgotten in them; set it to 'tenant' or 'user', or leave learn.tenants empty"
+        )
 
 
 # ---------------------------------------------------------------- the beginning
@@ -110,6 +132,33 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
 _LOOK_S, _LOOKS_A_WORD = 0.5, 240
 
 
+async def begin_anew(run: Run, start: PolicyVersion) -> None:
+    """Leave what a branch was before it began at another version: from now on that one is `base`, which its training is kept near, and
+    nothing of before is offered for release.
+
+    May be called again after a kill. The versions of before are kept as long as the ledger and a trainer's restart need them.
+    """
+    for ref in ("candidate", "previous"):
+        if (held := await run.store.read_ref(ref)) is not None:
+            await run.store.delete_ref(ref, held)
+    held = await run.store.read_ref("base")
+    if held != start.hash:
+        await run.store.move_ref("base", held, start.hash)
+
+
+async def begun_at(run: Run) -> dict[str, PolicyVersion]:
+    """The trained versions of the run that serves at which tenants' branches began, or which answer them, by the refs that name them."""
+    from ostinato.weights.follow.follower import run_of  # the supervisor has no use for it
+
+    found: dict[str, PolicyVersion] = {}
+    for ref in await run.store.refs():
+        if ref.startswith(BRANCHES) or (ref.startswith(BRANCH_REFS) and ref.endswith("/base")):
+            policy = await run.follower.resolve(ref)
+            if policy is not None and policy.number and not (await run_of(run.store, policy)).startswith(BRANCHES):
+                found[ref] = policy
+    return found
+
+
 def _take_checkpoint(shared: Path, own: Path) -> None:
     """Adopt the shared trainer's newest checkpoint. A trainer that replaces it meanwhile has a newer one."""
     from ostinato.app.checkpoints import link_checkpoint
@@ -132,8 +181,59 @@ def _take_checkpoint(shared: Path, own: Path) -> None:
 
 _CHUNK = 500
 _FOLD = "branch"
+_WATCH_S, _BLIND_S = 20.0, 600.0
 _KINDS: set[type] = {Turn, Signal, Delivered, ConsentGiven, SteeringBasis, Forgotten}
 _ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
+
+
+def copied_fold(branch: Config) -> Path:
+    """The file that says how far the log of the run that serves was copied; without it, it is read from its beginning."""
+    return Home(branch.run.directory).folds / f"{_FOLD}.fold"
+
+
+async def copied_upto(folds: Folds, log: RowLog) -> Cursor:
+    """How far the log of the run that serves was copied, by the branch's folds. Rows that are copied again are not kept twice."""
+    kept = await folds.load(_FOLD)
+    return 0 if kept is None or kept[0] > log.newest() else kept[0]
+
+
+class CopyWatch:
+    """Tells for how long no row was copied into a branch's log although some wait. Only its trainer copies, between its steps; all else
+    that reads the log, as the branch's guard, sees nothing new meanwhile.
+
+    `trouble`: what a person should know of it, "" if all is well. Call `close` when done.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._log = run, open_log(serving_run(run.config))
+        self._waits: tuple[Cursor, float] | None = None  # the first row that waits, and since when
+        self.trouble = ""
+
+    def close(self) -> None:
+        """Close the log that is copied from."""
+        self._log.close()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.look(wall_clock())
+            except OstinatoError as error:
+                self.trouble = f"how far the branch's log was copied cannot be read: {error}"
+            await asyncio.sleep(_WATCH_S)
+
+    async def look(self, now: float) -> None:
+        """Compare how far was copied with what is there, at the time `now` in seconds. Raises Corrupt, Unavailable."""
+        upto, waits, self.trouble = await copied_upto(self._run.folds, self._log), self._waits, ""
+        first = await anext((cursor async for cursor, _ in self._log.read(upto, _KINDS)), None)
+        if first is None or waits is None or upto >= waits[0]:
+            self._waits = None if first is None else (first, now)
+        elif now - waits[1] >= _BLIND_S:
+            minutes, tenant = (now - waits[1]) / 60, self._run.config.run.tenant
+            self.trouble = (
+                f"rows have waited for {minutes:.0f} minutes to be copied into the branch's log, so the guard is blind: train@{tenant} "
+                "copies them between its steps; see what holds it, or roll the branch back by hand if need be"
+            )
 
 
 class TenantRows:
@@ -141,10 +241,13 @@ class TenantRows:
 
     Turns that the branch answered are its `live` ones, and those of the tenant's people who stayed on the shared version its `control`; of
     others of this tenant nothing is copied but signals. What was erased is not copied, and erasing goes on here.
+
+    Raises BadConfig as `check_copied_keys`.
     """
 
     def __init__(self, run: Run) -> None:
         self._run, self._tenant = run, run.config.run.tenant
+        check_copied_keys(serving_run(run.config))
         self._log = open_log(serving_run(run.config))
         self._cursor: Cursor | None = None
 
@@ -155,9 +258,7 @@ class TenantRows:
     async def copy(self) -> int:
         """Copy what has come since. Returns how many rows. Raises StorageFull, Unavailable."""
         if self._cursor is None:
-            kept = await self._run.folds.load(_FOLD)
-            # a log that was restored may end before; rows that are here already are not kept twice
-            self._cursor = 0 if kept is None or kept[0] > self._log.newest() else kept[0]
+            self._cursor = await copied_upto(self._run.folds, self._log)
         count = 0
         rows: list[Row] = []
         upto = self._cursor
@@ -200,7 +301,10 @@ class TenantRows:
 
     async def _forget(self, row: Forgotten) -> None:
         """Erase what was copied before somebody was forgotten there, once: who comes back afterwards is somebody new."""
-        if self._run.config.record.encrypt is Encrypt.NONE or await self._run.log.find(Forgotten, [(row.id,)]):
+        # its id is made of the number that a key has there; this log writes rows of its own about the keys that it destroys
+        done = replace(row, id=f"copied-{row.id}", key=0)
+        ring = self._run.log.keys  # None: nothing of the copy was ever encrypted
+        if ring is None or await self._run.log.find(Forgotten, [(done.id,)]):
             return
-        await self._run.log.forget(row.tenant, row.user)
-        await self._run.log.append(row)
+        await self._run.log.destroy_keys(ring, row.tenant, row.user)
+        await self._run.log.append(done)

@@ -118,14 +118,14 @@ async def open_serving(
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
         privacy=config.privacy,
+        trained=config.learn.tenants,
     )
     lending = _lending(config, engine, gateway, lent)
-    follower = Follower(open_cached_store(config), config.follow, journal_of(config))
     mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
     return Serving(
         engine=engine,
         gateway=gateway,
-        follower=follower,
+        follower=Follower(open_cached_store(config), config.follow, journal_of(config)),
         router=router,
         lending=lending,
         numerics=mode,

@@ -6,8 +6,8 @@ rows keeps those that are not decided yet and those that a restarted trainer rea
 
 from __future__ import annotations
 
-from ostinato.app.branches import branches_begun
-from ostinato.app.storage import Run, open_log
+from ostinato.app.branches import branches_begun, copied_upto
+from ostinato.app.storage import Run, open_folds, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
@@ -60,10 +60,19 @@ def _batches(log: RowLog, config: Config, least: int = 0) -> list[Batch]:
 async def drop_old_rows(run: Run, others: Cursor) -> int:
     """Drop log rows older than `record.retain_days` that are no longer needed; returns how many segments.
 
-    `others` is how far the log was read by the keepers of folds other than the reward desk. Raises StorageFull, Unavailable, Corrupt.
+    `others` is how far the log was read by the keepers of folds other than the reward desk. What is not copied yet for a branch is needed,
+    and nothing is in the log of a branch that is trained no more. Raises StorageFull, Unavailable, Corrupt.
     """
+    trained = run.config.learn.tenants
+    begun = branches_begun(run.config)
+    copied = [await copied_upto(open_folds(each), run.log) for each in begun if each.run.tenant in trained]
     turns = [(turn,) for batch in _batches(run.log, run.config) for turn in batch.turns]
     again = [place - 1 for place in await run.log.places(Turn, turns)]
     now = wall_clock()
     needed = await needed_above(run.folds, run.config.reward, now)
-    return await run.log.drop_old(now, min([needed, others, *again]))
+    dropped = await run.log.drop_old(now, min([needed, others, *again, *copied]))
+    for branch in begun:
+        if branch.run.tenant not in trained:
+            with open_log(branch) as log:
+                dropped += await log.drop_old(now, log.newest())
+    return dropped

@@ -509,7 +509,10 @@ class RowLog(ABC):
             BadConfig: nothing is encrypted, or not per user.
             StorageFull, Unavailable: call it again.
         """
-        ring = self.check_forgettable(user)
+        return await self.destroy_keys(self.check_forgettable(user), tenant, user)
+
+    async def destroy_keys(self, ring: KeyRing, tenant: str, user: str | None) -> Cursor:
+        """As `forget`, whatever `record.encrypt` is now: of what lies under these keys of the log."""
         scopes: list[Scope] | None = None
         if user is not None:
             early = await self._ask(lambda: ring.waiting_turns(tenant))

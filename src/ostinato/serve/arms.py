@@ -29,7 +29,8 @@ class Arms:
     end, the previous release its upper end, and live the rest.
 
     The people of a tenant in `branches` take no part in any of this, so that the arms that are compared with each other serve the same
-    tenants. A share `holdout` of them, by the hash of control, stays on live as the arm `shared`; so do all while no branch is loaded.
+    tenants. A share `holdout` of those in `trained`, by the hash of control, stays on live as the arm `shared`; so do all while no branch
+    is loaded.
 
     Raises:
         BadConfig: the control share lies outside [0, 1].
@@ -41,13 +42,14 @@ class Arms:
         control: float = 0.0,
         salt: str = "ostinato",
         branches: Collection[str] = (),
+        trained: Collection[str] = (),
         holdout: float = 0.0,
     ) -> None:
         if not 0.0 <= control <= 1.0:
             raise BadConfig(f"serve.control_share {control} must lie in [0, 1].")
         self._control = control
         self._key = dealing_key(salt)
-        self._branches, self._holdout = frozenset(branches), holdout
+        self._branches, self._trained, self._holdout = frozenset(branches), frozenset(trained), holdout
         self._dealing: Dealing | None = None
         self._trial_key = self._verified_key = b""
 
@@ -105,6 +107,7 @@ class Arms:
             return Assignment(arm=Arm.SHARED, propensity=1.0)
         if user == ANONYMOUS:
             return Assignment(arm=Arm.BRANCH, propensity=1.0)
-        stays = place_of(self._key, tenant, user) < self._holdout
-        arm, propensity = (Arm.SHARED, self._holdout) if stays else (Arm.BRANCH, 1.0 - self._holdout)
+        holdout = self._holdout if tenant in self._trained else 0.0
+        stays = place_of(self._key, tenant, user) < holdout
+        arm, propensity = (Arm.SHARED, holdout) if stays else (Arm.BRANCH, 1.0 - holdout)
         return Assignment(arm=arm, propensity=propensity)

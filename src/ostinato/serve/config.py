@@ -352,8 +352,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.1,
         ge=0.0,
         lt=1.0,
-        description="Share of such a tenant's users who stay on live (arm `shared`), beside whom a branch that is trained is guarded. 0: "
-        "nobody, and no guard.",
+        description="Share of such a tenant's users who stay on live (arm `shared`), beside whom a branch that is trained is guarded; "
+        "where it is only served, nobody stays. 0: nobody, and no guard.",
     )
     page: bool = Field(default=True, description="Serve the web page at '/'.")
     secure_cookie: bool = Field(

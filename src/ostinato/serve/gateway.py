@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -187,6 +187,7 @@ def create_app(
     adaptation: Adaptation | None = None,
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
+    trained: Collection[str] = (),
 ) -> GatewayApp:
     """The gateway as an ASGI app. `app.state.metrics.swapped` takes swaps; `app.state.waits` measures how long people wait.
 
@@ -205,6 +206,7 @@ def create_app(
         adaptation: leans people's answers; started and closed with the app.
         audit: records wrong keys, and weights that an operator's key chose.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
+        trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
 
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
@@ -225,6 +227,7 @@ def create_app(
         deals=_deals(config, model_name, dealer),
         adaptation=adaptation,
         scrubbing=_scrubbing(privacy, config, admin_keys),
+        trained=trained,
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
 

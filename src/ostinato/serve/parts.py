@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ostinato.core.seams import Adaptation, Clock, Engine, Log, Renderer
@@ -27,7 +27,7 @@ class Parts:
     `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `blocks` signs summaries
     that clients keep; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing`
     makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do;
-    `scrubbing` masks secrets or finds them, or is None if they are not looked for.
+    `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -46,6 +46,7 @@ class Parts:
     deals: Deals | None = None
     adaptation: Adaptation | None = None
     scrubbing: Scrubbing | None = None
+    trained: Collection[str] = ()
     thread: FairThread = field(init=False, default_factory=FairThread)
     quotas: Quotas = field(init=False)
     writes: Writes = field(init=False)
@@ -62,6 +63,7 @@ class Parts:
                 control=config.control_share,
                 salt=config.arm_salt,
                 branches=config.branches,
+                trained=self.trained,
                 holdout=config.branch_holdout,
             ),
             "people": PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),

@@ -45,7 +45,8 @@ class Stepper:
         snapshot: fetches the weights of a version: a reference, or the release that training goes back to. Called when they are
             needed; they are not kept here.
         on_learned: called with each step's result.
-        anchor: returns the fixed release that training is kept near; called once. None, or a result of None: there is no anchor.
+        anchor: returns the fixed release that training is kept near; called for the first step, and for each that starts from other
+            weights, as a branch's that begins anew. None, or a result of None: there is no anchor.
         bases: finds bases of dials in the log by their hashes; None: steered turns are left out.
     """
 
@@ -73,6 +74,7 @@ class Stepper:
         if row.base is not None:
             weights = (await self._snapshot(row.base)).weights
             await asyncio.wrap_future(self._pool.submit(self._trainer.go_back, weights, row.base.number))
+            self._anchored = False
         steered = {sample.turn.steered.basis for sample in batch.samples if sample.turn.steered is not None}
         if steered and self._bases is not None:
             rows = await self._bases(sorted(steered))

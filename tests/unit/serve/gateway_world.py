@@ -21,7 +21,9 @@ ADMIN = "admin-0123456789abcdef"
 
 
 class World:
-    def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None, privacy=None, adaptation=None):
+    def __init__(
+        self, engine, log, config, renderer, admin_keys=(), dealer=None, privacy=None, adaptation=None, trained=()
+    ):
         self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
@@ -40,6 +42,7 @@ class World:
             adaptation=adaptation,
             audit=lambda act, **facts: self.audited.append((act, facts)),
             privacy=privacy,
+            trained=trained,
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):
@@ -109,6 +112,7 @@ async def world(
     dealer=None,
     adaptation=None,
     privacy=None,
+    trained=(),
     **config,
 ):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
@@ -122,6 +126,7 @@ async def world(
         dealer,
         privacy,
         adaptation,
+        trained,
     )
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:

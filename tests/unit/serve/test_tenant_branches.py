@@ -80,17 +80,24 @@ async def test_without_its_branch_or_the_setting_a_tenant_is_answered_as_everybo
         assert await answered(w, ACME, user="ann") == (Arm.LIVE, (V1,), 1.0)
 
 
-async def test_a_share_of_its_users_stays_on_live():
-    async with world(engine=engine(**{"branch/acme": OWN}), **{**KEYS, "branch_holdout": 0.25}) as w:
+async def test_a_share_of_its_users_stays_on_live_if_it_is_trained():
+    kept = {**KEYS, "trained": ["acme"]}
+    async with world(engine=engine(**{"branch/acme": OWN}), **{**kept, "branch_holdout": 0.25}) as w:
         users = [f"user {number}" for number in range(80)]
         given = {user: await answered(w, ACME, user=user) for user in users}
         assert {*given.values()} == {(Arm.BRANCH, (OWN,), 0.75), (Arm.SHARED, (V1,), 0.25)}
         stay = {user for user in users if given[user][0] is Arm.SHARED}
         assert 10 <= len(stay) <= 30
         assert await answered(w, ACME) == (Arm.BRANCH, (OWN,), 1.0), "many people behind no name"
-    async with world(engine=engine(**{"branch/acme": OWN}), **{**KEYS, "branch_holdout": 0.5}) as w:
+    async with world(engine=engine(**{"branch/acme": OWN}), **{**kept, "branch_holdout": 0.5}) as w:
         more = {user for user in users if (await answered(w, ACME, user=user))[0] is Arm.SHARED}
     assert stay < more, "a share that grows keeps whom it has"
+    served = {**KEYS, "api_keys": [*KEYS["api_keys"], "cato:sk-cato-0123456789abcdef"], "branches": ["acme", "cato"]}
+    loaded = engine(**{"branch/acme": OWN, "branch/cato": OWN})
+    async with world(engine=loaded, **{**served, "trained": ["cato"], "branch_holdout": 0.5}) as w:
+        given = {await answered(w, ACME, user=user) for user in users}
+        assert given == {(Arm.BRANCH, (OWN,), 1.0)}, "nobody is compared with anybody there"
+        assert {(await answered(w, "sk-cato-0123456789abcdef", user=user))[2] for user in users} == {0.5}
 
 
 async def test_a_conversation_does_not_go_on_over_another_versions_tokens():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -198,21 +198,24 @@ async def forget(
         raise BadConfig(
             f"{place.root} trains a branch: forget in the run that serves, {serving_run(config).run.directory}, which reaches this one, too"
         )
-    with audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()):
-        with open_log(config) as log:
+    whose = "everybody's" if user is None else "one user's"
+    with audited(place, "forget", tenant=tenant, whose=whose, actor=login()), ExitStack() as opened:
+        branches = branches_begun(config, tenant)
+        logs = [
+            opened.enter_context(open_log(each)) for each in (config, *branches)
+        ]  # each can be opened before any erases
+        for log in logs:
             log.check_forgettable(user)
-        if said := await await_checkpoint(config, wait_s):
-            console.print(said, highlight=False, soft_wrap=True)
-        with open_log(config) as log:
-            newest = await log.forget(tenant, user)
-        for branch in branches_begun(config, tenant):
-            if said := await await_checkpoint(branch, wait_s):
-                console.print(f"branch of {tenant}: {said}", highlight=False, soft_wrap=True)
-            with open_log(branch) as log:
-                await log.forget(tenant, user)
+        for each in (config, *branches):
+            if said := await await_checkpoint(each, wait_s):
+                said = f"branch of {tenant}: {said}" if each.run.tenant else said
+                console.print(said, highlight=False, soft_wrap=True)
+        newest, *_ = [await log.forget(tenant, user) for log in logs]
+        if branches:
             console.print(
                 f"{tenant} has a branch, which was trained on them and is not trained again without them: `ostinato ship live --for "
-                f"{tenant}` begins it anew at the shared version, and `ostinato weights gc` then deletes what it was",
+                f"{tenant}` begins it anew at the shared version. `ostinato weights gc` deletes what it was only once its checkpoints, "
+                f"{config.collect.releases} releases (collect.releases) and {config.collect.keep} versions (collect.keep) are later ones",
                 highlight=False,
                 soft_wrap=True,
             )

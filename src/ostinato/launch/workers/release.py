@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ostinato.app.branches import CopyWatch
 from ostinato.app.evaluation import (
     check_suite,
     note_hearing,
@@ -56,14 +57,25 @@ async def _judge(run: Run, life: Life) -> None:
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
     monitors = open_monitors(run)
     controller = open_releases(run, evaluation, monitors)
-    life.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, (controller.trouble, monitors.trouble)))) or None
+    copying = CopyWatch(run) if config.run.tenant else None
+
+    def troubles() -> list[str | None]:
+        return [controller.trouble, monitors.trouble, copying.trouble if copying else None]
+
+    life.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, troubles()))) or None
     await monitors.refresh()  # an alarm that is already raised must pause the first step
     progress = Progress(run.home.progress("release"), kept_bytes(config))
-    telling = asyncio.create_task(tell_pace(run, controller, suite, progress))
+    beside = [asyncio.create_task(tell_pace(run, controller, suite, progress))]
+    if copying is not None:
+        beside.append(asyncio.create_task(copying.run()))
     try:
         await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
     finally:
-        telling.cancel()
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
+        if copying is not None:
+            copying.close()
 
 
 async def tell_pace(run: Run, controller: ReleaseController, suite: Suite | None, progress: Progress) -> None:

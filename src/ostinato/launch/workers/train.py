@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ostinato.app.branches import TenantRows
+from ostinato.app.branches import TenantRows, begin_anew
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
@@ -20,7 +20,7 @@ from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.memory import process_limit
-from ostinato.core.records import Batch, PolicyVersion
+from ostinato.core.records import Batch, PolicyVersion, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
@@ -151,13 +151,29 @@ class TrainWorker:
         elif (
             not last.turns and last.step > self.parts.trainer.step_count
         ):  # a killed trainer wrote it and no checkpoint
-            await self._restart_at(last)
+            await self._restart_branch(last)
+        taken = self.parts.trainer.step_count
+        async for _, row in self._run.log.read(0, {Batch}):
+            if isinstance(row, Batch) and row.step > taken and not await self._is_whole(row):
+                await self._leave_erased(
+                    row.step
+                )  # the rows of a branch that was not trained for a while are dropped by age alone
+                break
+
+    async def _is_whole(self, row: Batch) -> bool:
+        return len(await self._run.log.places(Turn, [(turn,) for turn in row.turns])) == len(set(row.turns))
 
     async def _begin_at(self, base: PolicyVersion) -> None:
         """Go on from a version of another line, under numbers above its own."""
         last = max(self.parts.trainer.step_count, self.parts.desk.last_step, base.number)
         logger.info("the branch's training begins at %s", base)
-        await self._restart_at(await self.parts.desk.restart(last + 1, base, base))
+        await self._restart_branch(await self.parts.desk.restart(last + 1, base, base))
+
+    async def _restart_branch(self, row: Batch) -> None:
+        """As `_restart_at`. Where that is a version of another line, the branch begins there, before a checkpoint says so."""
+        if row.base is not None and await run_of(self._run.store, row.base) != self._run.name:
+            await begin_anew(self._run, row.base)
+        await self._restart_at(row)
 
     async def _last_base(self) -> Batch | None:
         """The newest recorded step that says what training goes on from."""
