@@ -468,11 +468,14 @@ async def test_it_begins_where_live_is_once_there_is_a_checkpoint(tmp_path):
     config = settings(tmp_path)
     made = await publish(open_store(config), 3)
     with open_run(branch_config(config, "acme")) as run:
-        beginning = asyncio.ensure_future(begin_branch(run, lambda _: None))
-        await asyncio.wait({beginning}, timeout=0.01)
+        waits = asyncio.Event()
+        beginning = asyncio.ensure_future(begin_branch(run, lambda _: waits.set()))
+        waiting = asyncio.ensure_future(waits.wait())
+        await asyncio.wait({beginning, waiting}, return_when=asyncio.FIRST_COMPLETED)
         assert not beginning.done(), "v2 was trained, and its trainer has no checkpoint yet"
         assert await run.store.read_ref("live") is None
         beginning.cancel()
+        await asyncio.wait({beginning})
     fresh = settings(tmp_path / "fresh")
     (v0,) = await publish(open_store(fresh), 1)
     with open_run(branch_config(fresh, "acme")) as run:
