@@ -30,6 +30,7 @@ _POLL_S = 1.0  # between two looks for what other gateways heard
 _SAVE_S = 0.25  # between two writes of states
 _REFIT_S = 300.0  # from one look at everybody's ratings to the next, at least
 _FITTED = 1000  # people of a tenant, those who rated last, that a fit takes: more would make a mean no better
+_REFUSED = 32  # bases that are not used whose weights are kept for the status: older ones' are hardly live
 _SPREAD = 500  # people whose dials are summed up at once
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 SHOWN_PEOPLE = 20
@@ -81,7 +82,7 @@ class DialAdaptation:
         self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
-        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens
+        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens, the newest last
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
         self._heard = asyncio.Event()
@@ -355,7 +356,10 @@ class DialAdaptation:
                 len(held),
                 min(held),
             )
+            self.refused.pop(basis.weights, None)
             self.refused[basis.weights] = None
+            if len(self.refused) > _REFUSED:
+                del self.refused[next(iter(self.refused))]
             return
         self.refused.pop(basis.weights, None)
         self._bases.pop(basis.weights, None)

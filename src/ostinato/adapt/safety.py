@@ -26,7 +26,7 @@ _FLAGGED = 200  # answers with violations whose signals are remembered, so that 
 _EACH = 8.0  # answers of one person that their group's rate takes in whole, or ...
 _SHARE = 0.05  # ... this share of the group's, if that is more
 _CAP_PASSES = 50
-_BUSIEST = 64  # people of a tenant whose answers are counted: whoever is past these limits is among them
+_BUSIEST = 128  # people of a tenant who are counted: whoever has 8 of the last thousand answers is among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +143,20 @@ class ViolationRules:
 
 
 class _Busy(NamedTuple):
-    """A person's answers and those of them with a violation, of about the last thousand of their tenant when there were `at`."""
+    """A person's answers and those of them with a violation, of about the last thousand of their tenant when there were `at`. `unsure`: so
+    many of the answers may be those of whoever was dropped for them.
+    """
 
     leans: bool
     answers: float
     violations: float
     at: int
+    unsure: float = 0.0
+
+    @property
+    def sure(self) -> float:
+        """The answers that are certainly theirs."""
+        return self.answers - self.unsure
 
 
 class ViolationConstraint:
@@ -160,6 +168,9 @@ class ViolationConstraint:
 
     In a group's rate nobody weighs more than eight answers, or a twentieth of all that if it is more; what exceeds it is left out, at the
     person's own rate. So no rate is one person's, and groups of fewer than three people are not compared. `person` is a pseudonym.
+    The 128 busiest are counted (Space-Saving: Metwally, Agrawal and El Abbadi, ICDT 2005): a newcomer takes the place of whoever had the
+    fewest answers, and for keeping it counts as having had them, so that nobody is overlooked who comes between others' answers. Of what
+    somebody did before they were among them, less than eight answers, nothing is left out until it fades.
 
     Example::
 
@@ -189,7 +200,12 @@ class ViolationConstraint:
         self._violations = [_KEPT * each for each in self._violations]
         self._answers[leans] += 1.0
         if person not in self._busy and len(self._busy) >= _BUSIEST:
-            del self._busy[min(self._busy, key=lambda each: self._now(each, leans).answers)]
+            least = min(
+                self._busy, key=lambda each: self._busy[each].answers * _KEPT ** (self._count - self._busy[each].at)
+            )
+            unsure = round(self._now(least, leans).answers, 3)
+            del self._busy[least]
+            self._busy[person] = _Busy(leans, unsure, 0.0, self._count, unsure)
         self._add(person, leans, answers=1.0)
         self._until -= leans
         if self._until <= 0:
@@ -216,37 +232,49 @@ class ViolationConstraint:
             self._flagged.popitem(last=False)
 
     def forget(self, person: str | None) -> None:
-        """Keep no counts of somebody, or of anybody; what they did to the sums fades with later answers."""
-        self._busy = {each: told for each, told in self._busy.items() if person is not None and each != person}
+        """Keep no counts of somebody, or of anybody, nor in the sums: what capped them would be gone, and they would weigh in full. What
+        they did to the multiplier fades with later answers, and so do the few answers of somebody who is not among the busiest.
+        """
+        if person is None:
+            self._answers, self._violations, self._busy = [0.0, 0.0], [0.0, 0.0], {}
+        elif person in self._busy:
+            theirs = self._now(person, leans=False)
+            side = theirs.leans
+            self._answers[side] = max(0.0, self._answers[side] - theirs.sure)
+            self._violations[side] = max(0.0, self._violations[side] - theirs.violations)
+            del self._busy[person]
 
     def _weighed(self, leans: bool) -> tuple[float, float]:
         """A group's answers and violations, those of busy people weighed down."""
         whole, busy = self._answers[leans], [self._now(each, leans) for each in self._busy]
-        told = [each for each in busy if each.leans == leans and each.answers > _EACH]
+        told = [each for each in busy if each.leans == leans and each.sure > _EACH]
         answers = whole
         for _ in range(_CAP_PASSES):
             most = max(_EACH, _SHARE * answers)
-            before, answers = answers, whole - sum(max(0.0, each.answers - most) for each in told)
+            before, answers = answers, whole - sum(max(0.0, each.sure - most) for each in told)
             if answers == before:
                 break
         most = max(_EACH, _SHARE * answers)
-        over = sum(each.violations * max(0.0, 1.0 - most / each.answers) for each in told)
+        over = sum(each.violations * max(0.0, 1.0 - most / each.sure) for each in told)
         return answers, max(0.0, self._violations[leans] - over)
 
     def _now(self, person: str, leans: bool) -> _Busy:
         known = self._busy.get(person, _Busy(leans, 0.0, 0.0, self._count))
         kept = _KEPT ** (self._count - known.at)
-        return _Busy(known.leans, kept * known.answers, kept * known.violations, self._count)
+        return _Busy(known.leans, kept * known.answers, kept * known.violations, self._count, kept * known.unsure)
 
     def _add(self, person: str, leans: bool, *, answers: float = 0.0, violations: float = 0.0) -> None:
         now = self._now(person, leans)
-        self._busy[person] = _Busy(
-            leans, round(now.answers + answers, 3), round(max(0.0, now.violations + violations), 3), self._count
-        )
+        counts = (now.answers + answers, max(0.0, now.violations + violations), now.unsure)
+        told, violating, unsure = (round(each, 3) for each in counts)
+        self._busy[person] = _Busy(leans, told, violating, self._count, unsure)
 
     def state(self) -> list[Any]:
         """Everything, as JSON's types."""
-        busy = [[person, *each] for person, each in self._busy.items()]
+        busy = [
+            [person, int(each.leans), each.answers, each.violations, self._count - each.at, each.unsure]
+            for person, each in self._busy.items()
+        ]
         flagged = list(self._flagged.items())
         return [self.multiplier, self._answers, self._violations, self._until, flagged, busy, self._count]
 
@@ -254,5 +282,8 @@ class ViolationConstraint:
         """The inverse of `state`."""
         self.multiplier, self._answers, self._violations, self._until = state[:4]
         self._flagged = OrderedDict((answer, list(signals)) for answer, signals in state[4])
-        self._busy = {person: _Busy(*each) for person, *each in state[5]}
         self._count = state[6]
+        self._busy = {
+            person: _Busy(bool(leans), answers, violations, self._count - ago, unsure)
+            for person, leans, answers, violations, ago, unsure in state[5]
+        }

@@ -45,7 +45,7 @@ from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 6  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = 7  # of folding: to be raised with every change that gives other states for the same rows
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn

@@ -549,16 +549,16 @@ class TurnHint:
 class Batch:
     """The turns of one optimizer step, written before the step is taken, so that a killed step can be repeated identically.
 
-    `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are each turn's advantages,
-    one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
-    release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
-    the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
-    the turns were drawn with unequal chances from more than a step can hold, or got rewards with unequal chances. `shown`: the weight with
-    which each turn's correction is imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was
-    cut behind, what the credit took to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut. `upto`: the last
-    row of the log that had been read when credit was given: read again up to there, the log gives the same credit; 0 in batches of earlier
-    versions. `hints`: the feedback that turns learn from as hints; only those that have one. `scales`: the factor by which each turn's
-    person is cut, 1 for a world's; empty unless the trainer has values of turns (`train.value_lambda`).
+    `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are each turn's advantages, one per
+    sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing release because
+    everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh the same; in
+    batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if turns were
+    drawn from more than a step can hold, or got rewards, with unequal chances. `drawn`: the draw's part of it; empty in batches of earlier
+    versions. `shown`: the weight with which each turn's correction is imitated, 0 for a turn without one; empty if there is none. `after`:
+    for each turn that an episode was cut behind, what was taken to come after it (`core.samples.LaterReturns`), else (); empty if no
+    episode was cut. `upto`: the last row of the log that had been read when credit was given: read again up to there, the log gives the
+    same; 0 in batches of earlier versions. `hints`: the feedback that turns learn from as hints; only those that have one. `scales`: the
+    factor by which each turn's person is cut, 1 for a world's; empty unless the trainer has values of turns (`train.value_lambda`).
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -576,6 +576,7 @@ class Batch:
     upto: int = 0
     hints: tuple[TurnHint, ...] = ()
     scales: tuple[float, ...] = ()
+    drawn: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

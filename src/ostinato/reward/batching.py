@@ -282,11 +282,13 @@ def _systematic(parts: Sequence[LearnablePart], chances: Mapping[str, float], st
     return kept
 
 
-def relative_weights(chosen: ChosenTurns, propensity: ResponsePropensity) -> dict[str, float]:
-    """By people's turn, the inverse of its chance to be drawn and of the propensity with which it got a reward; {} if all are 1."""
+def relative_weights(
+    entries: Iterable[Matured], drawn: Mapping[str, float], propensity: ResponsePropensity
+) -> dict[str, float]:
+    """By people's turn, the inverse of its chance to be `drawn` and of the propensity with which it got a reward; {} if all are 1."""
     weights = {
-        facts.id: chosen.weights.get(facts.id, 1.0) * propensity.weight(facts.tenant, facts.sampled)
-        for facts in (entry.facts for entry in chosen.entries)
+        facts.id: drawn.get(facts.id, 1.0) * propensity.weight(facts.tenant, facts.sampled)
+        for facts in (entry.facts for entry in entries)
         if not facts.world
     }
     return weights if any(weight != 1.0 for weight in weights.values()) else {}

@@ -5,9 +5,10 @@ batch is not enough: the credits of the others were made with a baseline that u'
 advantages are in, cut by shares that u's turns are part of. So the ledger is folded anew from the rows that are left, and each batch is
 credited again at its place in the log.
 
-What stays as it happened: which turns each step took, and their weights (`Batch.weights`: the chances with which they were drawn, and how
-often answers of their length got a reward, u's counted among them; if turns are taken out, the others' weights keep their ratios). A desk
-that never saw u would have cut other batches, and sampled other turns.
+So are its weights, by how often answers of a length got a reward without u's among them.
+
+What stays as it happened: which turns each step took, and the chances with which they were drawn (`Batch.drawn`). A desk that never saw u
+would have cut other batches, and sampled other turns. In batches of versions that recorded weights as a whole, these keep their ratios.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ostinato.core.errors import Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn, TurnHint
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
+from ostinato.reward.batching import relative_weights
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import by_episode
 from ostinato.reward.demonstrations import AnswerIds
@@ -172,6 +174,7 @@ class CreditRefold:
                     shown=tuple(row.shown[index] for index in kept if row.shown),
                     after=tuple(row.after[index] for index in kept if row.after),
                     scales=tuple(row.scales[index] for index in kept if row.scales),
+                    drawn=tuple(row.drawn[index] for index in kept if row.drawn),
                     hints=tuple(each for each in row.hints if not {each.turn, each.following} & gone),
                 )
             case _:
@@ -186,10 +189,8 @@ class CreditRefold:
         found = await self._found(left)
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        weights = left.weights
-        if weights and len(left.turns) < len(recorded.turns):
-            weights = tuple(batch_weights(turns, dict(zip(values, weights, strict=True)), even=left.even))
         entries = [entry for _, entry in found]
+        weights = self._weights(recorded, left, turns, entries)
         drawn_from = [entry.facts.source for entry in entries if not entry.facts.world]
         masses = masses_of(drawn_from + [ledger.matured[row.turn].facts.source for _, row in self._passed], even=True)
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
@@ -210,6 +211,19 @@ class CreditRefold:
         scales = tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if recorded.scales else ()
         row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints, scales=scales)
         return RefoldedBatch(recorded=recorded, row=row, refused="")
+
+    def _weights(
+        self, recorded: Batch, left: Batch, turns: Sequence[Turn], entries: Sequence[Matured]
+    ) -> tuple[float, ...]:
+        """`Batch.weights` of what is left of a batch, at this place in the log."""
+        if left.drawn:
+            drawn = dict(zip(left.turns, left.drawn, strict=True))
+            relative = relative_weights(entries, drawn, self._ledger.propensity)
+        elif len(left.turns) < len(recorded.turns):  # of an earlier version
+            relative = dict(zip(left.turns, left.weights, strict=bool(left.weights)))
+        else:
+            return left.weights
+        return tuple(batch_weights(turns, relative, even=left.even)) if relative else ()
 
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:
         """The turns of a batch with their rewards. Raises Corrupt."""

@@ -395,9 +395,8 @@ class TurnLedger:
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
             self._hold_alone(facts, facts.hold)
-        said = self.orphans.claim(turn.tenant, turn.id)
+        said, most = self.orphans.claim(turn.tenant, turn.id), self.config.max_signals
         if needs_reward(turn):
-            most = self.config.max_signals
             self.counts["excess"] += len(said[most:])
             received = turn.finish is Finish.LEFT  # as much of it as its client took
             self.open[turn.id] = OpenTurn(facts=facts, said=said[:most], delivered=received)
@@ -561,7 +560,8 @@ class TurnLedger:
         )
         if kind_of(hold or "") not in (UNDELIVERED, GONE) and not facts.world:
             self.alarms.decided(facts.tenant, heard=heard, names=names)
-            self.propensity.see(facts.tenant, facts.sampled, row)
+            if facts.hold is None and facts.id not in self.to_hold:  # others' silence must not weigh turns that teach
+                self.propensity.see(facts.tenant, facts.sampled, row)
         if facts.hold is None and hold is not None:
             self.to_hold[facts.id] = hold
         elif facts.hold is None and matured is not None:

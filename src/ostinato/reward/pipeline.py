@@ -577,7 +577,7 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in found]
         values = {turn.id: entry.value for turn, entry in found}
-        relative = relative_weights(chosen, ledger.propensity)
+        relative = relative_weights(chosen.entries, chosen.weights, ledger.propensity)
         weights = batch_weights(turns, relative, even=True) if relative else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
@@ -609,6 +609,7 @@ class RewardDesk:
             if self._hints is None
             else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger.recent, ledger.config)),
             scales=tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if self._taught.values else (),
+            drawn=tuple(chosen.weights.get(turn.id, 1.0) for turn in turns),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)

@@ -15,7 +15,8 @@ _Counts = dict[int, tuple[float, float]]
 
 
 class ResponsePropensity:
-    """The share of a tenant's turns that were rewarded and not silent (`no_reward:silence`), by the length of the answer.
+    """The share of a tenant's turns that were rewarded and not silent (`no_reward:silence`), by the length of the answer. Turns that
+    may not be learned from (side calls, the control arm, without consent, gold) are not among them.
 
     A turn without a reward teaches nothing. If one kind of answer is rewarded always and another in a share h, the gradient that is left is
     sum pi h (r - b) grad log pi: the baseline no longer cancels, and where it is above the rewards the policy is pushed towards what is
@@ -39,7 +40,9 @@ class ResponsePropensity:
         self._tenants: dict[str, _Counts] = {}  # by length: turns, and of these the rewarded ones
 
     def see(self, tenant: str, tokens: int, row: Reward | Quarantine) -> None:
-        """Count a turn of that many sampled tokens by the row that decided it. Rewards that failed say nothing of it."""
+        """Count a turn that may be learned from, of that many sampled tokens, by the row that decided it. Rewards that failed say nothing
+        of it.
+        """
         if isinstance(row, Quarantine) and not row.reason.startswith("no_reward:"):
             return
         kept = 1.0 - 1.0 / MEMORY

@@ -190,13 +190,55 @@ def test_of_a_busy_person_what_is_over_the_limit_is_left_out_at_their_own_rate_a
 
 def test_who_is_forgotten_is_counted_no_longer():
     constraint = ViolationConstraint(VIOLATIONS)
-    for number in range(200):
+    for number in range(400):
         constraint.answer(f"p{number}", leans=True)
-    assert len(constraint.state()[5]) == 64, "bounded, whoever comes"
-    constraint.forget("p199")
-    assert "p199" not in json.dumps(constraint.state())
+    assert len(constraint.state()[5]) == 128, "bounded, whoever comes"
+    constraint.forget("p399")
+    assert "p399" not in json.dumps(constraint.state())
     constraint.forget(None)
     assert constraint.state()[5] == []
+    assert constraint.state()[1:3] == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("leans", SIDES)
+def test_whoever_is_forgotten_weighs_nothing_from_then_on(leans):
+    """Without their counts no cap is left: half of a side's answers, all of them reported, would weigh in full."""
+    constraint = ViolationConstraint(VIOLATIONS)
+    for number in range(600):
+        constraint.answer("reporter", leans=leans)
+        constraint.tell("reporter", -1 - number, 1, leans=leans, violates=True)
+        constraint.answer(f"p{number % 40}", leans=leans)
+        if number % 100 == 0:
+            constraint.tell(f"p{number % 40}", number, 1, leans=leans, violates=True)
+    assert constraint.rate(leans=leans) < 0.08
+    constraint.forget("reporter")
+    assert constraint.rate(leans=leans) == pytest.approx(0.01, abs=0.01)
+    again = ViolationConstraint(VIOLATIONS)
+    again.restore(json.loads(json.dumps(constraint.state())))
+    assert again.state() == constraint.state()
+
+
+@pytest.mark.parametrize("every", [100, 60, 40])
+def test_nobody_is_past_the_cap_who_comes_between_a_thousand_others(every):
+    """Somebody with 1% of a tenant's answers has 10 of the last thousand, and is the holdout's only one who reports."""
+    constraint, others = ViolationConstraint(VIOLATIONS), 0.0
+    for number in range(6000):
+        person, leans = ("reporter", False) if number % every == 0 else (f"p{number % 997}", number % 997 > 50)
+        constraint.answer(person, leans=leans)
+        others = 0.999 * others + (not leans and person != "reporter")
+        if person == "reporter":
+            constraint.tell(person, number, 1, leans=leans, violates=True)
+    assert constraint.rate(leans=False) <= 1.02 * 8.0 / (8.0 + others)
+    assert constraint.rate(leans=True) == 0.0
+
+
+def test_of_many_people_who_answer_alike_none_is_taken_for_a_busy_one():
+    constraint = ViolationConstraint(VIOLATIONS)
+    for number in range(6000):
+        constraint.answer(f"p{number % 997}", leans=True)
+        if number % 10 == 0:
+            constraint.tell(f"p{number % 997}", number, 1, leans=True, violates=True)
+    assert constraint.rate(leans=True) == pytest.approx(0.1, abs=0.005)
 
 
 def a_state():

@@ -9,7 +9,18 @@ import pytest
 
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Batch, Consent, Delivered, Holdback, PolicyVersion, Quarantine, Reward, Signal, Turn
+from ostinato.core.records import (
+    Batch,
+    Consent,
+    Delivered,
+    Holdback,
+    NoReward,
+    PolicyVersion,
+    Quarantine,
+    Reward,
+    Signal,
+    Turn,
+)
 from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
@@ -17,6 +28,7 @@ from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.log_fold import LedgerFollower, snapshot
 from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.response_propensity import ResponsePropensity
 from ostinato.reward.runners import Inline
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
@@ -129,6 +141,7 @@ async def test_without_a_person_every_batch_is_that_of_a_log_that_never_held_the
     wanted = await refolded(never, config, taught, [FIRST])
     assert [batch.row.turns for batch in found] == [batch.row.turns for batch in wanted]
     assert [batch.row.credits for batch in found] == [batch.row.credits for batch in wanted]
+    assert [batch.row.weights for batch in found] == [batch.row.weights for batch in wanted]
     assert all(theirs.isdisjoint(batch.row.turns) for batch in found)
     kept_as_recorded = [
         [
@@ -153,6 +166,7 @@ def replace_batch(row: Batch, gone: set[str], episodes: dict[str, str]) -> Batch
         turns=tuple(row.turns[i] for i in kept),
         credits=tuple(row.credits[i] for i in kept),
         weights=tuple(weights),
+        drawn=tuple(row.drawn[i] for i in kept),
         after=tuple(row.after[i] for i in kept if row.after),
     )
 
@@ -193,6 +207,71 @@ async def test_weights_of_drawn_turns_keep_their_ratios_and_sum_to_the_episodes(
         assert ratios == pytest.approx([ratios[0]] * len(ratios))
         assert sum(after.values()) == pytest.approx(len({episodes[turn] for turn in after}))
     assert seen
+
+
+def quiet(turn, signals, now):
+    """`copilot`; about what nobody said anything of, nothing is known."""
+    found = copilot(turn, signals, now, silence=None)
+    assert not isinstance(found, NoReward) or found.reason == "silence"
+    return found
+
+
+async def a_quiet_log(config: RewardConfig) -> MemoryLog:
+    """Batches of short and long answers by a real desk, all of them rated but those of `GONE`, who asks for long ones and keeps silent."""
+    log, time = MemoryLog(), [1000.0]
+
+    def clock() -> float:
+        time[0] += 1e-3
+        return time[0]
+
+    desk = RewardDesk(log, Inline(quiet, max_abs=config.max_abs), clock, config, taught=ALL)
+    for round_ in range(3):
+        at = clock()
+        for i in range(60):
+            user, length = (GONE, 12) if i % 3 == 0 else (f"u{i % 5 + 10}", 1 if i % 2 else 12)
+            turn = a_turn(f"{round_}-{i}:0", user=user, version=round_, prompt=(i,), sampled=range(length), ended_at=at)
+            said = [] if user == GONE else [a_signal(turn, "accepted" if i % 4 else "rejected", at=at)]
+            await log.append(turn, a_delivery(turn, at=at), *said)
+        time[0] += 4000.0
+        await desk.batch(round_ + 1, 12, V0)
+    return log
+
+
+@pytest.mark.parametrize("config", [RewardConfig(), TIGHT])
+async def test_whoever_only_kept_silent_leaves_the_weights_of_others_too(config):
+    """None of their turns is in a batch: their silence is what the others' long answers stood for."""
+    log = await a_quiet_log(config)
+    assert not any(batch.changed for batch in await refolded(log, config, ALL, ["nobody"])), "the recorded weights"
+    never = MemoryLog()
+    await never.append(*without(log.rows, GONE))
+    found = await refolded(log, config, ALL, [GONE])
+    length = {turn.id: len(turn.sampled_ids) for turn in log.turns()}
+    propensity = ResponsePropensity(config.propensity_cap)
+    batches = iter(found)
+    for row in never.rows:  # the definition, by hand
+        if isinstance(row, Reward | Quarantine):
+            propensity.see("default", length[row.turn], row)
+        elif isinstance(row, Batch):
+            batch = next(batches)
+            assert batch.row.turns == row.turns, "none of theirs"
+            assert batch.changed
+            weights = dict(zip(row.turns, row.drawn, strict=True))
+            weights = {turn: each * propensity.weight("default", length[turn]) for turn, each in weights.items()}
+            mean = math.fsum(weights.values()) / len(weights)
+            made = batch.row.weights or (1.0,) * len(weights)  # episodes of one turn
+            assert made == pytest.approx([each / mean for each in weights.values()])
+            assert row.weights != pytest.approx(made, rel=0.05), "as recorded, their silence is in them"
+    assert next(batches, None) is None
+
+
+async def test_weights_of_rows_without_what_was_drawn_stay_as_they_were():
+    log = await a_quiet_log(RewardConfig())
+    rows = [replace(row, drawn=()) if isinstance(row, Batch) else row for row in log.rows]
+    old = MemoryLog()
+    await old.append(*rows)
+    found = await refolded(old, RewardConfig(), ALL, [GONE])
+    assert found
+    assert all(batch.row.weights == batch.recorded.weights for batch in found)
 
 
 async def test_a_batch_of_erased_turns_alone_is_refused():

@@ -2,15 +2,27 @@
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
-from ostinato.core.records import Batch, NoReward, PolicyVersion, Quarantine, Reward
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Consent,
+    ConsentGiven,
+    NoReward,
+    PolicyVersion,
+    Purpose,
+    Quarantine,
+    Reward,
+)
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import SingleRollout, by_episode
 from ostinato.reward.functions import copilot
+from ostinato.reward.ledger import TurnLedger
 from ostinato.reward.response_propensity import ResponsePropensity
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_delivery, a_signal, a_turn
@@ -59,6 +71,31 @@ def test_rewards_that_failed_say_nothing_of_silence():
         propensity.see("acme", 40, replace(SILENT, reason="reward_failed: ValueError"))
         propensity.see("acme", 40, replace(SILENT, reason="undelivered"))
     assert propensity.weight("acme", 40) == 1.0
+
+
+@pytest.mark.parametrize(
+    "without",
+    [{"purpose": Purpose.SIDE}, {"consent": Consent.AGGREGATE}, {"arm": Arm.CONTROL}, {"user": "gold"}, {}],
+    ids=["side call", "aggregate", "control", "gold", "withdrawn"],
+)
+def test_turns_that_may_not_be_learned_from_weigh_nobodys(without):
+    def fold(*, held):
+        ledger, place = TurnLedger(RewardConfig(), gold=lambda tenant, user: user == "gold"), count(1)
+        for i in range(60):
+            for name, sampled, row in (
+                (f"short{i}:0", 1, REWARD),
+                (f"long{i}:0", 40, REWARD),
+                (f"held{i}:0", 40, SILENT),
+            ):
+                theirs = {"user": f"u{i}", **without} if row is SILENT else {}
+                turn = replace(a_turn(name, sampled=range(sampled), ended_at=1.0), **theirs)
+                leaves = ConsentGiven(id=name, tenant=turn.tenant, user=turn.user, level=Consent.NEVER, at=1.5)
+                rows = [turn, a_delivery(turn), *([] if without or row is REWARD else [leaves])]
+                for each in [*rows, replace(row, turn=name, at=2.0)] if held or row is REWARD else []:
+                    ledger.apply(next(place), each)
+        return ledger.propensity.snapshot()
+
+    assert fold(held=True) == fold(held=False) != {}
 
 
 def test_what_was_long_ago_is_forgotten():

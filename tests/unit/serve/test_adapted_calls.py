@@ -203,6 +203,17 @@ async def test_a_basis_that_moves_a_protected_token_is_not_used_and_says_how_to_
     assert f"it moves 1 protected tokens, such as {tokens[0]}. Run `ostinato adapt fit` again" in caplog.text
 
 
+async def test_of_bases_that_are_not_used_the_newest_are_remembered(tmp_path):
+    log, tokens = MemoryLog(), BASIS.tokens_M.tolist()
+    adaptation = DialAdaptation(log, cache_at(tmp_path), OPEN, protected=[tokens[0]])
+    weights = [f"{number:064x}" for number in range(40)]
+    for number, each in enumerate([*weights, weights[20]]):
+        basis = Basis(BASIS.names, BASIS.tokens_M, BASIS.directions_KM * (1 + number), each)
+        await log.append(SteeringBasis.of(basis, at=1.0 + number))
+    await adaptation.follow()
+    assert [*adaptation.refused] == [*weights[8:20], *weights[21:], weights[20]]
+
+
 async def test_who_has_dials(tmp_path):
     ann, weights = ("acme", "ann"), BASIS.weights
 

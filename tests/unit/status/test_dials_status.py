@@ -1,6 +1,8 @@
 """What an operator is told of dials: one line of `ostinato status`, its JSON, the page's section and the metrics."""
 
+import asyncio
 from dataclasses import asdict, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from ostinato.core.records import Reward, SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.launch.views.numbers import LearningNumbers, _dials_of
 from ostinato.launch.views.progress import Progress
+from ostinato.launch.workers import serve as serve_worker
 from ostinato.release.ledger import State
-from ostinato.status.dials import REFUSED, UNFITTED, cautions, dials_line, dials_now, effect_sentence
+from ostinato.status.dials import REFUSED, UNFITTED, cautions, dials_line, dials_now, effect_sentence, refused_bases
+from ostinato.status.progress_lines import last_lines
 from ostinato.status.summary import Summary
 from ostinato.testing.records import a_turn
 from ostinato.web.page.templates import StaticFiles, Templates
@@ -111,6 +115,29 @@ def test_a_basis_that_the_gateway_does_not_use_is_no_basis():
     mended = dials_now(ON, folded(60), WEIGHTS, [*lines, {"kind": "bases", "refused": ["f" * 64]}])
     assert (mended.fitted, mended.refused) == (True, False)
     assert cautions(mended) == []
+
+
+async def test_a_basis_that_is_not_used_is_told_again_while_the_gateway_writes_of_other_things(tmp_path, monkeypatch):
+    """Readers see the newest 128 KiB. What is used again is not told for ever."""
+    path, seen = tmp_path / "serve.jsonl", []
+    progress = Progress(path)
+
+    class Adaptation:
+        refused: ClassVar = {WEIGHTS: None}
+
+        async def spread(self):
+            seen.append(refused_bases(last_lines(path)))
+            for _ in range(40):
+                progress.write("swapped", filler="x" * 1000)
+            if len(seen) == 24:
+                self.refused.clear()
+            if len(seen) == 30:
+                raise asyncio.CancelledError
+
+    monkeypatch.setattr(serve_worker, "_SPREAD_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await serve_worker.tell_dials(Adaptation(), progress)
+    assert seen == [frozenset({WEIGHTS})] * 24 + [frozenset()] * 6
 
 
 def test_the_metrics_and_the_gateways_own_lines_agree(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import resource
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _SPREAD_S = 20.0  # between two looks at how people's dials differ
+_REPEATED = 3  # looks after which it is said again that bases are not used: readers see a file's newest lines only
 ALARM = "weights:{ref}"
 """The name of the alarm that stands while the version of a ref cannot be loaded."""
 
@@ -285,11 +287,13 @@ def _learning_of(run: Run) -> LearningNumbers:
 
 
 async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
-    """Record how people's dials differ, and which bases are not used, whenever that has changed, until cancelled."""
+    """Record how people's dials differ, and which bases are not used, whenever that has changed, until cancelled. The latter, if there are
+    any, are recorded every minute.
+    """
     told, refused = None, None
-    while True:
+    for look in itertools.count():
         await asyncio.sleep(_SPREAD_S)
-        if [*adaptation.refused] != refused:
+        if [*adaptation.refused] != refused or (refused and look % _REPEATED == 0):
             refused = [*adaptation.refused]
             progress.bases(refused)
         with contextlib.suppress(OstinatoError):  # keys or states that cannot be read for a while stop nothing

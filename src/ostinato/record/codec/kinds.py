@@ -347,7 +347,7 @@ SMALL = (
         ("step",),
         (
             *("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
-            *("upto", "hints", "scales"),
+            *("upto", "hints", "scales", "drawn"),
         ),
         for_ever=True,
     ),

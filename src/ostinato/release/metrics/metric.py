@@ -123,14 +123,15 @@ _MOST_VALUES = 20_000
 _IN_THE_TAIL = 5.0  # values beyond a quantile that are needed to estimate it
 
 
-_Sums = tuple[float, float, int, float]
-_NONE: _Sums = (0.0, 0.0, 0, 0.0)
+_Squares = tuple[float, float, float]
+_Sums = tuple[float, float, int, float, float, float]
+_NONE: _Sums = (0.0, 0.0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
 class _History:
-    """A person: when last seen, and by metric the sums of numerator and denominator, the number of turns (or days), and the sum of their
-    squared distances from the mean of everybody until then.
+    """A person: when last seen, and by metric the sums of numerator v and denominator u, the number of turns (or days), and the sums of
+    v^2, u v and u^2.
     """
 
     seen: float
@@ -159,6 +160,13 @@ def shrinkage(groups: Iterable[tuple[float, float]], squares: float) -> float | 
     return min(within / between, _MOST_MIXED) if between > 0.0 else math.inf
 
 
+def _around(ratio: float, vv: float, uv: float, uu: float) -> float:
+    """The sum of (v - ratio u)^2 over turns, from their sums of v^2, u v and u^2: `shrinkage` needs turns and groups measured from the same
+    ratio, and that of all turns is known only at the end.
+    """
+    return vv - 2.0 * ratio * uv + ratio * ratio * uu
+
+
 class _Tasks:
     """How tasks of one kind did beside what was expected of the people who asked for them. Beyond `_MOST_TASKS` the least recently seen is
     dropped: a flood of new ones costs trials time, and no errors.
@@ -166,7 +174,7 @@ class _Tasks:
 
     def __init__(self, metrics: int) -> None:
         self._sums: dict[Task, array[float]] = {}  # by metric: what was left, units, turns
-        self.squares_M = array("d", bytes(8 * metrics))
+        self.squares_M: list[_Squares] = [(0.0, 0.0, 0.0)] * metrics  # as `_around`'s, v being what was left of a turn
 
     def touch(self, task: Task) -> array[float]:
         """A task's sums: 3 numbers for each metric."""
@@ -181,16 +189,17 @@ class _Tasks:
     def deviations(self) -> dict[Task, tuple[float, ...]]:
         """By task, how much more than expected it brings per unit of each metric, as far as tasks of the kind differ at all."""
         found: dict[Task, list[float]] = {task: [0.0] * len(self.squares_M) for task in self._sums}
-        for m, squares in enumerate(self.squares_M):
+        for m, of_turns in enumerate(self.squares_M):
             totals, units, turns = ([sums[3 * m + i] for sums in self._sums.values()] for i in range(3))
             overall = math.fsum(totals) / (math.fsum(units) or 1.0)
             left = [total - overall * under for total, under in zip(totals, units, strict=True)]
-            mixed = shrinkage(zip(left, turns, strict=True), squares)
+            mixed = shrinkage(zip(left, turns, strict=True), _around(overall, *of_turns))
             if mixed is None or math.isinf(mixed):
                 continue
             a_turn = math.fsum(units) / math.fsum(turns)
             for task, total, under in zip(found, left, units, strict=True):
-                found[task][m] = total / (under + mixed * a_turn)
+                weight = under + mixed * a_turn
+                found[task][m] = total / weight if weight else 0.0
         return {task: tuple(each) for task, each in found.items() if any(each)}
 
 
@@ -250,23 +259,23 @@ class Past:
             if metric.quantile is None and (measured := metric.measure(known)) is not None:
                 history.sums_M[m] = self._sums(history.sums_M[m], m, measured, asked)
 
-    def _sums(self, sums: _Sums, m: int, measured: Measured, asked: list[tuple[array[float], array[float]]]) -> _Sums:
+    def _sums(self, sums: _Sums, m: int, measured: Measured, asked: list[tuple[array[float], list[_Squares]]]) -> _Sums:
         """A person's sums with one more turn, of which its tasks learn what was not expected of the person, nor of the wider task."""
-        (over, under, rows, squares), (all_over, all_under, turns) = sums, self._totals_M[m]
+        (over, under, rows, vv, uv, uu), (all_over, all_under, turns) = sums, self._totals_M[m]
         value, units = measured
         if all_under:
             usual, mixed = all_over / all_under, _SHRINK * all_under / turns
-            squares += (value - units * usual) ** 2
             left, at = value - units * (over + mixed * usual) / (under + mixed), 3 * m
             for of_task, squares_M in asked:
                 more = left - units * of_task[at] / (of_task[at + 1] + mixed)
                 of_task[at] += left
                 of_task[at + 1] += units
                 of_task[at + 2] += 1.0
-                squares_M[m] += left * left
+                of_kind = squares_M[m]
+                squares_M[m] = of_kind[0] + left * left, of_kind[1] + units * left, of_kind[2] + units * units
                 left = more
         self._totals_M[m] = (all_over + value, all_under + units, turns + 1)
-        return over + value, under + units, rows + 1, squares
+        return over + value, under + units, rows + 1, vv + value * value, uv + units * value, uu + units * units
 
     def see(self, person: Person, at: float) -> _History:
         """Note that a person was there, and nothing of the turn."""
@@ -309,8 +318,8 @@ class Past:
         usual_M, mixed_M = zip(*(self._usual(m) for m in range(len(self._metrics))), strict=True)
         people = {
             who: tuple(
-                usual if math.isinf(mixed) else (over + mixed * usual) / (under + mixed)
-                for (over, under, _, _), usual, mixed in zip(history.sums_M, usual_M, mixed_M, strict=True)
+                usual if math.isinf(mixed) or not under + mixed else (over + mixed * usual) / (under + mixed)
+                for (over, under, *_), usual, mixed in zip(history.sums_M, usual_M, mixed_M, strict=True)
             )
             for who, history in self._people.items()
         }
@@ -329,9 +338,10 @@ class Past:
     def _usual(self, m: int) -> tuple[float, float]:
         """The average of all people, and the units of the denominator that a person's own are mixed with."""
         sums = [history.sums_M[m] for history in self._people.values()]
-        over, under, turns, squares = (math.fsum(each[i] for each in sums) for i in range(4))
+        over, under, turns, *of_turns = (math.fsum(each[i] for each in sums) for i in range(6))
         if not under:
             return 0.5, _SHRINK
         usual = over / under
-        mixed = shrinkage(((own - units * usual, count) for own, units, count, _ in sums), squares)
+        groups = ((own - units * usual, count) for own, units, count, *_ in sums)
+        mixed = shrinkage(groups, _around(usual, *of_turns))
         return usual, (_SHRINK if mixed is None else mixed) * under / turns

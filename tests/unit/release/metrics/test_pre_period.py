@@ -166,3 +166,47 @@ def test_a_flood_of_tasks_takes_bounded_memory_and_drops_the_longest_unseen(monk
     expected = asked(past).expected()
     assert not any(task.startswith("flood0") for _, task in expected.tasks)
     assert len(expected.tasks) <= 300
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_units_of_turns_everybody_has_an_expected_value(seed):
+    """Also after ratios and units moved, and for people and tasks that were seen and never measured."""
+    rng = np.random.default_rng(seed)
+    kept = MetricConfig(name="kept", numerator=("lines_kept",), denominator=("lines",), tolerance=0.02)
+    past, at = Past((Metric.of(kept, 0.02),)), 0.0
+    for phase, people in enumerate((100, 100 * int(rng.integers(1, 4)))):
+        units, level, noise = 10.0 ** rng.uniform(-3, 3), rng.random(), rng.choice([0.0, 0.05])
+        for turn in range(2 * people):
+            at += 1.0
+            lines = units * (10.0 ** rng.uniform(-1, 1) if noise else 1.0)
+            share = min(1.0, max(0.0, level + rng.uniform(-noise, noise)))
+            known = {"lines": lines, "lines_kept": lines * share}
+            past.remember(("acme", f"{phase}-{turn % people}"), at, known, [("kind", f"{phase}-{turn % people}")])
+    past.remember(ANN, at, {}, [("kind", "never measured")])
+    expected = past.expected()
+    values = [each for (each,) in expected.people.values()]
+    assert all(0.0 <= each <= 1.0 for each in values)
+    assert expected.of(ANN, [("kind", "never measured")]) == expected.usual_M
+
+
+def test_how_much_people_differ_is_measured_from_the_ratio_of_all_turns():
+    """The first half of turns, of many units each, has another ratio: from a ratio on the way people would seem not to vary at all."""
+    kept = MetricConfig(name="kept", numerator=("lines_kept",), denominator=("lines",), tolerance=0.02)
+    rng, past, rows = np.random.default_rng(4), Past((Metric.of(kept, 0.02),)), []
+    for phase, (lines, level, people) in enumerate(((10.0, 0.3, 100), (1.0, 0.9, 300))):
+        for turn in range(2 * people):
+            share = level + rng.uniform(-0.02, 0.02)
+            rows.append((("acme", f"{phase}-{turn % people}"), lines, lines * share))
+            past.remember(rows[-1][0], float(len(rows)), {"lines": lines, "lines_kept": lines * share})
+    usual = sum(value for _, _, value in rows) / sum(lines for _, lines, _ in rows)
+    groups, squares = {}, 0.0
+    for who, lines, value in rows:
+        total, count = groups.get(who, (0.0, 0))
+        groups[who] = total + value - usual * lines, count + 1
+        squares += (value - usual * lines) ** 2
+    mixed = shrinkage(groups.values(), squares) * sum(lines for _, lines, _ in rows) / len(rows)
+    assert mixed > 0.0
+    for who in (("acme", "0-7"), ("acme", "1-7")):
+        theirs = [(lines, value) for each, lines, value in rows if each == who]
+        over, under = sum(value for _, value in theirs), sum(lines for lines, _ in theirs)
+        assert past.expected().of(who)[0] == pytest.approx((over + mixed * usual) / (under + mixed), rel=1e-6)
