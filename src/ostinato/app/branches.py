@@ -146,13 +146,13 @@ async def begin_anew(run: Run, start: PolicyVersion) -> None:
         await run.store.move_ref("base", held, start.hash)
 
 
-async def begun_at(run: Run) -> dict[str, PolicyVersion]:
-    """The trained versions of the run that serves at which tenants' branches began, or which answer them, by the refs that name them."""
+async def held_by_branches(run: Run) -> dict[str, PolicyVersion]:
+    """The trained versions of the run that serves that refs of tenants' branches name, as where one began, by these refs."""
     from ostinato.weights.follow.follower import run_of  # the supervisor has no use for it
 
     found: dict[str, PolicyVersion] = {}
     for ref in await run.store.refs():
-        if ref.startswith(BRANCHES) or (ref.startswith(BRANCH_REFS) and ref.endswith("/base")):
+        if ref.startswith((BRANCHES, BRANCH_REFS)):
             policy = await run.follower.resolve(ref)
             if policy is not None and policy.number and not (await run_of(run.store, policy)).startswith(BRANCHES):
                 found[ref] = policy

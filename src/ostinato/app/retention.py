@@ -61,7 +61,7 @@ async def drop_old_rows(run: Run, others: Cursor) -> int:
     """Drop log rows older than `record.retain_days` that are no longer needed; returns how many segments.
 
     `others` is how far the log was read by the keepers of folds other than the reward desk. What is not copied yet for a branch is needed,
-    and nothing is in the log of a branch that is trained no more. Raises StorageFull, Unavailable, Corrupt.
+    and nothing in the log of a branch that is trained no more. Raises StorageFull, Unavailable, Corrupt.
     """
     trained = run.config.learn.tenants
     begun = branches_begun(run.config)

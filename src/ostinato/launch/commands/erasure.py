@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.app.branches import begun_at
+from ostinato.app.branches import held_by_branches
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import Home, open_log, open_run
 from ostinato.config import Config
@@ -83,12 +83,12 @@ async def ask_replay(config: Config, tenant: str, user: str | None, upto: int, c
         soft_wrap=True,
     )
     with open_run(config) as run:
-        found = await begun_at(run)
+        found = await held_by_branches(run)
     for ref, policy in found.items():
         branch = ref.split("/")[1]
         console.print(
-            f"{policy} may know them, and the ref {ref} keeps it: once the new version is live, move it with `ostinato ship live --for "
-            f"{branch}` (a ref base is moved by the branch's trainer)",
+            f"{policy} may know them, and the ref {ref} keeps it: once the new version is live, begin the branch anew with `ostinato ship "
+            f"live --for {branch}` (its trainer then moves the ref base; best and evaluation move with what the gate finds later)",
             highlight=False,
             soft_wrap=True,
         )

@@ -201,9 +201,8 @@ async def forget(
     whose = "everybody's" if user is None else "one user's"
     with audited(place, "forget", tenant=tenant, whose=whose, actor=login()), ExitStack() as opened:
         branches = branches_begun(config, tenant)
-        logs = [
-            opened.enter_context(open_log(each)) for each in (config, *branches)
-        ]  # each can be opened before any erases
+        # all of them before anything is erased
+        logs = [opened.enter_context(open_log(each)) for each in (config, *branches)]
         for log in logs:
             log.check_forgettable(user)
         for each in (config, *branches):

@@ -155,12 +155,11 @@ class TrainWorker:
         taken = self.parts.trainer.step_count
         async for _, row in self._run.log.read(0, {Batch}):
             if isinstance(row, Batch) and row.step > taken and not await self._is_whole(row):
-                await self._leave_erased(
-                    row.step
-                )  # the rows of a branch that was not trained for a while are dropped by age alone
+                await self._leave_erased(row.step)
                 break
 
     async def _is_whole(self, row: Batch) -> bool:
+        """False if turns of it are gone: the rows of a branch that was not trained for a while are dropped by age alone."""
         return len(await self._run.log.places(Turn, [(turn,) for turn in row.turns])) == len(set(row.turns))
 
     async def _begin_at(self, base: PolicyVersion) -> None:
