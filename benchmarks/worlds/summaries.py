@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where models and figures are written")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--imitate", type=float, default=1.8, help="CPU minutes of imitation; a start that is there is taken"
+        "--imitate", type=float, default=5.0, help="most CPU minutes until it copies; a start that is there is taken"
     )
     parser.add_argument("--steps", type=int, default=100, help="of each arm")
     parser.add_argument("--minutes", type=float, default=20.0, help="the most minutes of an arm")

@@ -9,6 +9,7 @@ before it, which two layers did not learn to copy within minutes.)
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -32,8 +33,7 @@ KEYS = "ABCDEFGHIJKL"
 VALUES = "01234567"
 GOALS, EVENTS, AGAIN = 3, 16, 0.25
 NONE = "-"
-FORGETS_FIRST = (0.15, 0.15)  # the teacher: an event of this segment, and one of the summary before it; and later
-FORGETS = (0.1, 0.55)
+FORGETS = (0.1, 0.55)  # the teacher: an event of this segment, and one of the summary before it
 SEGMENTS = (2, 6)  # of a stream in training
 SUMMARY = 5  # tokens: three events and the end, and one more
 CONTEXT = 96
@@ -196,8 +196,8 @@ class Prompts:
 
 
 def teach(directory: Path, minutes: float, *, most_steps: int = 1 << 20, batch: int = 64, seed: int = 0) -> None:
-    """Write a model directory: 2 layers of width 64, trained for so many CPU minutes to do what a teacher does that sees what is new and
-    forgets what is old (`FORGETS`). For most of the time it forgets less (`FORGETS_FIRST`): copying is learned sooner so.
+    """Write a model directory: 2 layers of width 64, trained to do what a teacher does that sees what is new and forgets what is old
+    (`FORGETS`). Until it can copy, or for so many CPU minutes, the teacher forgets nothing: copying is learned sooner so.
     """
     torch.manual_seed(seed)
     words, dice = tokenizer(), random.Random(seed)
@@ -218,24 +218,29 @@ def teach(directory: Path, minutes: float, *, most_steps: int = 1 << 20, batch: 
     )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    began, step = time.process_time(), 0
-    while (share := (time.process_time() - began) / (60 * minutes)) < 1 and step < most_steps:
+    began, mean, copies_at = time.process_time(), math.log(len(words)), most_steps
+    for step in range(most_steps):
+        if copies_at > step and (mean < _COPIES or time.process_time() - began >= 60 * minutes):
+            copies_at = step
+        left = 1.0 - (step - copies_at) / _FORGETTING if step >= copies_at else 2.0
+        if left <= 0.0:
+            break
         for group in optimizer.param_groups:
-            group["lr"] = _RATE * min(1.0, (step + 1) / 50) * min(1.0, max(0.05, (1 - share) / 0.4))
-        forgets = FORGETS_FIRST if share < _FIRST else FORGETS
+            group["lr"] = _RATE * min(1.0, (step + 1) / 50, max(0.025, left / 2))
+        forgets = (0.0, 0.0) if step < copies_at else FORGETS
         loss = _loss(model, prompts, [_lesson(prompts, dice, forgets) for _ in range(batch)])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        step += 1
-        if step % 100 == 0:
-            print(f"imitation, step {step}: loss {loss.item():.3f}, {100 * share:.0f}% of the time", flush=True)
+        mean += 0.02 * (loss.item() - mean)
+        if (step + 1) % 100 == 0:
+            print(f"imitation, step {step + 1}: mean loss {mean:.3f}", flush=True)
     model.save_pretrained(directory)
     words.save_pretrained(directory)
 
 
-_RATE, _FIRST = 3e-3, 0.85
+_RATE, _COPIES, _FORGETTING = 3e-3, 0.2, 300  # the loss below which it copies, and the steps after that
 
 
 def _lesson(prompts: Prompts, dice: random.Random, forgets: tuple[float, float]) -> tuple[list[int], list[int]]:
