@@ -24,7 +24,7 @@ ADDRESS = "http://127.0.0.1:8321"
 TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.002")
 """What never shipped goes while the trainer publishes, the engine follows and the gate measures: seven seconds after it was written.
 What was live stays, because steps were measured against it and are taken again below."""
-RATED = (150, 300, 600)
+RATED = (150, 450, 1_200)
 """Turns of each arm after the third release at which acceptance is compared: live goes on learning, so there is more to see later.
 Two 95% intervals of equals lie apart, the right way, in 0.3% of looks. Three looks at sizes fixed beforehand: below 1% in all."""
 

@@ -409,7 +409,7 @@ async def test_a_tenant_whose_people_displace_each_other_is_left_out(
     gateway = Gateway(log, tmp_path, private(100.0, most_states=40))
     assert await gateway.refit()
     assert gateway.leans()[0] < -0.3, "as bolt's people say"
-    assert "to the people of acme, who are or were 40 or more: raise adapt.most_states" in caplog.text
+    assert "to the people of acme, who are 40, or were more: raise adapt.most_states" in caplog.text
 
 
 async def test_a_tenant_whose_people_once_displaced_each_other_stays_out_until_all_are_folded_anew(
