@@ -65,7 +65,8 @@ def _with_arguments(names: list[str], region: str) -> list[WrittenCall]:
     """A region's calls. Arguments count as none if they cannot be read, as where only part of the region is looked at."""
     tags = min((tags for tags in _TAGGED if tags[0] in region), key=lambda tags: region.find(tags[0]), default=None)
     if tags is not None and tags[0] in region.partition("{")[0]:
-        return [WrittenCall(name=names[0], arguments=_tagged(region, *tags))]
+        first = WrittenCall(name=names[0], arguments=_tagged(region, *tags))
+        return [first, *(WrittenCall(name=name, arguments={}) for name in names[1:])]
     found = _objects(region)
     found += [{}] * (len(names) - len(found))
     return [WrittenCall(name=name, arguments=_arguments(name, each)) for name, each in zip(names, found, strict=False)]

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fakes.family_answers import ANSWERS, TEMPLATES, answered
 from tests.growth import grows_with_its_input
@@ -93,6 +93,7 @@ def test_calls_far_behind_are_counted_and_their_arguments_are_not_read():
     st.lists(st.sampled_from(MARKS) | st.text(max_size=3), max_size=30).map("".join),
     st.lists(st.tuples(st.sampled_from(["", "edit", "a"]), st.integers(0, 60), st.integers(0, 60)), max_size=5),
 )
+@example("<arg_key>", [("edit", 0, 9), ("edit", 0, 9)])
 def test_any_text_is_taken_apart(text, places):
     calls = tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in places)
     seen = take_apart(replace(a_turn(), text=text, calls=calls))
