@@ -56,7 +56,8 @@ def test_its_kl_is_the_dense_one_and_never_above_the_cap(seed, spread, dial, cap
     before, after = log_softmax(base, temperature)[0], log_softmax(steered, temperature)[0]
     seen = after.exp() > 0
     dense = float((after.exp() * (after - before))[seen].sum())
-    assert found.kl == pytest.approx(dense, abs=1e-9)
+    # the dense one is of logits rounded to fp32, whose error the temperature divides
+    assert found.kl == pytest.approx(dense, abs=max(1e-9, 1e-11 / temperature))
     assert -1e-12 <= found.kl <= cap
     assert dense <= cap + 1e-9
     mean = (after.exp()[basis.tokens_M].numpy() * basis.directions_KM).sum(1)
