@@ -85,7 +85,7 @@ class TrainWorker:
 
     async def resume(self) -> None:
         """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits. A replay without forgotten people
-        that was begun or is asked for comes first.
+        that was begun or is asked for comes first. Raises BadConfig if the checkpoint is newer than the log.
         """
         parts = self.parts
         if await self._erase(fresh=True):
@@ -109,7 +109,17 @@ class TrainWorker:
                 logger.info("taking recorded step %d again", batch.row.step)
                 with self._refusals():
                     await parts.stored.begin(await parts.learner.trainer.step(batch))
+            self._refuse_older_log()
             await self._settle()
+
+    def _refuse_older_log(self) -> None:
+        """Raise BadConfig if the checkpoint holds steps that are not in the log: its next batches would be trained under other numbers."""
+        taken, last = self.parts.trainer.step_count, self.parts.desk.last_step
+        if taken > last:
+            raise BadConfig(
+                f"the trainer's checkpoint in {self._run.home.checkpoints} holds step {taken}, and the log's last batch is of step {last}: "
+                "restore a newer backup of the log, or put checkpoints in its place that were copied before that backup was made"
+            )
 
     async def _leave_erased(self, step: int) -> None:
         """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since.
