@@ -228,6 +228,9 @@ class OtherServer(ForkServer):
         super().__init__()
         self._address = address
 
+    def start(self, _more=()) -> str:
+        return self._address
+
     def _send(self, request, files) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
             line.connect(f"\0{self._address}")
