@@ -129,6 +129,9 @@ class PersonCrowd(Generic[T]):
         self._tenants: dict[str, dict[str, T]] = {}
         self.full = False
 
+    def __len__(self) -> int:
+        return self._size
+
     def __iter__(self) -> Iterator[tuple[Person, T]]:
         return (((tenant, user), each) for tenant, users in self._tenants.items() for user, each in users.items())
 
