@@ -109,11 +109,13 @@ HEARING = "release:hearing"
 
 async def note_hearing(run: Run) -> None:
     """Write into the log whether trials hear feedback as long as rewards wait for it. Idempotent."""
-    heard, window = run.config.release.outcomes.maturity_s, _window(run.config)
+    heard, window, setting = run.config.release.outcomes.maturity_s, _window(run.config), "reward.options.window"
+    if late := run.config.reward.surrogate.truth_after_s:
+        window, setting = late, "reward.surrogate.truth_after_s"
     short = run.config.release.canary and isinstance(window, int | float) and heard < window
     why = (
         f"trials hear what is said about a turn for {heard:g} s (release.outcomes.maturity_s), rewards for {window:g} s "
-        "(reward.options.window): what people take back later is not held against a release; raise the first"
+        f"({setting}): what people take back later is not held against a release; raise the first"
         if short
         else "trials hear feedback as long as rewards do"
     )

@@ -441,10 +441,9 @@ class Signal:
 class Reward:
     """The scalar that a versioned reward function computed from a turn's signals. At most one per turn.
 
-    `signals` names the signals that counted; if there are none, the value is the meaning of silence. `upto` is the last row of the log
-    that was read before: reading the log again up to there gives the same value. `lines`: what single lines of the answer are worth, if
-    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines. `reach`: which turns
-    that rest is about.
+    `signals` names those that counted; without any, the value is the meaning of silence. `upto` is the last row of the log that was read
+    before: reading again up to there gives the same. `lines`: what lines of the answer are worth; their mean is then a part of `value`, and
+    the rest is not about lines. `reach`: which turns that rest is about. `early`: if the value was predicted, what from, by name.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -457,6 +456,7 @@ class Reward:
     upto: int = 0
     lines: tuple[LineValues, ...] = ()
     reach: RewardReach = RewardReach.TURN
+    early: tuple[tuple[str, float], ...] = ()
 
     @property
     def line_mean(self) -> tuple[float, int]:

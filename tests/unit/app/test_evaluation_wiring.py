@@ -128,6 +128,7 @@ async def test_trials_that_stop_listening_before_rewards_do_say_so(tmp_path):
         ["release.canary=true", "reward.options.window=60"],
         ["release.canary=true", "reward.options.window=30"],
         ["release.canary=true", "reward.function=yours:own"],
+        ["release.canary=true", "release.outcomes.maturity_s=3600", "reward.surrogate.truth_after_s=86400"],
     ):
         with open_run(load(None, [where, *settings])) as run:
             await note_hearing(run)
@@ -138,7 +139,9 @@ async def test_trials_that_stop_listening_before_rewards_do_say_so(tmp_path):
         (HEARING, "cleared"),
         (HEARING, "raised"),
         (HEARING, "cleared"),
+        (HEARING, "raised"),
     ]
+    assert "rewards for 86400 s (reward.surrogate.truth_after_s)" in alarms[-1].reason
     assert "for 30 s (release.outcomes.maturity_s), rewards for 3600 s" in alarms[0].reason
 
 
