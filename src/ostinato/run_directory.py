@@ -28,6 +28,7 @@ MARK = "postgres"
 """The file in the log's directory that names a log in Postgres."""
 EVALUATION_REF = "evaluation"
 BEST_EVALUATION_REF = "evaluation-best"
+LEARNER_TEST_REF = "learner-test"
 SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
 
 

@@ -192,7 +192,7 @@ def open_learning(
         config.learn.publish_every,
         on_published,
         numerics=contract.id,
-        newest=None if config.learn.source == "people" else Arm.WORLD.value,
+        newest=Arm.WORLD.value if config.learn.source != "people" or config.serve.learner_share else None,
     )
     return Learning(
         learner=Learner(

@@ -65,16 +65,16 @@ class Finish(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `previous` is the release that live replaced; `verified` is the best
-    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `shared` is live, where it answers
-    somebody of a tenant with a branch; `eval` and `world` (a rollout in a simulated world) serve no people; `outside` is somebody else's
-    model, not a release.
+    """Which release a user was served. `control` never changes; `previous` is what live replaced; `verified` is the best release ever
+    proven with users; `learner` follows training; `branch` is the tenant's own version, and `shared` live where it answers somebody of
+    such a tenant; `eval` and `world` (a simulated world's rollout) serve no people; `outside` is somebody else's model, not a release.
     """
 
     LIVE = "live"
     CANARY = "canary"
     PREVIOUS = "previous"
     VERIFIED = "verified"
+    LEARNER = "learner"
     CONTROL = "control"
     BRANCH = "branch"
     SHARED = "shared"

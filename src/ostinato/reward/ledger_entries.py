@@ -27,7 +27,7 @@ Rollout = tuple[Unit, str]
 Said = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
-LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY})
+LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY, Arm.LEARNER})
 """The arms that serve people and may be learned from."""
 
 TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}

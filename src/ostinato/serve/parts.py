@@ -61,6 +61,7 @@ class Parts:
             "writes": Writes(clock, slow_s=config.store_timeout_s),
             "arms": Arms(
                 control=config.control_share,
+                learner=config.learner_share,
                 salt=config.arm_salt,
                 branches=config.branches,
                 trained=self.trained,
