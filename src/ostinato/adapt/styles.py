@@ -180,6 +180,10 @@ class StyleAdaptation(PersonAdaptation):
         self._approvals, self._read = StyleApprovals(config.styles.versions), Cursor(0)
 
     @property
+    def none(self) -> str:
+        return NONE
+
+    @property
     def arms(self) -> Mapping[str, str]:
         return {NONE: NONE, **{style.name: arm for arm, style in self._styles.items()}}
 

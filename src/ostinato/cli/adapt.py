@@ -1,4 +1,4 @@
-"""`ostinato adapt`: the dials by which answers lean towards a person."""
+"""`ostinato adapt`: the dials and styles by which answers suit a person."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.cli.options import Common
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
-adapt = App(name="adapt", help="Dials by which answers lean towards a person.")
+adapt = App(name="adapt", help="Dials and styles by which answers suit a person.")
 
 
 @adapt.command

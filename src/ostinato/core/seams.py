@@ -268,6 +268,11 @@ class StyleDealer(Protocol):
         ...
 
     @property
+    def none(self) -> str:
+        """The arm of no style."""
+        ...
+
+    @property
     def arms(self) -> Mapping[str, str]:
         """The arm of each style by its name, that of no style included."""
         ...

@@ -273,11 +273,12 @@ class Prompts:
         """The conversation in its style, the draw if it begins here, and whether it goes on instead: then it keeps the style of the turn
         that it continues, and has none if no turn of it is known here. `style`: that of a conversation that was summarised.
         """
+        styles = self._parts.styles
         texts = style_texts(self._parts, asked.caller, asked.placement, asked.exchange, conversation)
-        if not texts or self._parts.styles is None:
+        if not texts or styles is None or (style is not None and style.arm not in (*texts, styles.none)):
             return conversation, None, False
         if style is None and not conversation.answered and conversation.block is None:
-            style = self._parts.styles.deal((asked.caller.tenant, asked.caller.user), texts)
+            style = styles.deal((asked.caller.tenant, asked.caller.user), texts)
             if style is None:
                 return conversation, None, False
         if style is not None:
