@@ -64,6 +64,11 @@ class Home:
         return self.folds / "people.sqlite"
 
     @property
+    def styles(self) -> Path:
+        """The cache of people's styles. It may be deleted and is then made again from the log."""
+        return self.folds / "styles.sqlite"
+
+    @property
     def weights(self) -> Path:
         """The weight store."""
         return self.root / "weights"
