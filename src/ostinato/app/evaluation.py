@@ -188,7 +188,7 @@ def gate_rules(config: Config) -> GateConfig:
 
 def open_evaluation(config: Config, url: str) -> Evaluation:
     """The evaluation of candidates against live, best and anchor, through the gateway at `url`."""
-    from ostinato.app.suites import open_runner
+    from ostinato.app.suites import open_opinions, open_runner
     from ostinato.evaluate.evaluation import Evaluation
 
     suites = open_suites(config)
@@ -199,6 +199,7 @@ def open_evaluation(config: Config, url: str) -> Evaluation:
         aside=[open_runner(config, url, found) for found in suites.aside],
         candidate_slot=EVALUATION_REF,
         best_slot=BEST_EVALUATION_REF,
+        opinions=open_opinions(config, url) if config.evaluate.opinions else None,
     )
 
 

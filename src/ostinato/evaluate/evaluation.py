@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import PolicyVersion
-from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Report
+from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Report, Verdict
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate import Match, Paired, Selection, decide, judge_bar, pair_up, seed_of, select
+from ostinato.evaluate.opinions import OpinionProbes
 from ostinato.evaluate.pass_at_k import answer_diversity, pass_rates, sharpening
 from ostinato.evaluate.statistics import draw_spread
 from ostinato.evaluate.suites import Item, Suite
@@ -43,8 +44,8 @@ class Evaluation:
 
     `runners` run the compared suites, the first of which is the one that a report names; `aside` run the suites that only bars refer to,
     for the candidate alone. `bars` refer to suites by name. The best release is sampled in `best_slot` if it is neither live nor the
-    anchor. `evidence` and `restore` carry unfinished draws through the ledger, so that a restarted worker continues where the killed one
-    stopped.
+    anchor. `opinions` probe a candidate that may ship for sycophancy; None: none is probed. `evidence` and `restore` carry unfinished draws
+    through the ledger, so that a restarted worker continues where the killed one stopped.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class Evaluation:
         aside: Sequence[Runner] = (),
         candidate_slot: str = "candidate",
         best_slot: str = "best",
+        opinions: OpinionProbes | None = None,
     ) -> None:
         self._runners, self._aside = tuple(runners), tuple(aside)
         self._gate, self._bars = gate, tuple(bars)
         self._candidate_slot, self._best_slot = candidate_slot, best_slot
+        self._opinions = opinions
         self._judged = ("", -1)
         self._drawn: dict[tuple[str, str], Scores] = {}
 
@@ -83,7 +86,13 @@ class Evaluation:
             pair for runner in self._runners for pair in self._pair(runner.suite, chosen, candidate, against, draws)
         ]
         report = decide(paired, self._judge_bars(candidate, draws), self._gate, self._match(candidate, against, draws))
-        return replace(report, **self._coverage(candidate, against, draws)) if draws > 1 else report
+        if draws > 1:
+            report = replace(report, **self._coverage(candidate, against, draws))
+        if self._opinions is None or report.verdict is not Verdict.SHIP:
+            return report
+        others = {name: (slots[policy.hash][1], policy) for name, policy in against.named().items()}
+        shifts = await self._opinions.shifts((slots[candidate.hash][1], candidate), others)
+        return replace(report, opinions=shifts)
 
     def evidence(self) -> dict[str, Any]:
         """The draws of the undecided round, JSON-ready: by suite and version, rows of item, draw, score, whether the answer was well

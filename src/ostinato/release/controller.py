@@ -228,9 +228,17 @@ class ReleaseController:
             return await self._moves.take_back(target, self.live, reason, {"actor": actor})
 
     async def ship(
-        self, policy: PolicyVersion, reason: str, *, actor: str, expected: PolicyVersion | None = None
+        self,
+        policy: PolicyVersion,
+        reason: str,
+        *,
+        actor: str,
+        expected: PolicyVersion | None = None,
+        anew: bool = False,
     ) -> ReleaseEvent:
         """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
+
+        `anew`: a branch begins again at this version, whether or not it is live; its releases of before count no more.
 
         Raises:
             NotFound: it was never published.
@@ -240,9 +248,12 @@ class ReleaseController:
         async with self._lock:
             await self._reconcile()
             self._expect(expected)
+            detail = {"actor": actor, **({"anew": True} if anew else {})}
+            if policy == self.live and anew:
+                return await self.ledger.append("shipped", policy, policy, reason, detail)
             if policy == self.live:
                 raise BadRequest(f"{policy} is live already; name another version", field="to")
-            return await self._moves.ship(policy, self.live, reason, {"actor": actor})
+            return await self._moves.ship(policy, self.live, reason, detail)
 
     async def approve(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
         """Ship the candidate that waits for a person's approval. If `policy` is given, it must be that version.

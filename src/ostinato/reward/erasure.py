@@ -43,16 +43,18 @@ Erased = Callable[[Cursor, Turn], bool]
 """Whether a turn, at its place in the log, is taken out."""
 
 
-def erased_people(people: Mapping[tuple[str, str | None], Cursor]) -> Erased:
-    """Takes out the turns of these people, each up to a place in the log, and all whose words are erased already. A person is a tenant and
-    a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased or not.
+def erased_people(people: Mapping[tuple[str, str | None], Cursor], *, others: bool = True) -> Erased:
+    """Takes out the turns of these people, each up to a place in the log, and, with `others`, all whose words are erased already.
+
+    A person is a tenant and a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased
+    or not.
 
     Example: ``erased_people({("acme", "ann"): log.newest()})``
     """
 
     def erased(place: Cursor, turn: Turn) -> bool:
         upto = max(people.get((turn.tenant, turn.user), 0), people.get((turn.tenant, None), 0))
-        return (turn.redacted and turn.consent is Consent.YES) or place <= upto
+        return (others and turn.redacted and turn.consent is Consent.YES) or place <= upto
 
     return erased
 

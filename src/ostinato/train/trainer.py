@@ -32,8 +32,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
 from ostinato.train.linear_gradients import sum_gradients_into
-from ostinato.train.master_weights import MasterWeights
-from ostinato.train.masters import Masters
+from ostinato.train.masters import Masters, MasterWeights
 from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
 from ostinato.train.packing import TokenTurn, microbatches, pack
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise

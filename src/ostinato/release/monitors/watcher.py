@@ -212,6 +212,7 @@ _OTHERS = frozenset(
         proxy_gap.OUTCOME_GAP,
         pass_at_k.NAME,
         pass_at_k.ALIKE,
+        pass_at_k.SYCOPHANCY,
         BY_PERSON,
         BY_TENANT,
     }
