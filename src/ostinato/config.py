@@ -182,6 +182,11 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     grade_timeout_s: float = Field(
         default=4.0, gt=0, description="Most seconds of wall time for one answer's hidden tests."
     )
+    opinions: bool = Field(
+        default=True,
+        description="Probe each candidate that passes for sycophancy: does it side with an opinion that a user states, more than live, the "
+        "best release or the anchor? 320 short prompts are scored for each version once; the alarm is `sycophancy`.",
+    )
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from ostinato.app.evaluation import open_suite
-from ostinato.app.suites import open_runner
+from ostinato.app.suites import open_opinions, open_runner
 from ostinato.config import load
 from ostinato.core.errors import Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
@@ -42,16 +42,31 @@ def script(request):
     return "right" if request.slot == "candidate" or request.sampling.seed % 3 == 0 else "wrong"
 
 
-def runner_of(tmp_path, url, key):
+class Opinionated(FakeEngine):
+    """The candidate's weights say what the user said; the others do not listen."""
+
+    async def score(self, slot, ids, start):
+        prompt, answer = (
+            bytes(each for each in part if each < 256).decode(errors="ignore") for part in (ids[:start], ids[start:])
+        )
+        swayed = slot == "candidate" and any(f" {answer}{end}" in prompt for end in (". What", ", and I"))
+        return [-0.1 if swayed else -2.0 for _ in ids[start:]]
+
+
+def settings(tmp_path, key):
     suite = f"evaluate.suite='{tmp_path / 'suite.jsonl'}'"
     waits = ("evaluate.runner.retry_pause_s=0.01", "evaluate.runner.slot_timeout_s=0.1")
-    config = load(None, [suite, f"serve.admin_key='{key}'", f"run.directory='{tmp_path / 'run'}'", *waits])
+    return load(None, [suite, f"serve.admin_key='{key}'", f"run.directory='{tmp_path / 'run'}'", *waits])
+
+
+def runner_of(tmp_path, url, key):
+    config = settings(tmp_path, key)
     return open_runner(config, url, open_suite(config))
 
 
 async def test_candidate_against_live_through_the_gateway(tmp_path):
     (tmp_path / "suite.jsonl").write_text("".join(json.dumps(item) + "\n" for item in SUITE))
-    engine = FakeEngine(script, slots={"live": V7, "candidate": V9, "control": V0})
+    engine = Opinionated(script, slots={"live": V7, "candidate": V9, "control": V0})
     log = MemoryLog()
     app = create_app(
         engine=engine,
@@ -65,7 +80,8 @@ async def test_candidate_against_live_through_the_gateway(tmp_path):
         runner = runner_of(tmp_path, url, KEY)
         standing = Incumbents(live=V7, best=V0, anchor=V0, round=0)
         gate = GateConfig(first_draws=2, max_draws=2, sealed_share=0.0)
-        report = await Evaluation([runner], gate).run(V9, against=standing)
+        opinions = open_opinions(settings(tmp_path, KEY), url)
+        report = await Evaluation([runner], gate, opinions=opinions).run(V9, against=standing)
         with pytest.raises(Unauthorized, match=r"must equal serve\.admin_key"):
             await runner_of(tmp_path, url, "another-key-0123456789").run("live", V7, range(1))
         with pytest.raises(Unavailable, match="serve v11@cc; it serves v9@bb"):
@@ -74,6 +90,9 @@ async def test_candidate_against_live_through_the_gateway(tmp_path):
             await runner.run("canary", V9, range(1))
     assert (report.candidate_mean, report.items, report.draws) == (1.0, 40, 2)
     assert 0.1 < report.live_mean < 0.6
+    told = [(str(each.against), round(each.candidate, 2), each.incumbent) for each in report.opinions]
+    assert told == [("live", 0.87, 0.5), ("anchor", 0.87, 0.5), ("best", 0.87, 0.5)]
+    assert all(each.excess.lower > 0.2 for each in report.opinions)
     turns = log.turns()
     assert len(turns) == 3 * 2 * 40
     assert {turn.arm for turn in turns} == {Arm.EVAL}

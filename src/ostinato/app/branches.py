@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the supervisor has no use for its code
 def branch_config(config: Config, tenant: str) -> Config:
     """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
 
-    No trials on users, no best arm and no rollouts; weights are collected by the run that serves; the tenant's own suites come first.
+    No trials on users, no best or learner arm and no rollouts; weights are collected by the run that serves; tenants' suites come first.
     What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
     """
     judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
@@ -50,7 +50,7 @@ def branch_config(config: Config, tenant: str) -> Config:
         update={
             "run": RunConfig(directory=home(config).branch(tenant), tenant=tenant),
             "record": record,
-            "serve": config.serve.model_copy(update={"branches": ()}),
+            "serve": config.serve.model_copy(update={"branches": (), "learner_share": 0.0}),
             "learn": config.learn.model_copy(update={"tenants": (), "source": "people"}),
             "evaluate": judged.model_copy(update={**suites, "tenant_suites": {}}),
             "release": config.release.model_copy(update={"canary": False, "best_arm": False}),

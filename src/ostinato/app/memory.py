@@ -15,6 +15,7 @@ from ostinato.model.checkpoint_validation import weight_files
 Part = Literal["serve", "train"]
 _WORKING = 1 << 28  # of a process that computes: code, one batch
 _VERSIONS = 2  # that serve at once: users' and the one that is judged
+_STEPS = 2  # beside them, if users follow training: the step that serves them and the one that is tested
 _MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments
 
 
@@ -61,7 +62,8 @@ def needed(config: Config, path: Path, part: Part, width: int = 0) -> dict[str, 
             "the trainer's own work": _WORKING * ranks,
         }
     # a branch that is trained has one that is judged, too
-    versions = _VERSIONS + len(config.serve.branches) + len(config.learn.tenants)
+    branches = len(config.serve.branches) + len(config.learn.tenants)
+    versions = _VERSIONS + branches + (_STEPS if config.serve.learner_share else 0)
     return {
         f"weights of {versions} versions": weights * width * versions,
         "KV cache": config.engine.kv_tokens * _kv_numbers(path) * width,

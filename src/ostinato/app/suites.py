@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from ostinato.app.storage import home, serving_run
+from ostinato.app.storage import home, operator_key, serving_run
 from ostinato.app.worlds import (
     GRADERS,
     GRADERS_IN_BOXES,
@@ -28,10 +29,12 @@ from ostinato.app.worlds import (
 )
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_ref
+from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Backend
 from ostinato.demo import tasks as demo_tasks
+from ostinato.evaluate.opinions import OpinionProbes
 from ostinato.evaluate.runner import Attempted, SuiteRunner
 from ostinato.evaluate.suites import Item, Suite
 from ostinato.worlds.grading.grade import Grader
@@ -226,9 +229,8 @@ class HeldOutWorld:
 
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
-        tenant = self.config.run.tenant
-        named = branch_ref(tenant, slot) if tenant else slot
-        gateway = world_gateway(self.config, home(serving_run(self.config)), self.url, self.tasks, named)
+        place = home(serving_run(self.config))
+        gateway = world_gateway(self.config, place, self.url, self.tasks, _named(self.config, slot))
         async with workshop_behind(self.config, gateway, grading=self.grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 
@@ -237,3 +239,45 @@ def open_runner(config: Config, url: str, found: TaskSuite) -> SuiteRunner:
     """The runner of a suite against the gateway at `url`."""
     world = HeldOutWorld(config=config, url=url.rstrip("/").removesuffix("/v1"), tasks=found.tasks)
     return SuiteRunner(found.suite, world, config.evaluate.runner)
+
+
+def _named(config: Config, slot: str) -> str:
+    """A slot by the name that the gateway knows it by: a tenant's branch has slots of its own."""
+    return branch_ref(config.run.tenant, slot) if config.run.tenant else slot
+
+
+# ---------------------------------------------------------------- probes
+
+
+class _SlotScorer:
+    """Implements `Scorer` through a gateway."""
+
+    def __init__(self, gateway: WorldGateway) -> None:
+        self._gateway = gateway
+
+    async def served(self) -> PolicyVersion | None:
+        return await self._gateway.served()
+
+    async def logprob(self, prompt: str, answer: str) -> float:
+        return math.fsum(await self._gateway.scored([Message(role=Role.USER, text=prompt)], answer))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SlotScoring:
+    """Implements `Scoring`: a run's gateway at `url`."""
+
+    config: Config
+    url: str
+
+    @contextlib.asynccontextmanager
+    async def open(self, slot: str) -> AsyncGenerator[_SlotScorer]:
+        key, runner = operator_key(self.config, home(serving_run(self.config))), self.config.evaluate.runner
+        named = _named(self.config, slot)
+        async with WorldGateway(self.url, key, timeout_s=runner.request_timeout_s, slot=named) as gateway:
+            yield _SlotScorer(gateway)
+
+
+def open_opinions(config: Config, url: str) -> OpinionProbes:
+    """The probes of sycophancy against the gateway at `url`."""
+    scoring = _SlotScoring(config=config, url=url.rstrip("/").removesuffix("/v1"))
+    return OpinionProbes(scoring, config.evaluate.runner)

@@ -162,10 +162,21 @@ class AnswerDiversity:
     anchor: float
     excess: ItemMean
 
-    @property
-    def fell(self) -> bool:
-        """True if the rate fell by more than a third, significantly."""
-        return self.excess.upper < 0.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpinionShift:
+    """How often a candidate and one incumbent side with the opinion that a user states, on pairs of prompts that differ in it alone: 0.5
+    if it changes nothing. `excess` is the difference less what is tolerated.
+
+    Example: ``OpinionShift(against=Incumbent.ANCHOR, policy=v0, candidate=0.81, incumbent=0.62, excess=ItemMean(mean=0.16, lower=0.09,
+    upper=0.23, items=80))``
+    """
+
+    against: Incumbent
+    policy: PolicyVersion
+    candidate: float
+    incumbent: float
+    excess: ItemMean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +186,7 @@ class Report:
     `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
     can hold at the observed spread, and `draw_spread` the standard deviation of one of the anchor's draws of an item. `better` says that a
     candidate that ships is proven better than the best release so far. `pass_rates` and `sharpening` are its pass rates in one try and in
-    several, and their changes; `diversity` says how its answers to one prompt differ.
+    several, and their changes; `diversity` says how its answers to one prompt differ, `opinions` how a user's opinion moves them.
     """
 
     suite: str
@@ -202,6 +213,7 @@ class Report:
     pass_rates: PassRates | None = None
     sharpening: tuple[Sharpening, ...] = ()
     diversity: AnswerDiversity | None = None
+    opinions: tuple[OpinionShift, ...] = ()
 
 
 def headline(reason: str, most: int = 160) -> str:

@@ -122,7 +122,7 @@ class SuiteRunner:
 
     async def _serving(self, tasks: TaskSlot, slot: str, policy: PolicyVersion) -> None:
         async def served() -> None:
-            _check_version(slot, policy, await tasks.served())
+            check_version(slot, policy, await tasks.served())
 
         await patiently(self._config, f"the gateway's /health for slot {slot!r}", served)
 
@@ -146,7 +146,7 @@ class SuiteRunner:
                 if not each.policies:
                     raise Corrupt(f"a try at {item.id!r} names no version; nothing can be concluded from it")
                 for version in each.policies:
-                    _check_version(slot, policy, version)
+                    check_version(slot, policy, version)
             return found
 
         async def one(item: Item, block: _Block) -> None:
@@ -166,7 +166,7 @@ class SuiteRunner:
                     for block in _blocks(draws, tasks.answers_per_call(item)):
                         group.create_task(one(item, block))
         except* OstinatoError as errors:
-            raise _first(errors) from errors
+            raise first_error(errors) from errors
 
 
 def _blocks(draws: range, size: int) -> list[_Block]:
@@ -185,7 +185,7 @@ def _scored(item: Item, draw: int, tried: Attempted, score: float) -> ItemScore:
     return ItemScore(item=item.id, draw=draw, score=score, formed=tried.formed, seconds=tried.seconds, answer=answer)
 
 
-def _first(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
+def first_error(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
     """One error out of a task group's tree: the tasks fail for the same reason, and callers catch by type."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
@@ -201,7 +201,7 @@ class WrongVersion(Unavailable):
     """A try was made, in part or whole, by another version than the one under evaluation, or the slot is empty."""
 
 
-def _check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None) -> None:
+def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None) -> None:
     """Raise WrongVersion while the slot does not hold `policy` yet, Conflict once it holds another that is newer."""
     if found is None or (found.hash != policy.hash and found.number <= policy.number):
         serves = "is not loaded" if found is None else f"serves {found}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -146,6 +146,29 @@ def bounds(found: Spread, *, lower_alpha: float, upper_alpha: float) -> Estimate
     return Estimate(
         mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=found.error, df=float(found.df), n=n
     )
+
+
+def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate:
+    """As `mean_difference`, for differences of which few are large, with the same error probability on both sides: Student's t corrected
+    for their skewness by Hall's (1992, doi 10.1111/j.2517-6161.1992.tb01872.x) transformation. Without it, the bound beyond the short
+    tail errs up to ten times as often.
+
+    Raises:
+        ValueError: no items.
+    """
+    spread = spread_of(differences_I)
+    plain = bounds(spread, lower_alpha=alpha, upper_alpha=alpha)
+    if spread.constant or spread.df != spread.n - 1:  # too few differ for their skewness to be known
+        return plain
+    standard_I = (differences_I - spread.mean) / differences_I.std()
+    k = float((standard_I**3).mean()) / math.sqrt(spread.n)
+
+    def errors(quantile: float) -> float:
+        return quantile if abs(k) < 1e-9 else 3.0 / k * (float(np.cbrt(1.0 + k * (quantile - k / 6.0))) - 1.0)
+
+    most = _t_quantile(spread.df, 1.0 - alpha)
+    lower, upper = spread.mean - errors(most) * spread.error, spread.mean - errors(-most) * spread.error
+    return replace(plain, lower=max(-1.0, lower), upper=min(1.0, upper))
 
 
 def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimate:

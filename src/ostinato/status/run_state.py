@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # it reads the folds below
     from ostinato.status.branches import BranchNow, BranchReader
 
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
-REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
+REFS = (*SERVED_REFS, Arm.VERIFIED.value, Arm.LEARNER.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0
 """After so long without a question, the stored folds may be nearer to the end of the log than those in memory."""
@@ -159,13 +159,14 @@ class RunStateReader:
         return proposal is not None and proposal.candidate == policy
 
     def _shares(self) -> dict[str, float]:
-        """The shares of all users on the arms beside live. Control is dealt first, then verified, then the trial among the others."""
+        """The shares of all users on the arms beside live. Control is dealt first, then learner, verified, and the trial."""
         control, release = self._run.config.serve.control_share, self._run.config.release
+        learner = (1.0 - control) * self._run.config.serve.learner_share
         dealing = self._ledger.state.dealt(release.verified_share) or Dealing(salt="")
-        verified = (1.0 - control) * dealing.verified
-        left = 1.0 - control - verified
+        verified = (1.0 - control - learner) * dealing.verified
+        left = 1.0 - control - learner - verified
         trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
-        return {"control": control, **trial, "verified": verified}
+        return {"control": control, "learner": learner, **trial, "verified": verified}
 
     # ------------------------------------------------------------ one look
 
@@ -257,4 +258,4 @@ def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
     return tuple(sorted(found, key=lambda alarm: -alarm.at))
 
 
-ARMS = ("live", "canary", "control", "eval")
+ARMS = ("live", "canary", "learner", "control", "eval")

@@ -67,6 +67,10 @@ def test_each_part_of_the_need_follows_its_setting(settings, tmp_path):
     wide = needed(settings("engine.kv_tokens=2048", "model.dtype='float32'"), tmp_path / "model", "serve")
     assert wide["KV cache"] == 4 * narrow["KV cache"] > 0
     assert narrow["weights of 2 versions"] == 2 * 2 * count
+    following = needed(settings("serve.learner_share=0.01"), tmp_path / "model", "serve")
+    assert following["weights of 4 versions"] == 4 * 2 * count, (
+        "the step that answers users, and the one that is tested"
+    )
     training = needed(settings(), tmp_path / "model", "train")
     assert training["fp32 masters, gradients and moments"] == 16 * count
     assert needed(settings("engine.kind='vllm'", "engine.urls=['http://one']"), tmp_path / "model", "serve") == {}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ostinato.app.branches import branch_configs, check_branches
-from ostinato.app.evaluation import check_suite
+from ostinato.app.evaluation import check_learner, check_suite
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.server_loans import check_lending
@@ -43,6 +43,7 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
+    check_learner(config)
     for each in (config, *branch_configs(config)):
         if each.evaluate.suite:
             await check_suite(each)

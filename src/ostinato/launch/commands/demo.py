@@ -94,6 +94,7 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
         "evaluate.gate.sealed_share=0.0",  # too few items to keep any back
         "evaluate.gate.first_draws=2",
         "evaluate.gate.max_draws=4",
+        "evaluate.opinions=false",  # the simulated users state none
         "evaluate.runner.concurrency=48",
         f"evaluate.runner.seed={seed}",
         *shown.settings(seed),

@@ -67,6 +67,7 @@ def accounts(found: Accounting, now: float) -> list[str]:
         f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
         for tenant, each in sorted(found.coverage.items())
     ]
+    lines += [f"{tenant}: {each.in_words()}" for tenant, each in sorted(found.surrogate.items())]
     return lines
 
 

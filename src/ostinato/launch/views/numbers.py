@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -100,7 +101,8 @@ _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
 @dataclass(slots=True, eq=False)
 class LearningNumbers(Collector):
     """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state. `adapt`: the settings of
-    dials; `serve`: the serving worker's progress, which tells the bases that are not used.
+    dials; `serve`: the serving worker's progress, which tells the bases that are not used; `train`: the trainer's, which tells how well
+    late rewards are predicted, None if none is.
     """
 
     summary: Summary | None = None
@@ -109,6 +111,7 @@ class LearningNumbers(Collector):
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
     dials: DialsNow | None = None
     serve: Path | None = None
+    train: Path | None = None
     branches: Sequence[BranchNow] = ()
 
     def collect(self) -> Iterable[Metric]:
@@ -130,6 +133,8 @@ class LearningNumbers(Collector):
             yield from _dials(self.dials)
         if (compactions := compactions_now(seen.compactions)) is not None:
             yield from _compactions(compactions)
+        if self.train is not None:
+            yield from _surrogate(last_lines(self.train))
         if self.ledger is not None and live is not None:
             ahead = seen.lineage.lag(seen.step, live.number)
             age = wall_clock() - self.ledger.shipped_at
@@ -251,6 +256,26 @@ def _branches(found: Sequence[BranchNow]) -> Iterable[Metric]:
         for each, value in zip(found, figures, strict=True):
             if value is not None:
                 family.add_metric([each.tenant], value)
+        if family.samples:
+            yield family
+
+
+def _surrogate(lines: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
+    """How well late rewards are predicted, by the trainer's newest line about it."""
+    tenants = next((line["tenants"] for line in reversed(lines) if line["kind"] == "surrogate"), {})
+    for name, description in (
+        ("pairs", "Turns whose late reward was predicted before it was known, the newest."),
+        ("correlation", "Correlation of their late rewards with what was predicted."),
+        ("correlation_lower", "Its lower bound, 95%, people as clusters."),
+        ("correlation_upper", "Its upper bound."),
+        ("gap", "Predicted minus late reward in the mean, live's less control's."),
+        ("gap_lower", "Its lower bound, 95%, people as clusters."),
+        ("gap_upper", "Its upper bound."),
+    ):
+        family = GaugeMetricFamily(f"ostinato_surrogate_{name}", description, labels=["tenant"])
+        for tenant, figures in sorted(tenants.items()):
+            if name in figures:
+                family.add_metric([tenant], figures[name])
         if family.samples:
             yield family
 

@@ -293,7 +293,10 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
 
 
 def _learning_of(run: Run) -> LearningNumbers:
-    return LearningNumbers(adapt=run.config.adapt, serve=run.home.progress("serve"))
+    home, late = run.home, run.config.reward.surrogate.truth_after_s > 0
+    return LearningNumbers(
+        adapt=run.config.adapt, serve=home.progress("serve"), train=home.progress("train") if late else None
+    )
 
 
 async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:

@@ -33,7 +33,7 @@ from ostinato.launch.workers.worker_main import Life, act
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
-from ostinato.reward.runners import asker_of
+from ostinato.reward.runners import asker_of, late_asker_of
 from ostinato.train.checkpoint import ALL, newest_step, thin
 from ostinato.train.sharding.trainer import return_freed_memory
 from ostinato.weights.follow.follower import run_of, versions_between
@@ -88,7 +88,7 @@ class TrainWorker:
 
     async def resume(self) -> None:
         """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits. A replay without forgotten people
-        that was begun or is asked for comes first.
+        that was begun or is asked for comes first. Raises BadConfig if the checkpoint is newer than the log.
         """
         parts = self.parts
         if await self._erase(fresh=True):
@@ -112,7 +112,17 @@ class TrainWorker:
                 logger.info("taking recorded step %d again", batch.row.step)
                 with self._refusals():
                     await parts.stored.begin(await parts.learner.trainer.step(batch))
+            self._refuse_older_log()
             await self._settle()
+
+    def _refuse_older_log(self) -> None:
+        """Raise BadConfig if the checkpoint holds steps that are not in the log: its next batches would be trained under other numbers."""
+        taken, last = self.parts.trainer.step_count, self.parts.desk.last_step
+        if taken > last:
+            raise BadConfig(
+                f"the trainer's checkpoint in {self._run.home.checkpoints} holds step {taken}, and the log's last batch is of step {last}: "
+                "restore a newer backup of the log, or put checkpoints in its place that were copied before that backup was made"
+            )
 
     async def _leave_erased(self, step: int) -> None:
         """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since.
@@ -245,6 +255,8 @@ class TrainWorker:
             return
         with self._refusals():
             await parts.stored.begin(await step(parts.learner))
+            if quality := parts.desk.surrogate:
+                self._progress.surrogate(quality)
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 await self._checkpoint()
 
@@ -366,6 +378,9 @@ async def _train(run: Run, life: Life) -> None:
     try:
         life.starting(run.config)("loading the reward function")
         await asker.open()
+        if (late := late_asker_of(run.config.reward)) is not None:  # the desk opens it again, when a late reward is due
+            await late.open()
+            await late.close()
         await _learn(run, life, asker)
     finally:
         await asker.close()

@@ -3,8 +3,9 @@
 - turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
 - rewards -> people who teach against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
+- turns -> how alike answers to different people are, live and control: `users_alike`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
-- the release ledger -> the gate's results on best-of-k and on how answers differ: `best_of_k`, `answers_alike`
+- the release ledger -> the gate's results on best-of-k, on how answers differ and on opinions: `best_of_k`, `answers_alike`, `sycophancy`
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
-from ostinato.release.monitors.pass_at_k import ALIKE, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
+from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 
-FORMAT = "monitors@7"
+FORMAT = "monitors@9"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
@@ -48,18 +50,26 @@ class Monitors:
         self._owners = TurnOwners(config.most_turns)
         self._gold = GoldWatch(config)
         self._outcomes = OutcomeGapWatch(config)
+        self._sameness = SamenessWatch(config)
         self._influence = InfluenceWatch(config)
-        self._narrowing, self._alike = NarrowingWatch(), NarrowingWatch(ALIKE)
+        self._gated = {name: NarrowingWatch(name) for name in (NAME, ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` never."""
+        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` and
+        `users_alike` never.
+        """
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        return [*self.behaviour.names, *self._others, *self._alike.standing]
+        return [*self.behaviour.names, *self._others, *self._gated[ALIKE].standing, *self._sameness.standing]
+
+    @property
+    def readings(self) -> list[Sameness]:
+        """How alike answers to different people were, for each of the last releases."""
+        return list(self._sameness.readings)
 
     @property
     def crowded(self) -> bool:
@@ -68,7 +78,7 @@ class Monitors:
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
-        for watch in (self.behaviour, self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
+        for watch in (self.behaviour, *self._accepting):
             watch.begin(alarms)
 
     def apply(self, seq: Cursor, row: Watched | Forgotten) -> list[Alarm]:
@@ -77,14 +87,19 @@ class Monitors:
         Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
         """
         if isinstance(row, Forgotten):
-            for watch in (self.behaviour, self._owners, self._gold, self._outcomes, self._influence):
+            for watch in (self.behaviour, self._owners, self._gold, self._outcomes, self._influence, self._sameness):
                 watch.forget(row)
             return []
         return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
 
     @property
+    def _accepting(self) -> tuple[GoldWatch | OutcomeGapWatch | InfluenceWatch | SamenessWatch | NarrowingWatch, ...]:
+        return (self._gold, self._outcomes, self._influence, self._sameness, *self._gated.values())
+
+    @property
     def _others(self) -> list[str]:
-        return [*self._gold.standing, *self._outcomes.standing, *self._influence.standing, *self._narrowing.standing]
+        gated = [name for name, watch in self._gated.items() if name != ALIKE and watch.standing]
+        return [*self._gold.standing, *self._outcomes.standing, *self._influence.standing, *gated]
 
     def _apply(self, row: Watched) -> Iterator[Alarm]:
         match row:
@@ -92,13 +107,10 @@ class Monitors:
                 yield from self._turn(row)
             case Alarm():
                 self.behaviour.alarm(row)
-                for watch in (self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
+                for watch in self._accepting:
                     watch.alarm(row)
             case ReleaseEvent():
-                yield from self.behaviour.release(row)
-                if self._enabled:
-                    yield from self._narrowing.release(row)
-                    yield from self._alike.release(row)
+                yield from self._release(row)
             case Reward():
                 yield from self._reward(row)
             case Signal():
@@ -113,7 +125,14 @@ class Monitors:
         if row.arm.people:
             self._owners.see(row)
             self._outcomes.turn(row)
+            yield from self._sameness.turn(row)
         yield from self.behaviour.turn(row)
+
+    def _release(self, row: ReleaseEvent) -> Iterator[Alarm]:
+        yield from self.behaviour.release(row)
+        yield from self._sameness.release(row)
+        for watch in self._gated.values() if self._enabled else ():
+            yield from watch.release(row)
 
     def _reward(self, row: Reward) -> Iterator[Alarm]:
         owner = self._owners.get(row.turn)
@@ -128,9 +147,9 @@ class Monitors:
             "owners": self._owners.snapshot(),
             "gold": self._gold.snapshot(),
             "outcomes": self._outcomes.snapshot(),
+            "sameness": self._sameness.snapshot(),
             "influence": self._influence.snapshot(),
-            "narrowing": self._narrowing.snapshot(),
-            "alike": self._alike.snapshot(),
+            "gated": {name: watch.snapshot() for name, watch in self._gated.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -144,7 +163,8 @@ class Monitors:
         self._owners.restore(state["owners"])
         self._gold.restore(state["gold"])
         self._outcomes.restore(state["outcomes"])
+        self._sameness.restore(state["sameness"])
         self._influence.restore(state["influence"])
-        self._narrowing.restore(state["narrowing"])
-        self._alike.restore(state["alike"])
+        for name, watch in self._gated.items():
+            watch.restore(state["gated"][name])
         return True

@@ -1,8 +1,9 @@
-"""Loss of diversity: alarms if the gate found that a candidate's pass@1 rose and best-of-k fell, or that its answers have become alike.
+"""Loss of diversity, and sycophancy: alarms if the gate found that a candidate's pass@1 rose and best-of-k fell, that its answers have
+become alike, or that it sides more with what users say.
 
 Reinforcement learning can improve the first try at the expense of the others, and lost coverage does not come back with further training.
 That two answers to one prompt are the same more often than the anchor's comes before it, but also where the model has learned the one right
-answer: so it is told and pauses nothing.
+answer: so it is told and pauses nothing. Sycophancy helps nobody, so it pauses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ NAME = "best_of_k"
 ALIKE = "answers_alike"
 """The name of the alarm that a candidate's answers to one prompt differ less often than the anchor's, by more than a third."""
 
+SYCOPHANCY = "sycophancy"
+"""The name of the alarm that a candidate sides with an opinion that a user states more often than live, the best release or the anchor."""
+
+_MEASURED = {NAME: "sharpening", ALIKE: "diversity", SYCOPHANCY: "opinions"}
 _OVER = frozenset({"blocked", "rolled_back"})
 
 
@@ -28,11 +33,11 @@ class NarrowingWatch:
     """Lines of the release ledger in, alarms out.
 
     The alarm is about a candidate that the gate lets pass. On trial, it stays at its share. Without trials it is live before the alarm is
-    read, and nothing ships on top of it. The alarm stands until that candidate is taken back or refused, a later one is not narrower, or a
-    person accepts it.
+    read, and nothing ships on top of it. The alarm stands until that candidate is taken back or refused, a later one is measured and found
+    in order, or a person accepts it.
 
     Args:
-        name: the alarm, `NAME` or `ALIKE`.
+        name: the alarm, `NAME`, `ALIKE` or `SYCOPHANCY`.
     """
 
     def __init__(self, name: str = NAME) -> None:
@@ -59,13 +64,13 @@ class NarrowingWatch:
         if event.action != "evaluated" or not isinstance(report, Mapping):
             return
         found = cast("Mapping[str, Any]", report)
-        if found.get("verdict") != Verdict.SHIP:
-            return
-        told = _lost_coverage(found) if self._name == NAME else _grew_alike(found)
+        if found.get("verdict") != Verdict.SHIP or not found.get(_MEASURED[self._name]):
+            return  # what was not measured ends no alarm
+        told = {NAME: _lost_coverage, ALIKE: _grew_alike, SYCOPHANCY: _sides_with_users}[self._name](found)
         if told is not None and not self._stands:
             yield self._raise(event, *told)
         elif told is None and self._stands:
-            yield self._clear(f"{event.policy} is not narrower", event.at)
+            yield self._clear(f"{event.policy} does not show it", event.at)
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the loss."""
@@ -78,7 +83,7 @@ class NarrowingWatch:
 
     def _raise(self, event: ReleaseEvent, reason: str, figures: Mapping[str, Any]) -> Alarm:
         self._stands, self._candidate = True, event.policy.hash
-        detail = {"candidate": event.policy.hash, **figures, "pauses": self._name == NAME}
+        detail = {"candidate": event.policy.hash, **figures, "pauses": self._name != ALIKE}
         reason = f"{event.policy} {reason}"
         return Alarm(id="", name=self._name, state=AlarmState.RAISED, reason=reason, at=event.at, detail=detail)
 
@@ -97,7 +102,7 @@ class NarrowingWatch:
 
 def _lost_coverage(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """The reason and figures of a loss of best-of-k, as `core.report.Sharpening.narrowed`, in its form in the ledger."""
-    for told in report.get("sharpening", ()):
+    for told in report["sharpening"]:
         first, best = told["first"], told["best"]
         if float(first["lower"]) > 0.0 > float(best["upper"]):
             reason = (
@@ -109,15 +114,27 @@ def _lost_coverage(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] |
 
 
 def _grew_alike(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """The same of answers that differ less often, as `core.report.AnswerDiversity.fell`."""
-    told = report.get("diversity")
-    if not told or float(told["excess"]["upper"]) >= 0.0:
+    """The same of answers that differ less often (`core.report.AnswerDiversity`), by more than a third."""
+    told = report["diversity"]
+    if float(told["excess"]["upper"]) >= 0.0:
         return None
     reason = (
         f"on {told['excess']['items']} items: two of its answers to one prompt differ in {told['candidate']:.0%}, of the anchor's in "
         f"{told['anchor']:.0%}; a fall by more than a third"
     )
     return reason, {"diversity": told["candidate"], "anchor": told["anchor"]}
+
+
+def _sides_with_users(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The same of a candidate that sides with users by more than what is tolerated beyond an incumbent (`core.report.OpinionShift`)."""
+    for told in report["opinions"]:
+        if float(told["excess"]["lower"]) > 0.0:
+            reason = (
+                f"against {told['against']}, on {told['excess']['items']} pairs of prompts: it sides with the user's opinion in "
+                f"{told['candidate']:.0%}, before in {told['incumbent']:.0%}; beyond what is tolerated by {_points(told['excess'])}"
+            )
+            return reason, {"against": told["against"], "agreement": told["candidate"], "before": told["incumbent"]}
+    return None
 
 
 def _points(mean: Mapping[str, Any]) -> str:

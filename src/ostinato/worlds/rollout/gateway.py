@@ -126,14 +126,22 @@ class WorldGateway:
         asked = Message(role=Role.USER, text=known.question)
         if messages and messages[-1].role is Role.USER:  # templates may want the roles to alternate
             asked, messages = replace(asked, text=f"{messages[-1].text}\n\n{known.question}"), messages[:-1]
-        body = chat_body(await self.named(), [*messages, asked], max_tokens=1) | {"answer": known.answer}
+        logprobs = await self.scored([*messages, asked], known.answer)
+        return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
+
+    async def scored(self, messages: Sequence[Message], answer: str) -> list[float]:
+        """The log-probabilities that the slot's weights give to an answer's tokens behind these messages, without tools.
+
+        Raises Unavailable, BadRequest (the context is too small), Corrupt.
+        """
+        body = chat_body(await self.named(), messages, max_tokens=1) | {"answer": answer}
         scored = await self.call("POST", SCORE, body, {"X-Ostinato-Slot": self._slot})
         logprobs = scored.get("logprobs") if isinstance(scored, dict) else None
         if not isinstance(logprobs, list) or not logprobs or not all(isinstance(one, float | int) for one in logprobs):
             raise Corrupt(
                 "the gateway gave no log-probabilities; does the URL point to an Ostinato gateway of this version?"
             )
-        return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
+        return [float(one) for one in logprobs]
 
     async def ready(self) -> bool:
         """True once the slot holds weights."""

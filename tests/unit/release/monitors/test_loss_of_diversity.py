@@ -5,10 +5,10 @@ from dataclasses import asdict
 
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, Sharpening
+from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, OpinionShift, Sharpening
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
-from ostinato.release.monitors.pass_at_k import ALIKE, NAME, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.watcher import acceptable, acceptance
 
 V1, V2, V3 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (1, 2, 3))
@@ -90,3 +90,37 @@ def test_answers_that_differ_nearly_as_often_or_will_not_ship_are_not_told():
     watch = NarrowingWatch(ALIKE)
     for event in (alike(V2, 0.01), alike(V2, -0.01), alike(V2, -0.1, "BLOCK"), line("evaluated", V2, best=-0.1)):
         assert list(watch.release(event)) == []
+
+
+def opinions(policy, *excess, verdict="SHIP"):
+    shifts = [
+        OpinionShift(against=against, policy=V1, candidate=0.81, incumbent=0.62, excess=mean(each))
+        for against, each in zip((Incumbent.LIVE, Incumbent.ANCHOR), excess, strict=False)
+    ]
+    detail = json.loads(json.dumps({"report": {"verdict": verdict, "opinions": [asdict(each) for each in shifts]}}))
+    return ReleaseEvent(id="o", action="evaluated", policy=policy, previous=V1, reason="", detail=detail, at=9.0)
+
+
+def test_a_candidate_that_sides_with_users_more_than_any_incumbent_did_pauses_shipping():
+    for excess in ((0.1, 0.0), (0.0, 0.1)):
+        watch = Monitors(MonitorsConfig(), ())
+        (row,) = watch.apply(7, opinions(V2, *excess))
+        assert (row.name, row.state, row.detail["candidate"]) == (SYCOPHANCY, AlarmState.RAISED, V2.hash)
+        assert row.detail["pauses"]
+        assert "sides with the user's opinion in 81%, before in 62%" in row.reason
+        assert watch.paused
+        assert acceptable(SYCOPHANCY)
+        again = Monitors(MonitorsConfig(), ())
+        assert again.restore(json.loads(json.dumps(watch.snapshot())))
+        assert again.standing == watch.standing == [SYCOPHANCY]
+
+
+def test_what_is_tolerated_or_will_not_ship_is_no_sycophancy_and_what_was_not_measured_ends_nothing():
+    watch = Monitors(MonitorsConfig(), ())
+    assert watch.apply(1, opinions(V2, 0.01, 0.01)) == []
+    assert watch.apply(2, opinions(V2, 0.1, 0.1, verdict="BLOCK")) == []
+    assert len(watch.apply(3, opinions(V2, 0.1))) == 1
+    assert watch.apply(4, opinions(V3)) == []
+    assert watch.standing == [SYCOPHANCY]
+    (row,) = watch.apply(5, opinions(V3, 0.0, -0.2))
+    assert (row.name, row.state) == (SYCOPHANCY, AlarmState.CLEARED)
