@@ -1,7 +1,7 @@
 """What the copying of a tenant's rows into its branch's log costs the branch's trainer: CPU time a turn, at several rates of turns.
 
-`python -m benchmarks.adaptation.branch_copy` writes turns of two tenants with their deliveries and signals, and copies the one tenant's
-after every so many, as a trainer does between its steps. Prints rows a second, and the share of a core that this takes at two rates of turns.
+`python -m benchmarks.adaptation.branch_copy` writes turns of two tenants with their deliveries and signals, and copies one tenant's after
+every so many, as a trainer does between its steps. Prints rows a second, and the share of a core that this takes at two rates of turns.
 """
 
 from __future__ import annotations
