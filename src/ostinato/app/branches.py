@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import Home, Run, home, open_log, serving_run
+from ostinato.app.storage import Home, Run, home, open_log, open_run, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.clock import wall_clock
@@ -68,6 +68,22 @@ def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
     """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named."""
     logs = Home(config.run.directory).branch(tenant or "*")
     return [branch_config(config, path.name) for path in sorted(logs.parent.glob(logs.name)) if (path / "log").exists()]
+
+
+@contextlib.contextmanager
+def open_branches(config: Config) -> Generator[Callable[[], Sequence[Run]]]:
+    """A function that returns the runs of the branches that are trained and have begun, opened once and closed at the end."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, Run] = {}
+
+        def runs() -> Sequence[Run]:
+            for each in branches_begun(config) if config.learn.tenants else ():
+                tenant = each.run.tenant
+                if tenant in config.learn.tenants and tenant not in opened:
+                    opened[tenant] = stack.enter_context(open_run(each))
+            return [opened[tenant] for tenant in sorted(opened)]
+
+        yield runs
 
 
 def check_branches(config: Config, *, on_ray: bool = False) -> None:

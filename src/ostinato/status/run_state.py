@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import OstinatoError
@@ -30,6 +31,9 @@ from ostinato.status.summary import Summary, catch_up, summarise
 from ostinato.status.threads import Threads
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
+if TYPE_CHECKING:  # it reads the folds below
+    from ostinato.status.branches import BranchNow, BranchReader
+
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, Arm.LEARNER.value, "candidate")
 _FRESH_S = 1.0
@@ -47,7 +51,8 @@ class RunNow:
     at least if it takes `every` turn that is ready.
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
     what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
-    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session.
+    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session. `branches`: tenants' own that are
+    trained.
     """
 
     at: float
@@ -74,6 +79,7 @@ class RunNow:
     every: bool = False
     dials: DialsNow | None = None
     compactions: CompactionsNow | None = None
+    branches: tuple[BranchNow, ...] = ()
 
 
 class RunFolds:
@@ -105,7 +111,16 @@ class RunFolds:
 class RunStateReader:
     """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
 
-    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, threads: Threads) -> None:
+    def __init__(
+        self,
+        run: Run,
+        log: RowLog,
+        questions: IndexQueries,
+        clock: Clock,
+        threads: Threads,
+        branches: BranchReader | None = None,
+    ) -> None:
+        self._branches = branches
         self._run, self._log, self._questions, self._clock, self._threads = run, log, questions, clock, threads
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)
@@ -197,6 +212,7 @@ class RunStateReader:
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
             dials=dials,
             compactions=compactions_now(seen.compactions),
+            branches=() if self._branches is None else await self._branches.now(board),
         )
 
     def _pace(self, now: float, served: Cursor) -> float | None:

@@ -94,12 +94,13 @@ async def check_world(config: Config) -> None:
 
 
 def check_room(config: Config) -> None:
-    """Raise BadConfig if serving and training need more memory than this machine and its container have left."""
+    """Raise BadConfig if serving and training, tenants' branches too, need more memory than this machine and its container have left."""
     directory = Path(config.model.source).expanduser()
     if config.model.source == "smollm2":
         directory = expanded(config.model.cache) / "smollm2-135m-instruct"
     if directory.is_dir():  # a model that is still to be converted or downloaded is measured by its workers
-        check_memory(config, directory, ("serve", "train"), free_memory())
+        branches = len(config.learn.tenants)
+        check_memory(config, directory, ("serve", "train"), free_memory(), branches=branches)
 
 
 def check_place(config: Config) -> Path:
