@@ -3,6 +3,8 @@
 import gc
 import itertools
 import os
+import shlex
+import sys
 
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "passive"
@@ -16,7 +18,8 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_D
 import pytest
 from hypothesis import settings
 from tests import scheduling
-from tests.fakes.fork_server import FORK_SERVER, SHARED
+from tests.fakes import fork_server
+from tests.fakes.fork_server import FORK_SERVER, OF_TESTS, SHARED
 from tests.fakes.postgres_server import started
 
 settings.register_profile("ours", deadline=None)  # the duration of a case depends only on the machine
@@ -35,7 +38,20 @@ def pytest_xdist_auto_num_workers():
 def pytest_sessionstart(session):
     """Start one fork server for all workers of pytest-xdist, while they collect."""
     if getattr(session.config.option, "tx", None) and not hasattr(session.config, "workerinput"):
-        os.environ[SHARED] = FORK_SERVER.start()
+        os.environ[SHARED] = FORK_SERVER.start(OF_TESTS)
+
+
+def pytest_xdist_setupnodes(specs):
+    """Have the workers of pytest-xdist forked by that server: each of them would import the same libraries for 10 s."""
+    for spec in specs:
+        if spec.popen and not spec.python:
+            spec.python = f"{shlex.quote(sys.executable)} {shlex.quote(fork_server.__file__)}"
+
+
+def pytest_configure(config):
+    """In a forked worker: as many threads as a process that was started has. The server has one."""
+    if hasattr(config, "workerinput") and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,8 +79,8 @@ def pytest_collection_modifyitems(config, items):
         scheduling.schedule(items, scheduling.read_durations())
 
 
-def pytest_sessionfinish():
-    """End the fork server, if there was one."""
+def pytest_unconfigure():
+    """End the fork server, if there was one; by now the workers that it forked have ended."""
     FORK_SERVER.close()
 
 

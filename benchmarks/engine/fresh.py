@@ -18,7 +18,7 @@ from ostinato.core.weights import Snapshot
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
-from ostinato.train.drift import drift
+from ostinato.train.losses import drift
 
 MODES = ("exact", "fast", "int8", "int8-head", "fp8")
 TOKENS, PROMPT, CAP = 64, 64, 2.0

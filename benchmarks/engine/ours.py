@@ -25,10 +25,9 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, Weights
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded import quantized
+from ostinato.engine.embedded import form
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.quantized import Int8Linear
+from ostinato.engine.embedded.form import Int8Linear, prepack
 from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.linear import Integers, find
 from ostinato.model.load import build, empty_model, load_model
@@ -100,7 +99,7 @@ def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -
 @cache
 def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
     """The numerics contract of engine and trainer. In exact mode the self-test must find equal bits at 1 and THREADS threads."""
-    quantisation = whole(path).name if mode == "int8" else quantized.FP8_NAME if mode == "fp8" else "none"
+    quantisation = whole(path).name if mode == "int8" else form.FP8_NAME if mode == "fp8" else "none"
     compute, backend = compute_on(device, path), backend_on(device, mode)
     if mode == "exact":
         if backend != OWN:

@@ -28,8 +28,7 @@ from ostinato.core.samples import Episode
 from ostinato.reward.credit import GroupRelative
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
-from ostinato.train.drift import k1, k3
-from ostinato.train.losses import policy_loss
+from ostinato.train.losses import k1, k3, policy_loss
 from ostinato.worlds.grading.effort import effort_cost
 
 RESULT = RESULTS / "worlds_estimators.json"

@@ -424,7 +424,7 @@ async def test_in_a_bucket_the_marks_of_a_killed_collector_do_not_hold_for_ever(
     for work in (store.put(b"x"), store.move_ref("live", None, TWO)):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, 0.05)
-    monkeypatch.setattr("ostinato.weights.store.tombstones.OBEYED_S", 0.0)
+    monkeypatch.setattr("ostinato.weights.store.object_storage.OBEYED_S", 0.0)
     await asyncio.wait_for(store.put(b"x"), PATIENT_S)
     await asyncio.wait_for(store.move_ref("live", None, TWO), PATIENT_S)
     assert await store.read_ref("live") == TWO

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from rich.console import Console
+from tests.fakes.atif import atif_of
 
 from ostinato.app.worlds import open_grading
 from ostinato.cli.worlds import grade
@@ -13,7 +14,6 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.launch.commands.worlds.grade import changes_in, grade_changes, grade_rollouts
-from ostinato.worlds.atif import atif_of
 from ostinato.worlds.grading.judge import JudgedGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task

@@ -16,6 +16,7 @@ from ostinato.app.trainer import open_learning
 from ostinato.config import Config, load
 from ostinato.core.clock import wall_clock
 from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.errors import BadConfig
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -270,6 +271,21 @@ async def test_one_killed_before_it_could_offer_offers_after_its_restart(seeded)
         assert not await again.may_learn()
         assert again.parts.source.base is None, "what was learned is not thrown away"
         assert await run.follower.resolve("candidate") == learned
+
+
+async def test_a_checkpoint_that_is_newer_than_the_log_is_refused_before_a_step_is_taken(seeded):
+    later, restored, base = seeded
+    with open_run(rarely(later, checkpoint_every=2)) as run:
+        worker = worker_of(run, base)
+        await worker.resume()
+        await worker.learn()
+        await worker.learn()
+        checkpoints = run.home.checkpoints
+    with open_run(restored) as run:  # as after pg_restore, or a log that was put back by hand
+        shutil.copytree(checkpoints, run.home.checkpoints)
+        with pytest.raises(BadConfig, match=r"holds step 2, and the log's last batch is of step 0: restore a newer"):
+            await worker_of(run, base).resume()
+        assert not [row async for _, row in run.log.read(0, {Batch})]
 
 
 def forgetful(config: Config, max_staleness: int) -> Config:

@@ -34,6 +34,8 @@ LIBRARIES = (
     *(f"ostinato.model.{name}" for name in ("load", "renderer", "selftest")),
     *("ostinato.engine.embedded.engine", "ostinato.train.sharding.trainer"),
 )
+OF_TESTS = ("anthropic", "openai", "scipy.stats")
+"""What only the workers of pytest-xdist import, for 1.5 s of processor time each."""
 _READ_AT_IMPORT = (
     "ATEN",
     "HF_",
@@ -191,10 +193,11 @@ class ForkServer:
         is_program = tuple(command[:2]) in ((sys.executable, "-m"), (sys.executable, "-c"))
         return is_program and settings_of(env) == self._environment
 
-    def start(self) -> str:
-        """Start the server unless it runs. Returns the address at which other processes may ask it (`OtherServer`)."""
+    def start(self, more=()) -> str:
+        """Start the server unless it runs, with more libraries. Returns the address at which other processes may ask it (`OtherServer`)."""
         with self._starting:
             if self._process is None:
+                self._libraries += more
                 self._start()
         return self._address
 
@@ -224,6 +227,9 @@ class OtherServer(ForkServer):
     def __init__(self, address: str) -> None:
         super().__init__()
         self._address = address
+
+    def start(self, _more=()) -> str:
+        return self._address
 
     def _send(self, request, files) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
@@ -375,5 +381,26 @@ def _run(how, what, *words) -> None:
         exec(compile(what, "<string>", "exec"), vars(main))
 
 
+def python(address: str, words: list[str]) -> int:
+    """What `python WORDS` does, forked by the server at that address, with this process's streams and signals. Returns its exit code.
+
+    It is for whoever starts a program by the interpreter's name: pytest-xdist its workers.
+    """
+    command = [sys.executable, *(word for word in words if word != "-u")]
+    passed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until it is known whom they are for
+    reports = OtherServer(address).ask(command, None, os.environ, (0, 1, 2), ())
+    if (pid := _reported(reports)) is None:
+        raise ChildProcessError("the fork server has ended")
+    for number in passed_on:
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+    code = _reported(reports)
+    return 1 if code is None else code if code >= 0 else 128 - code
+
+
 FORK_SERVER = OtherServer(os.environ[SHARED]) if SHARED in os.environ else ForkServer()
 """That of these tests. The workers of pytest-xdist share the one that the process which started them has."""
+
+if __name__ == "__main__":
+    sys.exit(python(os.environ[SHARED], sys.argv[1:]))

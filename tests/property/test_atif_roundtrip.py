@@ -4,13 +4,14 @@ import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.atif import atif_of
 from tests.fakes.harbor import harbor_reads, needs_harbor
 from tests.fakes.tasks import messages, texts
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.atif import atif_of, rollout_of
 from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.outcome_files import rollout_of
 
 _changes = st.builds(
     Change, path=texts, kind=st.sampled_from(ChangeKind), data=st.binary(max_size=20), executable=st.booleans()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numba import njit
 from torch import nn
 
-from ostinato.engine.embedded.quantized import Int8Linear
+from ostinato.engine.embedded.form import Int8Linear
 from ostinato.model.kernels.int8_product import INT8, integer_sums, possible_instructions
 from ostinato.model.kernels.quantize import rotate, to_levels
 from ostinato.model.kernels.vector import PANEL

@@ -1,19 +1,26 @@
-"""A run's log in backups: made beside running workers, restored into a run's directory, and its keys under another master key."""
+"""A run's log in backups: made beside running workers, restored into a run's directory, and its keys under another master key.
+
+The logs of tenants' branches lie in ``branches/TENANT`` of a backup, each a backup of its own, with how far it was copied from the run's.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato import __version__
-from ostinato.app.branches import branches_begun, copied_fold
+from ostinato.app.branches import branch_config, branches_begun, copied_fold, read_copied_upto, write_copied_upto
 from ostinato.app.storage import Home, check_log, home, serving_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
-from ostinato.record.backup import BackupManifest, OnBytes, back_up, read_manifest
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, StorageFull
+from ostinato.core.files import write_atomic
+from ostinato.core.seams import Cursor
+from ostinato.record.backup import BackupManifest, OnBytes, back_up, read_manifest, read_plain
 from ostinato.record.keys import rekey
 from ostinato.record.restore import refuse_rows, restore
 from ostinato.record.roles import hold
@@ -21,6 +28,8 @@ from ostinato.record.segment_directory import LogDirectory
 
 _WRITERS = ("up", "serve", "train", "rollout", "release", "housekeeping")
 """The locks of the processes that use a run's log."""
+_COPIED = "copied.json"
+"""How far a branch's log was copied from the run's, beside its manifest."""
 
 
 def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManifest:
@@ -28,18 +37,49 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManife
     _refuse_postgres(config, "back it up with pg_dump --format=custom --schema={}")
     check_log(config)
     place = Home(config.run.directory)
-    return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
+
+    def branches(last: Cursor) -> None:
+        try:
+            for each in branches_begun(config):
+                _back_up_branch(each, Home(target).branch(each.run.tenant), last, on_bytes)
+        except BaseException:
+            shutil.rmtree(target / "branches", ignore_errors=True)
+            raise
+
+    return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes, branches)
+
+
+def _back_up_branch(branch: Config, target: Path, last: Cursor, on_bytes: OnBytes) -> None:
+    """Copy a branch's log and keys, if it has rows, and how far it was copied, up to row `last` of the run's. Raises as `back_up_log`."""
+    place = Home(branch.run.directory)
+    if not LogDirectory(place.log).listing().firsts:
+        return
+    upto = read_copied_upto(branch)  # first: the copy of the log holds at least what was copied by now
+    back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
+    write_atomic(target / _COPIED, json.dumps({"copied": min(upto, last)}), durable=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredLog:
+    """What was restored. `destroyed`: how many keys were destroyed in it; `branches`: the tenants whose branches' logs were, too, and
+    `kept`: those whose logs were here, and stay.
+    """
+
+    manifest: BackupManifest
+    destroyed: int
+    branches: Sequence[str]
+    kept: Sequence[str]
 
 
 def restore_log(
     config: Config, source: Path, keys: Path | None, on_bytes: OnBytes, old_master: Path | None = None
-) -> tuple[BackupManifest, int]:
-    """Install a backup as the run's log; returns its manifest, and how many keys were destroyed in it.
+) -> RestoredLog:
+    """Install a backup as the run's log, and what it has of branches whose logs are not here.
 
-    These are the keys that are destroyed in the run's own file of keys or in the file `keys`. `old_master` is the master key's file of a
-    backup that was made before `rekey_log`. The run's folds are deleted, to be made again from the log, and how far it was copied for
-    tenants' branches: another row may stand at a place now. Raises as `record.restore.restore`; BadConfig for a log in Postgres; Conflict
-    while a worker of the run or of a branch is up, or for a checkpoint of the trainer that is newer than the backup.
+    Keys that are destroyed in the run's own file of keys or in the file `keys` are destroyed in it. `old_master` is the master key's file
+    of a backup that was made before `rekey_log`. The run's folds are deleted, to be made again from the log, and how far it was copied for
+    tenants' branches that stay: another row may stand at a place now. Raises as `record.restore.restore`; BadConfig for a log in Postgres;
+    Conflict while a worker of the run or of a branch is up, or for a checkpoint of a trainer that is newer than the backup.
     """
     _refuse_postgres(config, "restore it with pg_restore --schema={}")
     if keys is not None and not keys.is_file():
@@ -48,19 +88,52 @@ def restore_log(
     place = home(config)
     if place.elsewhere.exists():
         raise BadConfig(f"the log of the run in {place.root} lies in Postgres; name another run.directory")
-    with _stopped(config):
+    here = [each.run.tenant for each in branches_begun(config)]
+    lacking = [branch_config(config, path.name) for path in sorted(source.glob("branches/*")) if path.name not in here]
+    copied: list[tuple[Config, Cursor]] = []
+    destroyed = 0
+
+    def before_install() -> None:
+        nonlocal destroyed
+        for branch in lacking:
+            count, upto = _restore_branch(branch, source, on_bytes, old_master)
+            copied.append((branch, upto))
+            destroyed += count
+        _delete_folds(config)
+
+    with _stopped(config, *lacking):
         refuse_rows(LogDirectory(place.log))
         _refuse_newer_checkpoints(place, manifest)
-        return restore(
+        _, count = restore(
             source,
             LogDirectory(place.log),
             place.keys,
             [] if keys is None else [keys],
             config.record.master_key,
             on_bytes,
-            before_install=lambda: _delete_folds(config),
+            before_install=before_install,
             old_master=old_master,
         )
+        for branch, upto in copied:
+            write_copied_upto(branch, upto)
+    restored = [each.run.tenant for each in lacking]
+    return RestoredLog(manifest=manifest, destroyed=destroyed + count, branches=restored, kept=here)
+
+
+def _restore_branch(branch: Config, source: Path, on_bytes: OnBytes, old_master: Path | None) -> tuple[int, Cursor]:
+    """Install a branch's log from the backup of the run that serves; returns how many keys were destroyed in it, and how far it was copied.
+
+    If this is killed before the run's own log is there, the branch's is here and stays; it is then copied anew from the beginning, of which
+    it keeps each row once. Raises as `restore_log`.
+    """
+    own, place, master = Home(source).branch(branch.run.tenant), home(branch), branch.record.master_key
+    _refuse_newer_checkpoints(place, read_manifest(own))
+    try:
+        upto = int(json.loads(read_plain(own / _COPIED, 100))["copied"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{own / _COPIED} cannot be read: {error}; name another backup") from error
+    _, destroyed = restore(own, LogDirectory(place.log), place.keys, [], master, on_bytes, old_master=old_master)
+    return destroyed, upto
 
 
 def rekey_log(config: Config, new_master: Path) -> int:
@@ -82,10 +155,12 @@ def rekey_log(config: Config, new_master: Path) -> int:
 
 
 @contextmanager
-def _stopped(config: Config) -> Generator[None]:
-    """Keep the run's workers and its branches' from starting inside the block. Raises Conflict, naming the process, if one is up."""
+def _stopped(config: Config, *more: Config) -> Generator[None]:
+    """Keep the run's workers, its branches' and those of `more` from starting inside the block. Raises Conflict, naming the process, if one
+    is up.
+    """
     with ExitStack() as stack:
-        for each in (config, *branches_begun(config)):
+        for each in (config, *branches_begun(config), *more):
             for role in _WRITERS:
                 stack.enter_context(hold(each.run.directory, role))
         yield
@@ -115,7 +190,12 @@ def _refuse_newer_checkpoints(place: Home, manifest: BackupManifest) -> None:
         return
     from ostinato.train.checkpoint import cursor_of, stored
 
-    newer = [path for path in stored(place.checkpoints) if cursor_of(path) > manifest.last]
+    kept = stored(place.checkpoints)
+    if (
+        place.root.parent.name == "branches"
+    ):  # the first of a branch was written by the trainer of the run that serves, at a row of that
+        kept = kept[:1]
+    newer = [path for path in kept if cursor_of(path) > manifest.last]
     if newer:
         raise Conflict(
             f"the trainer's checkpoint {newer[0]} was written after row {manifest.last}, where the backup ends: move {place.checkpoints} "

@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import Home, Run, home, open_log, serving_run
+from ostinato.app.storage import Home, Run, home, open_log, open_run, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, OstinatoError
+from ostinato.core.files import write_atomic
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, ConsentGiven, Delivered, PolicyVersion, Row, Signal, SteeringBasis, Turn
 from ostinato.core.seams import Cursor, Folds
 from ostinato.record.config import Encrypt
+from ostinato.record.folds import pack_fold, unpack_fold
+from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
 
 if TYPE_CHECKING:  # the supervisor has no use for its code
     from ostinato.record.rowlog import RowLog
@@ -34,7 +37,7 @@ if TYPE_CHECKING:  # the supervisor has no use for its code
 def branch_config(config: Config, tenant: str) -> Config:
     """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
 
-    No trials on users, no best arm and no rollouts; weights are collected by the run that serves; the tenant's own suites come first.
+    No trials on users, no best or learner arm and no rollouts; weights are collected by the run that serves; tenants' suites come first.
     What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
     """
     judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
@@ -47,7 +50,7 @@ def branch_config(config: Config, tenant: str) -> Config:
         update={
             "run": RunConfig(directory=home(config).branch(tenant), tenant=tenant),
             "record": record,
-            "serve": config.serve.model_copy(update={"branches": ()}),
+            "serve": config.serve.model_copy(update={"branches": (), "learner_share": 0.0}),
             "learn": config.learn.model_copy(update={"tenants": (), "source": "people"}),
             "evaluate": judged.model_copy(update={**suites, "tenant_suites": {}}),
             "release": config.release.model_copy(update={"canary": False, "best_arm": False}),
@@ -65,6 +68,22 @@ def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
     """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named."""
     logs = Home(config.run.directory).branch(tenant or "*")
     return [branch_config(config, path.name) for path in sorted(logs.parent.glob(logs.name)) if (path / "log").exists()]
+
+
+@contextlib.contextmanager
+def open_branches(config: Config) -> Generator[Callable[[], Sequence[Run]]]:
+    """A function that returns the runs of the branches that are trained and have begun, opened once and closed at the end."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, Run] = {}
+
+        def runs() -> Sequence[Run]:
+            for each in branches_begun(config) if config.learn.tenants else ():
+                tenant = each.run.tenant
+                if tenant in config.learn.tenants and tenant not in opened:
+                    opened[tenant] = stack.enter_context(open_run(each))
+            return [opened[tenant] for tenant in sorted(opened)]
+
+        yield runs
 
 
 def check_branches(config: Config, *, on_ray: bool = False) -> None:
@@ -122,7 +141,7 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
         looks += 1
         await asyncio.sleep(_LOOK_S)
     if start.number and not newest_step(run.home.checkpoints):
-        await asyncio.to_thread(_take_checkpoint, shared.checkpoints, run.home.checkpoints)
+        await asyncio.to_thread(take_checkpoint, shared.checkpoints, run.home.checkpoints)
     for ref in ("base", "live"):
         held = await run.store.read_ref(ref)
         if held is None or ref == "base":
@@ -132,18 +151,35 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
 _LOOK_S, _LOOKS_A_WORD = 0.5, 240
 
 
+_OFFERED, _JUDGED = ("candidate", "previous"), ("best", EVALUATION_REF, BEST_EVALUATION_REF)
+OWN_REFS = ("live", "base", *_OFFERED, *_JUDGED)
+"""The refs of the run that trains a branch."""
+
+
 async def begin_anew(run: Run, start: PolicyVersion) -> None:
     """Leave what a branch was before it began at another version: from now on that one is `base`, which its training is kept near, and
-    nothing of before is offered for release.
+    nothing of before is offered for release or compared with.
 
     May be called again after a kill. The versions of before are kept as long as the ledger and a trainer's restart need them.
     """
-    for ref in ("candidate", "previous"):
-        if (held := await run.store.read_ref(ref)) is not None:
-            await run.store.delete_ref(ref, held)
+    await leave_versions(run, {held for ref in OWN_REFS if (held := await run.store.read_ref(ref))}, start.hash)
     held = await run.store.read_ref("base")
     if held != start.hash:
         await run.store.move_ref("base", held, start.hash)
+
+
+async def leave_versions(run: Run, left: Collection[str], start: str) -> None:
+    """Let no ref of a branch's gate name the versions with these roots: none is offered, and `start` is in the place of the judged ones,
+    so that a gateway unloads these. Raises Conflict if another process moves one at this moment.
+    """
+    for ref in (*_OFFERED, *_JUDGED):
+        held = await run.store.read_ref(ref)
+        if held is None or held not in left or held == start:
+            continue
+        if ref in _OFFERED:
+            await run.store.delete_ref(ref, held)
+        else:
+            await run.store.move_ref(ref, held, start)
 
 
 async def held_by_branches(run: Run) -> dict[str, PolicyVersion]:
@@ -159,7 +195,7 @@ async def held_by_branches(run: Run) -> dict[str, PolicyVersion]:
     return found
 
 
-def _take_checkpoint(shared: Path, own: Path) -> None:
+def take_checkpoint(shared: Path, own: Path) -> None:
     """Adopt the shared trainer's newest checkpoint. A trainer that replaces it meanwhile has a newer one."""
     from ostinato.app.checkpoints import link_checkpoint
     from ostinato.train.checkpoint import adopt, partial_of, stored
@@ -189,6 +225,21 @@ _ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
 def copied_fold(branch: Config) -> Path:
     """The file that says how far the log of the run that serves was copied; without it, it is read from its beginning."""
     return Home(branch.run.directory).folds / f"{_FOLD}.fold"
+
+
+def read_copied_upto(branch: Config) -> Cursor:
+    """How far the log of the run that serves was copied; 0 if that is not known."""
+    try:
+        return unpack_fold(copied_fold(branch).read_bytes())[0]
+    except (OSError, ValueError):
+        return 0
+
+
+def write_copied_upto(branch: Config, upto: Cursor) -> None:
+    """Say how far the log was copied, while no trainer of the branch is up. Raises OSError."""
+    path = copied_fold(branch)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, pack_fold(upto, {}), durable=True)
 
 
 async def copied_upto(folds: Folds, log: RowLog) -> Cursor:

@@ -18,7 +18,7 @@ from ostinato.core.records import Batch
 from ostinato.record.rowlog import RowLog
 from ostinato.train.checkpoint import MANIFEST, adopt, files_of, partial_of, stored, sweep
 from ostinato.weights.store.copies import Copies
-from ostinato.weights.store.location import is_relay
+from ostinato.weights.store.object_storage import is_relay
 from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import Signature
 from ostinato.weights.version.signing import Signer, check_checkpoint

@@ -8,6 +8,8 @@ From the first batch that differs on, a policy number in the log means the repla
 KL penalty would pull the replay back to it. For the same reason nothing is promised about recorded log-probabilities. AdamW's moments
 come from the checkpoint.
 
+A tenant's branch is not replayed: it begins anew at the shared version, once that was trained without the person (`app.branch_erasure`).
+
 Everything is in `Home.erasure`. The trainer may be killed at any instant: the replay has its own checkpoints, each step gives the same bits
 again, and each act of the end can be repeated.
 """
@@ -29,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
 from ostinato.app.checkpoints import link_checkpoint
+from ostinato.app.storage import open_store, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -45,12 +48,20 @@ from ostinato.run_directory import Home, Run
 from ostinato.weights.follow.follower import Follower, versions_between
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
-from ostinato.weights.version.certificate import ErasureCertificate, ReplayedRow, read_rows, rows_root
+from ostinato.weights.version.certificate import (
+    BRANCH_DEFINITION,
+    DEFINITION,
+    ErasureCertificate,
+    ReplayedRow,
+    read_rows,
+    rows_root,
+)
 from ostinato.weights.version.content import VERSIONS, weights_root
 from ostinato.weights.version.signing import Signer
 
 if TYPE_CHECKING:
     from ostinato.train.stepper import Stepper
+    from ostinato.weights.store.interface import KeptStore
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +87,8 @@ class ErasureRequest:
 class ErasureJob:
     """A replay that was begun. `first`: the first step that differs; `last`: the last to replay; `start`: the step of the checkpoint.
 
-    `version`: what came out, once training goes on from it; `done`: it is live, and what knew the people is deleted.
+    `version`: what came out, once training goes on from it; `done`: it is live, and what knew the people is deleted. `begun`: the shared
+    version that a branch begins anew at.
     """
 
     id: str
@@ -88,6 +100,11 @@ class ErasureJob:
     erased_turns: int
     version: tuple[int, str] | None = None
     done: bool = False
+    begun: tuple[int, str] | None = None
+
+    def knows(self, policy: PolicyVersion) -> bool:
+        """True if this version of the replayed line may know the people; never before one came out without them."""
+        return self.version is not None and self.first <= policy.number < self.version[0]
 
     @property
     def phase(self) -> Literal["replay", "release", "done"]:
@@ -128,6 +145,11 @@ class ErasureFiles:
         with hold(self.root, "requests", wait_s=_LOCKED_S):
             asked = dict.fromkeys([*self.requests(), request])
             self.put("requests.json", [asdict(each) for each in asked])
+
+    def asked(self) -> list[ErasureRequest]:
+        """The requests that no replay has taken up, even if its trainer was killed just then. Raises Corrupt."""
+        requests, job = self.requests(), self.job()  # in this order: a job is written before its requests are removed
+        return [each for each in requests if job is None or each not in job.people]
 
     def take(self, people: Sequence[ErasureRequest]) -> None:
         """Remove these requests; others may have come meanwhile. Raises Conflict like `request`."""
@@ -175,8 +197,10 @@ class ErasurePlan:
         return 0 if self.checkpoint is None else int(self.checkpoint.name.split("-")[0])
 
 
-def open_refold(config: Config, log: RowLog, people: Sequence[ErasureRequest], tokens: ModelTokens) -> CreditRefold:
-    """The log's batches without these people, and without all whose words are erased."""
+def open_refold(
+    config: Config, log: RowLog, people: Sequence[ErasureRequest], tokens: ModelTokens, *, others: bool = True
+) -> CreditRefold:
+    """The log's batches without these people and, with `others`, without all whose words are erased."""
     upto: dict[tuple[str, str | None], int] = {}
     for each in people:
         upto[each.tenant, each.user] = max(each.upto, upto.get((each.tenant, each.user), 0))
@@ -184,7 +208,7 @@ def open_refold(config: Config, log: RowLog, people: Sequence[ErasureRequest], t
         log,
         config.reward,
         taught_by(config),
-        erased_people(upto),
+        erased_people(upto, others=others),
         gold=gold_people(config.release.monitors),
         token_bytes=tokens.token_bytes,
         answer_ids=tokens.answer_ids,
@@ -232,20 +256,13 @@ class ErasureReplay:
         self.job = self._files.job()
         self._looked: Mapping[str, str] | None = None  # the store's refs at the last look for what is to be deleted
 
-    @property
-    def pending(self) -> bool:
-        """True if a replay was begun and has not ended, or is asked for."""
-        return (self.job is not None and self.job.phase == "replay") or bool(self._asked())
-
-    def _asked(self) -> list[ErasureRequest]:
-        """The requests that no replay has taken up, even if it was killed just then."""
-        taken = () if self.job is None else self.job.people
-        return [each for each in self._files.requests() if each not in taken]
+    async def due(self) -> bool:
+        """True if a replay was begun and has not ended, or is asked for. Raises Corrupt."""
+        return (self.job is not None and self.job.phase == "replay") or bool(self._files.asked())
 
     def knows_erased(self, live: PolicyVersion) -> bool:
         """True if this version knew somebody whom the last erasure took out: training must not go back to it."""
-        job = self.job
-        return job is not None and job.version is not None and job.first <= live.number < job.version[0]
+        return self.job is not None and self.job.knows(live)
 
     async def replay(self, say: Callable[[str, bool], None], *, fresh: bool) -> bool:
         """Do what is pending; True if training goes on from another version now. `fresh`: the trainer has not loaded or learned anything.
@@ -275,7 +292,7 @@ class ErasureReplay:
     async def _begin(self, say: Callable[[str, bool], None], *, fresh: bool) -> ErasureJob | None:
         """Take up the requests; None if no step would differ without the people. Raises Conflict as `replay`, with the requests kept."""
         # if what the last replay came to is not live yet, this one takes its place
-        people = [*(() if self.job is None else self.job.people), *self._asked()]
+        people = [*(() if self.job is None else self.job.people), *self._files.asked()]
         say("looking for what was learned from people who are forgotten", False)
         plan = await plan_erasure(self._run.config, self._run.log, self._run.home, people, self._tokens)
         if plan.first is None:
@@ -432,6 +449,7 @@ class ErasureReplay:
             taken = [float(line["ess_turns"]) for line in noted if "ess_turns" in line]
             rows = read_rows(self._files.rows(job.id).read_text().splitlines())
             made = ErasureCertificate(
+                definition=DEFINITION if job.begun is None else BRANCH_DEFINITION,
                 id=job.id,
                 code=__version__,
                 contract=self._parts.numerics,
@@ -454,22 +472,23 @@ class ErasureReplay:
     async def purge(self, live: PolicyVersion) -> str:
         """Once the version or a later one is live: delete what knew the people, as far as no ref names it. Returns what was done."""
         job = self.job
-        if job is None or job.phase != "release" or job.version is None or live.number < job.version[0]:
+        if job is None or job.phase != "release" or job.version is None or not self._is_over(job, live):
             return ""
         refs = await self._run.store.refs()
         if refs == self._looked:
             return ""  # each look reads every version's manifest, and a trainer that waits asks twice a second
         self._looked = refs
-        await self._let_go(f"{ERASURES}{job.id}")
+        await self._let_go(job)
         found = await knowing(self._run, job.first, job.last)
         if found.named and not found.free and not found.checkpoints and self._has_verdict(job.id):
             return ""  # as at the last look
         for path in found.checkpoints:
             shutil.rmtree(path, ignore_errors=True)
+        store = store_of(self._run)
         for version in found.free:
             ref = VERSIONS + version.hash
-            if (value := await self._run.store.read_ref(ref)) is not None:
-                await self._run.store.delete_ref(ref, value)
+            if (value := await store.read_ref(ref)) is not None:
+                await store.delete_ref(ref, value)
         self._certify(job, await self._verdict(job.version))
         if not found.named:
             self._keep(replace(job, done=True))
@@ -478,10 +497,14 @@ class ErasureReplay:
     def _has_verdict(self, id: str) -> bool:
         return bool(ErasureCertificate.model_validate_json(self._files.certificate(id).read_bytes()).verdict)
 
-    async def _let_go(self, kept: str) -> None:
+    def _is_over(self, job: ErasureJob, live: PolicyVersion) -> bool:
+        """True once what came out, or a later version, answers."""
+        return job.version is not None and live.number >= job.version[0]
+
+    async def _let_go(self, job: ErasureJob) -> None:
         """Delete the names of what earlier replays came to, which may know whom this one took out."""
         for ref, held in (await self._run.store.refs()).items():
-            if ref.startswith(ERASURES) and ref != kept:
+            if ref.startswith(ERASURES) and ref != f"{ERASURES}{job.id}":
                 await self._run.store.delete_ref(ref, held)
 
     async def _verdict(self, version: tuple[int, str]) -> str:
@@ -508,15 +531,24 @@ class Knowing:
         return f"{gone}; until their refs move: {waits}" if waits else gone
 
 
+def store_of(run: Run) -> KeptStore:
+    """The whole weight store of a run, with everybody's refs; a branch's run itself has only its own to move."""
+    return open_store(serving_run(run.config)) if run.config.run.tenant else run.store
+
+
 async def knowing(run: Run, first: int, last: int) -> Knowing:
-    """What may know somebody whose first effect was on step `first`, if training went on without them after step `last`."""
+    """What may know somebody whose first effect was on step `first`, if training went on without them after step `last`.
+
+    Of a branch that began anew, versions alone: its checkpoints of before are gone, and others' have the numbers of their own steps.
+    """
     from ostinato.train.checkpoint import step_of, stored
 
-    refs = {ref: root for ref, root in (await run.store.refs()).items() if not ref.startswith(VERSIONS)}
-    versions = await versions_between(run.store, first, last, run.name)
+    store, own = store_of(run), [] if run.config.run.tenant else stored(run.home.checkpoints)
+    refs = {ref: root for ref, root in (await store.refs()).items() if not ref.startswith(VERSIONS)}
+    versions = await versions_between(store, first, last, run.name)
     held = {root: ref for ref, root in refs.items()}
     return Knowing(
-        checkpoints=[path for path in stored(run.home.checkpoints) if first <= step_of(path) <= last],
+        checkpoints=[path for path in own if first <= step_of(path) <= last],
         free=[policy for policy in versions if policy.hash not in held],
         named={held[policy.hash]: policy for policy in versions if policy.hash in held},
     )

@@ -158,7 +158,7 @@ def engine_contract(config: Config) -> Contract:
 def _rounding(config: Config) -> str | None:
     """The name of the engine's rounding of products; None for plain ones."""
     if config.engine.products == "fp8":
-        from ostinato.engine.embedded.quantized import FP8_NAME
+        from ostinato.engine.embedded.form import FP8_NAME
 
         return FP8_NAME
     found = integers(config)
@@ -319,7 +319,7 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 def _integers(path: Path) -> Integers:
     import torch
 
-    from ostinato.engine.embedded.quantized import NO_LINEARS, check_dense
+    from ostinato.engine.embedded.form import NO_LINEARS, check_dense
     from ostinato.model.linear import find
     from ostinato.model.load import empty_model
     from ostinato.model.selftest import shapes_of

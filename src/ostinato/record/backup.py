@@ -76,11 +76,18 @@ class BackupManifest(BaseModel):
 
 
 def back_up(
-    log: LogDirectory, keys: Path, target: Path, version: str, clock: Clock, on_bytes: OnBytes
+    log: LogDirectory,
+    keys: Path,
+    target: Path,
+    version: str,
+    clock: Clock,
+    on_bytes: OnBytes,
+    beside: Callable[[Cursor], object] = lambda last: None,
 ) -> BackupManifest:
     """Copy a log and its file of keys into the new or empty directory `target`; `version` is the program's, for people.
 
-    Safe alongside readers, writers, retention and kill -9. The master key is not copied.
+    Safe alongside readers, writers, retention and kill -9. The master key is not copied. `beside` is called with the last copied row
+    before the manifest is written, for what belongs to the backup, too, and deletes what it wrote if it fails.
 
     Raises:
         NotFound: there is no log.
@@ -97,6 +104,7 @@ def back_up(
         segments = copy.segments()
         copy.database(log.kept)
         copy.database(keys, KEYS)
+        beside(segments[-1].last)
         files = tuple(_described(target / name) for name in sorted(copy.names))
         made = BackupManifest(
             format=FORMAT, version=version, at=began, first=segments[0].first, last=segments[-1].last, files=files

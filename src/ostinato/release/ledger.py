@@ -346,6 +346,10 @@ def _approved(state: State, event: ReleaseEvent) -> State:
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
+    if event.detail.get(
+        "anew"
+    ):  # of a branch that began anew, what it was before is nothing to go back to, or to compare with
+        state = replace(state, releases=(), proven=(), verified=())
     # a version with a higher number than all before it cannot be among them
     known = () if event.policy.number > state.highest else state.releases
     before = tuple(release for release in known if release != event.policy) if known else state.releases

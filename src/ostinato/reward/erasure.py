@@ -5,7 +5,8 @@ batch is not enough: the credits of the others were made with a baseline that u'
 advantages are in, cut by shares that u's turns are part of. So the ledger is folded anew from the rows that are left, and each batch is
 credited again at its place in the log.
 
-So are its weights, by how often answers of a length got a reward without u's among them.
+So are its weights, by how often answers of a length got a reward without u's among them, and rewards that were predicted from early
+signals (`reward.surrogate`), without u's late rewards.
 
 What stays as it happened: which turns each step took, and the chances with which they were drawn (`Batch.drawn`). A desk that never saw u
 would have cut other batches, and sampled other turns. In batches of versions that recorded weights as a whole, these keep their ratios.
@@ -20,7 +21,7 @@ from ostinato.core.errors import Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn, TurnHint
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
-from ostinato.reward.batching import relative_weights
+from ostinato.reward.batching import behind_last, relative_weights
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import by_episode
 from ostinato.reward.demonstrations import AnswerIds
@@ -30,7 +31,6 @@ from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
 from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import (
     batch_weights,
-    behind_last,
     beliefs_of,
     credit_of,
     lines_of,
@@ -43,16 +43,18 @@ Erased = Callable[[Cursor, Turn], bool]
 """Whether a turn, at its place in the log, is taken out."""
 
 
-def erased_people(people: Mapping[tuple[str, str | None], Cursor]) -> Erased:
-    """Takes out the turns of these people, each up to a place in the log, and all whose words are erased already. A person is a tenant and
-    a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased or not.
+def erased_people(people: Mapping[tuple[str, str | None], Cursor], *, others: bool = True) -> Erased:
+    """Takes out the turns of these people, each up to a place in the log, and, with `others`, all whose words are erased already.
+
+    A person is a tenant and a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased
+    or not.
 
     Example: ``erased_people({("acme", "ann"): log.newest()})``
     """
 
     def erased(place: Cursor, turn: Turn) -> bool:
         upto = max(people.get((turn.tenant, turn.user), 0), people.get((turn.tenant, None), 0))
-        return (turn.redacted and turn.consent is Consent.YES) or place <= upto
+        return (others and turn.redacted and turn.consent is Consent.YES) or place <= upto
 
     return erased
 
@@ -126,6 +128,9 @@ class CreditRefold:
             left = self._left(row)
             if left is None:
                 continue
+            if isinstance(left, Reward) and left.early and place >= first and left.turn in self._ledger.open:
+                tenant, most = self._ledger.open[left.turn].facts.tenant, self._ledger.config.max_abs
+                left = self._ledger.surrogate.predicted(tenant, left, dict(left.early), most)
             if isinstance(left, Batch) and isinstance(row, Batch):
                 found = await self._again(row, left)
                 for at, held in self._passed:  # the desk read them after it gave credit

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.files import private, sync_directory
-from ostinato.train.pieces import Joined, RankPart
-from ostinato.train.ranks import Ranks, SingleProcess
+from ostinato.train.ranks import Joined, RankPart, Ranks, SingleProcess
 
 _log = logging.getLogger(__name__)
 

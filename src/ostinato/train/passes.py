@@ -22,7 +22,7 @@ from ostinato.core.numerics import Contract
 from ostinato.model.cpu import GIVE_BACK_EVERY, give_back
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import policy_loss, sequence_mask
-from ostinato.train.master_weights import MasterWeights
+from ostinato.train.masters import MasterWeights
 from ostinato.train.microbatch import Microbatch
 from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.policy import Policy

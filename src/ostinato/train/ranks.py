@@ -1,12 +1,19 @@
-"""The processes that take one step together, and the exchanges between them. One process needs none."""
+"""Data-parallel ranks: the processes that take one step together, their exchanges, and the rows of a checkpoint that each writes.
+
+One process needs no exchange. Any number of ranks reads a checkpoint, whatever the number of those that wrote it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ostinato.core.errors import Corrupt
 from ostinato.train.microbatch import Microbatch
 
 
@@ -68,3 +75,53 @@ class SingleProcess:
     def gather(self, said: bytes) -> list[bytes]:
         """This process's own bytes."""
         return [said]
+
+
+# ---------------------------------------------------------------- tensors over ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """Which rows of which tensors a rank has: each tensor's whole shape, and the first of this rank's rows.
+
+    Example: ``RankPart(shapes={"w": (5, 8)}, firsts={"w": 3})`` beside an array "w" of shape (2, 8) is rows 3 and 4 of 5.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    firsts: Mapping[str, int]
+
+
+class Joined(Mapping[str, NDArray[Any]]):
+    """Arrays by name, joined from pieces on access; `rows` joins only the requested rows.
+
+    `pieces`: name -> (first row, array) in any order. Raises Corrupt if they are not contiguous from row 0 on.
+    """
+
+    def __init__(self, pieces: Mapping[str, list[tuple[int, NDArray[Any]]]]) -> None:
+        self._pieces = {name: sorted(parts, key=lambda part: (part[0], len(part[1]))) for name, parts in pieces.items()}
+        for name, parts in self._pieces.items():
+            at = 0
+            for first, array in parts:
+                if len(array) and first != at:
+                    raise Corrupt(f"the pieces of tensor {name!r} do not meet at row {at}")
+                at += len(array)
+
+    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        """Rows [first, last) of a tensor; a view if one piece has them all."""
+        found = [
+            array[max(0, first - at) : last - at]
+            for at, array in self._pieces[name]
+            if at < last and at + len(array) > first
+        ]
+        if not found:
+            return self._pieces[name][0][1][:0]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.rows(name, 0, sum(len(array) for _, array in self._pieces[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)

@@ -15,9 +15,8 @@ from torch import Tensor
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Weights
 from ostinato.train.config import TrainConfig
-from ostinato.train.drift import k3
-from ostinato.train.losses import Penalty
-from ostinato.train.master_weights import MasterWeights
+from ostinato.train.losses import Penalty, k3
+from ostinato.train.masters import MasterWeights
 from ostinato.train.microbatch import Microbatch
 
 

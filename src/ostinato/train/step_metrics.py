@@ -22,8 +22,7 @@ from torch import Tensor
 
 from ostinato.core.errors import BadWeights, NoSignal
 from ostinato.train.config import TrainConfig
-from ostinato.train.drift import Trust, drift, k1, k3, trust
-from ostinato.train.losses import turn_ess
+from ostinato.train.losses import Trust, drift, k1, k3, trust, turn_ess
 from ostinato.train.microbatch import Microbatch
 from ostinato.train.references import distance
 

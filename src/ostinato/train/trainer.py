@@ -1,4 +1,4 @@
-"""One optimizer step: samples with credit in, new weights out.
+"""One optimizer step by policy gradient: samples with credit in, new weights out.
 
 Data flow: samples -> admission -> micro-batches of packed token trees -> their log-probabilities under the release and the anchor
 -> forward, loss, backward (gradients summed in fp32) -> one set of checks over the whole batch (`judge`) -> AdamW -> the rounded
@@ -32,8 +32,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
 from ostinato.train.linear_gradients import sum_gradients_into
-from ostinato.train.master_weights import MasterWeights
-from ostinato.train.masters import Masters
+from ostinato.train.masters import Masters, MasterWeights
 from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
 from ostinato.train.packing import TokenTurn, microbatches, pack
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise

@@ -12,8 +12,8 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded import quantized
-from ostinato.engine.embedded.quantized import FP8_NAME, Fp8Linear, round_to_fp8, rounded
+from ostinato.engine.embedded import form
+from ostinato.engine.embedded.form import FP8_NAME, Fp8Linear, round_to_fp8, rounded
 from ostinato.model.attention import CausalAttend, hidden
 from ostinato.model.backend import ComputeBackend
 from ostinato.model.load import load_model
@@ -78,9 +78,9 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path):
 
 def test_layers_of_odd_sizes_stay_and_a_model_without_others_is_refused(tmp_path, monkeypatch):
     path = tiny_model(tmp_path / "tiny", hidden=64, heads=4, kv_heads=2)
-    monkeypatch.setattr(quantized, "_MULTIPLE", 64)
+    monkeypatch.setattr(form, "_MULTIPLE", 64)
     assert round_to_fp8(load_model(path, torch.float32, backend=TORCH)) == 2 * 5, "all but keys and values, 32 wide"
-    monkeypatch.setattr(quantized, "_MULTIPLE", 1024)
+    monkeypatch.setattr(form, "_MULTIPLE", 1024)
     with pytest.raises(BadConfig, match=r"has none: set engine\.products = 'plain'"):
         round_to_fp8(load_model(path, torch.float32, backend=TORCH))
 

@@ -9,11 +9,10 @@ from torch import nn
 from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
-from ostinato.engine.embedded import quantized
+from ostinato.engine.embedded import form
 from ostinato.engine.embedded.condensed import condense, is_condensed
-from ostinato.engine.embedded.form import prepack, times_as_fast
+from ostinato.engine.embedded.form import Int8Linear, prepack, quantise, times_as_fast
 from ostinato.engine.embedded.fused import FusedLayer, fuse
-from ostinato.engine.embedded.quantized import Int8Linear, quantise
 from ostinato.model import linear as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
@@ -96,7 +95,7 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
 
 @pytest.fixture
 def layer_by_layer(monkeypatch):
-    monkeypatch.setattr(quantized, "condense", lambda model, lay_out: 0)
+    monkeypatch.setattr(form, "condense", lambda model, lay_out: 0)
 
 
 @pytest.mark.usefixtures("layer_by_layer")
@@ -117,7 +116,7 @@ def test_one_call_gives_the_bits_of_one_layer_after_another(tmp_path, integers, 
         pytest.skip("this architecture has no form of one call")
     assert quantise(one, integers)
     assert is_condensed(one)
-    monkeypatch.setattr(quantized, "condense", lambda model, lay_out: 0)
+    monkeypatch.setattr(form, "condense", lambda model, lay_out: 0)
     each = load_model(path, dtype)
     quantise(each, integers)
     assert any(isinstance(part, Int8Linear) for part in each.modules())

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
-from ostinato.engine.embedded.quantized import round_to_fp8
+from ostinato.engine.embedded.form import round_to_fp8
 from ostinato.model import cpu, experts
 
 ASKED = ("amx_bf16", "amx_int8", "avx2", "avx512_bf16", "avx512_f", "avx512_vnni", "avx_vnni", "bf16", "fma3", "i8mm")

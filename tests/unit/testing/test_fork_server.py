@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.deadlines import PATIENT_S
-from tests.fakes.fork_server import ForkServer, OtherServer
+from tests.fakes import fork_server
+from tests.fakes.fork_server import SHARED, ForkServer, OtherServer
 
 from ostinato.launch.placing import process
 from ostinato.launch.placing.heartbeat import PARENT
@@ -180,6 +181,27 @@ def test_another_process_may_ask_for_programs(server):
         assert one.stdout.readline() == "waits\n"
         server.close()
         assert one.wait(PATIENT_S) == -signal.SIGKILL, "they end with the server"
+
+
+def test_who_can_only_start_an_interpreter_has_its_program_forked(tmp_path, server):
+    """With this process's streams, environment, directory, signals and exit code: as pytest-xdist starts its workers."""
+    interpreter, env = [sys.executable, fork_server.__file__, "-u", "-c"], os.environ | {SHARED: server.start()}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env, "cwd": tmp_path}
+    told = "import os, sys; print(os.getcwd(), 'ostinato.launch.workers.worker_main' in sys.modules, sys.stdin.read()); sys.exit(7)"
+    with subprocess.Popen([*interpreter, told], **pipes) as one:
+        assert one.communicate("said", timeout=PATIENT_S)[0] == f"{tmp_path} True said\n"
+    assert one.returncode == 7
+    with subprocess.Popen([*interpreter, PROGRAM, "wait"], **pipes) as two:
+        assert two.stdout.readline() == "waits\n"
+        two.send_signal(signal.SIGTERM)
+        assert two.wait(PATIENT_S) == 128 + signal.SIGTERM
+
+
+def test_the_workers_of_these_tests_are_forked_and_have_a_thread_for_each_core(pytestconfig):
+    """Whether it is a worker of pytest-xdist, this process tells itself."""
+    if hasattr(pytestconfig, "workerinput"):
+        assert b"fork_server import serve" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        assert sys.modules["torch"].get_num_threads() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("forks", [True, False])

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from ostinato.train.drift import drift
-from ostinato.train.losses import policy_loss, sequence_mask, turn_means
+from ostinato.train.losses import drift, policy_loss, sequence_mask, turn_means
 
 torch.set_num_threads(1)
 # turn 0: ratios 1.5 and 8, geometric mean sqrt(12) = 3.46; turn 1: 1.6 and 1/1.6, mean 1; turn 2: one token at 1/3

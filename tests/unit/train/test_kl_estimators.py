@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from ostinato.train.drift import k1, k3
-from ostinato.train.losses import policy_loss
+from ostinato.train.losses import k1, k3, policy_loss
 
 SAMPLES = 400_000
 

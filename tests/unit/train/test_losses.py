@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from ostinato.train import policy as head_module
-from ostinato.train.drift import k3
-from ostinato.train.losses import importance_weights, policy_loss, rewards_to_go, turn_ess
+from ostinato.train.losses import importance_weights, k3, policy_loss, rewards_to_go, turn_ess
 from ostinato.train.policy import token_logprobs
 
 torch.set_num_threads(1)

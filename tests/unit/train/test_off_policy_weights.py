@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ostinato.train.drift import effective_share, trust
+from ostinato.train.losses import effective_share, trust
 
 torch.set_num_threads(1)
 TURNS, LENGTH = 64, 36

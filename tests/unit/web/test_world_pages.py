@@ -11,7 +11,7 @@ from ostinato.app.storage import Home
 from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
 from ostinato.status.worlds.underway import RolloutLine
 from ostinato.testing.log import MemoryLog
-from ostinato.web.page.worlds_views import MOST_LINES, diff_lines, state_of, success_chart
+from ostinato.web.page.views import MOST_LINES, diff_lines, rollout_state, success_chart
 
 ROLLOUT, TASK = "/worlds/rollouts/w3f.0.0.0", "/worlds/tasks/calc-1"
 PATHS = ["/worlds", "/worlds/rollouts", ROLLOUT, TASK]
@@ -195,4 +195,4 @@ def test_lines_of_a_diff_have_their_kinds():
 def test_a_state_is_a_mark_and_words(changes, words):
     fields = {"seq": 0, "episode": "e", "task": "t", "family": "f", "split": "train", "harness": "h", "group": None}
     line = RolloutLine(**fields | {"member": 0, "at": 1.0, "solved": False, "cheated": (), "ended": "turns", **changes})
-    assert state_of(line)[1] == words
+    assert rollout_state(line)[1] == words

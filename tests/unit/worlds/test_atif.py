@@ -1,9 +1,11 @@
 """What an ATIF trajectory says of a rollout, step by step."""
 
+from tests.fakes.atif import atif_of
+
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.testing.records import a_turn
-from ostinato.worlds.atif import atif_of, rollout_of
 from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.outcome_files import rollout_of
 
 FIRST = a_turn("chatcmpl-0:0")
 CALLS = (

@@ -22,9 +22,8 @@ from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
 from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.form import prepack, round_to_fp8
 from ostinato.engine.embedded.kv import BlockPool, open_store
-from ostinato.engine.embedded.quantized import round_to_fp8
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
 from ostinato.model.backend import backend_of

@@ -1,24 +1,36 @@
 """The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise linear layers in panels.
 
-If rounding to integers is requested, the decoder's linear layers are rounded, in the same forms (`quantized`).
+Quantization: if 8-bit numbers are requested, a dense decoder's linear layers are rounded, in the same forms: to integers on CPUs, to floats
+(e4m3) on GPUs that have them. The trainer does not round. Each output has one scale for its weights, and each row one for its activations,
+computed per row at run time, so that an answer does not depend on others in its batch. The output head keeps its precision by default,
+since its errors would go directly into the logits.
+
+Integers: weights and activations are rotated by the same Hadamard matrix, which spreads a large channel over many (`kernels.quantize`).
+Sums are exact (`model.linear`); rounding happens when numbers become levels, and once more at the end. Weights take a quarter of fp32's
+memory. Floats: `torch.nn.functional.scaled_mm` multiplies and scales.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.condensed import condense
 from ostinato.engine.embedded.fused import fuse
-from ostinato.engine.embedded.quantized import quantise
+from ostinato.model import routing
 from ostinato.model.attention import hidden
 from ostinato.model.cpu import team
 from ostinato.model.experts import lay_out_experts
-from ostinato.model.linear import Integers, replace_by_panels
+from ostinato.model.linear import Integers, in_int8_panels, multiply, replace_by_panels
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import filled, vocabulary_of
@@ -68,3 +80,137 @@ def _seconds(models: list[PreTrainedModel], rows: int) -> list[float]:
             hidden(model, ids, positions, attend)
             best[number] = min(best[number], time.perf_counter() - began)
     return best
+
+
+# ---------------------------------------------------------------- layers rounded to 8 bits
+
+NO_LINEARS = (
+    "engine.products = 'int8' rounds linear layers, and this model's decoder has none: set engine.products = 'plain'"
+)
+
+
+class Int8Linear(nn.Module):
+    """`nn.Linear` for inference, rounded to `integers`; may combine several layers with concatenated outputs. Keeps the input's dtype."""
+
+    def __init__(self, layers: Sequence[nn.Linear], integers: Integers) -> None:
+        super().__init__()
+        biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
+        if len(biases) not in (0, len(layers)):
+            raise ValueError("these layers cannot be one")
+        self._panels = in_int8_panels(integers, torch.cat([layer.weight for layer in layers]))
+        self._bias = torch.cat(biases) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return multiply(x, self._panels, self._bias)
+
+
+@torch.inference_mode()
+def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) -> int:
+    """Replace the linear layers of a dense model's decoder by integer ones, in place; returns how many of the model's were replaced.
+
+    All layers are one call where possible (`condensed`), or else fused (`fused`). With `head` the output head is replaced
+    too. Raises BadConfig for a mixture of experts, whose experts are not linear layers, and for a decoder without linear layers.
+    """
+    check_dense(model)
+    linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    top = model.get_output_embeddings()
+
+    def make(layers: Sequence[nn.Linear]) -> nn.Module:
+        return Int8Linear(layers, integers)
+
+    if not condense(model, partial(in_int8_panels, integers)):
+        fuse(model, make)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child is not top:
+                setattr(parent, name, make([child]))
+    if head and isinstance(top, nn.Linear):
+        model.set_output_embeddings(make([top]))
+    left = {id(part) for part in model.modules()}
+    found = sum(id(part) not in left for part in linears)
+    if not found:
+        raise BadConfig(NO_LINEARS)
+    return found
+
+
+def check_dense(model: PreTrainedModel) -> None:
+    """Raise BadConfig for a mixture of experts."""
+    if routing.of(model) is not None:
+        raise BadConfig(
+            "engine.products = 'int8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
+        )
+
+
+# ---------------------------------------------------------------- 8-bit floats
+
+
+FP8_NAME = "fp8 e4m3 weights by output, activations by row"
+"""The name in a numerics contract."""
+_LARGEST = 448.0  # of e4m3
+_MULTIPLE = 16  # of inputs and of outputs, which the GPU's product asks for
+_FIRST = (8, 9)  # compute capability with products of e4m3
+
+
+def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 numbers [N, I] and scales [N, 1] in fp32: number x scale is within 1/16 of each element, or within 2^-10 of a scale."""
+    scales_N1 = x_NI.abs().amax(-1, keepdim=True).float() / _LARGEST
+    scales_N1 = torch.where(scales_N1 == 0, 1.0, scales_N1)  # a NaN stays one
+    return (x_NI.float() / scales_N1).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales_N1
+
+
+class Fp8Linear(nn.Module):
+    """`nn.Linear` for inference in 8-bit floats. Keeps the input's dtype."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        numbers_OI, scales_O1 = rounded(layer.weight.detach())
+        self._weight_IO, self._scales_1O = numbers_OI.t(), scales_O1.t()
+        bias = cast("Tensor | None", layer.bias)
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        numbers, scales = rounded(x.reshape(-1, x.shape[-1]))
+        by_row = F.ScalingType.RowWise
+        dtype = torch.bfloat16 if x.is_cuda else x.dtype  # a GPU's product with scales by row gives bf16 only
+        out = F.scaled_mm(
+            numbers, self._weight_IO, scales, by_row, self._scales_1O, by_row, output_dtype=dtype, use_fast_accum=False
+        ).to(x.dtype)
+        out = out if self._bias is None else out + self._bias
+        return out.view(*x.shape[:-1], -1)
+
+
+@torch.inference_mode()
+def round_to_fp8(model: PreTrainedModel) -> int:
+    """Replace the linear layers of a dense model's decoder by 8-bit ones, in place. Returns how many; layers of odd sizes stay as they are.
+
+    Raises BadConfig for a mixture of experts, whose experts are not linear layers, for a model without a layer of fitting size, and for a
+    GPU or a torch without such products.
+    """
+    if routing.of(model) is not None:
+        raise BadConfig(
+            "engine.products = 'fp8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
+        )
+    if not hasattr(F, "scaled_mm"):
+        raise BadConfig(
+            f"engine.products = 'fp8' needs torch.nn.functional.scaled_mm, which torch {torch.__version__} lacks: "
+            "pip install --upgrade torch, or set engine.products = 'plain'"
+        )
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < _FIRST:
+        raise BadConfig(
+            f"engine.products = 'fp8': {torch.cuda.get_device_name(model.device)} has no products of 8-bit floats: set "
+            "engine.products = 'plain'"
+        )
+    found, top = 0, model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child is not top and not any(n % _MULTIPLE for n in child.weight.shape):
+                setattr(parent, name, Fp8Linear(child))
+                found += 1
+    if not found:
+        raise BadConfig(
+            f"engine.products = 'fp8' rounds linear layers whose sizes are multiples of {_MULTIPLE}, and this model's decoder has none: "
+            "set engine.products = 'plain'"
+        )
+    return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ostinato.app.branches import held_by_branches
+from ostinato.app.branches import branches_begun, held_by_branches
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import Home, open_log, open_run
 from ostinato.config import Config
@@ -18,6 +20,10 @@ from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch
 from ostinato.status.progress_lines import Lines
+
+if TYPE_CHECKING:  # they bring torch
+    from ostinato.app.erasure import ErasurePlan, ErasureRequest
+    from ostinato.app.trainer import ModelTokens
 
 CHECKPOINT_WAIT_S = 120.0
 """How long `ostinato forget` waits for the trainer's checkpoint by default: a trainer looks for the request between two steps."""
@@ -65,8 +71,12 @@ async def _training(config: Config) -> bool:
 # ---------------------------------------------------------------- erasure from the weights
 
 
-async def ask_replay(config: Config, tenant: str, user: str | None, upto: int, console: Console) -> None:
-    """Ask the run's trainer to train again without somebody whose words are erased."""
+async def ask_replay(
+    config: Config, tenant: str, user: str | None, upto: int, copied_upto: int, console: Console
+) -> None:
+    """Ask the run's trainer to train again without somebody whose words are erased up to a place in the log, and every branch's to begin
+    anew if it knows them. `copied_upto`: the place in the log of the tenant's own branch.
+    """
     from ostinato.app.erasure import ErasureFiles, ErasureRequest
 
     place = Home(config.run.directory)
@@ -82,16 +92,26 @@ async def ask_replay(config: Config, tenant: str, user: str | None, upto: int, c
         highlight=False,
         soft_wrap=True,
     )
+    for branch in branches_begun(config):  # after the shared request, without which a branch would not wait
+        whose = branch.run.tenant
+        reach = copied_upto if whose == tenant else 0  # no turn of others is in its log, only in what it began with
+        ErasureFiles(Home(branch.run.directory)).request(ErasureRequest(tenant=tenant, user=user, upto=reach))
+        then = f"begins anew at the shared version if it may know them, and forgets what it learned from anybody: train@{whose} does it"
+        if whose not in config.learn.tenants:
+            then = f"is not trained now (learn.tenants), and may know them: `ostinato ship live --for {whose}` once that is the new version"
+        _say(console, f"the branch of {whose} {then}. Certificates: {Home(branch.run.directory).erasure}")
     with open_run(config) as run:
         found = await held_by_branches(run)
     for ref, policy in found.items():
-        branch = ref.split("/")[1]
-        console.print(
-            f"{policy} may know them, and the ref {ref} keeps it: once the new version is live, begin the branch anew with `ostinato ship "
-            f"live --for {branch}` (its trainer then moves the ref base; best and evaluation move with what the gate finds later)",
-            highlight=False,
-            soft_wrap=True,
-        )
+        whose = ref.split("/")[1]
+        then = f"once the new version is live, begin the branch anew with `ostinato ship live --for {whose}`"
+        if whose in config.learn.tenants:
+            then = "until the branch begins anew"
+        _say(console, f"{policy} may know them, and the ref {ref} keeps it: {then}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
@@ -107,10 +127,9 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         request = ErasureRequest(tenant=tenant, user=user, upto=run.log.newest())
         people, tokens = [*ErasureFiles(run.home).requests(), request], ModelTokens(model_path(config))
         plan = await plan_erasure(config, run.log, run.home, people, tokens)
+        await _show_branches(config, plan, replace(request, upto=1 << 62), tokens, console)
         if plan.first is None:
-            console.print(
-                f"none of {plan.last} steps would differ without them: there is nothing to train again", highlight=False
-            )
+            _say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
             return
         found = await knowing(run, plan.first, plan.last)
     start = (
@@ -125,7 +144,22 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         f"the result is version {plan.last + 1}, a candidate; once it or a later one is live, these are deleted: {found.line()}",
     ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        _say(console, line)
+
+
+async def _show_branches(
+    config: Config, plan: ErasurePlan, request: ErasureRequest, tokens: ModelTokens, console: Console
+) -> None:
+    """Print which tenants' branches would begin anew."""
+    from ostinato.app.branch_erasure import turns_learned
+
+    for each in branches_begun(config):
+        with open_run(each) as branch:
+            base = await branch.follower.resolve("base")
+            began = plan.first is not None and base is not None and plan.first <= base.number <= plan.last
+            knows = began or await turns_learned(branch, [request], tokens)
+        then = "begins anew at the shared version, and what it learned from anybody is deleted" if knows else "stays"
+        _say(console, f"the branch of {each.run.tenant} {then}")
 
 
 def _time(config: Config, steps: int) -> str:
@@ -140,7 +174,7 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
 
     Raises Corrupt, BadConfig, NotFound.
     """
-    from ostinato.weights.version.certificate import check_erasure, read_certificate, read_rows
+    from ostinato.weights.version.certificate import SHARED, check_erasure, read_certificate, read_rows
 
     certificate = read_certificate(_read(path, "the certificate").encode())
     beside = path.with_name(f"{certificate.id}.rows.jsonl")
@@ -159,13 +193,18 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
         if signature is None
         else f"by {signature.key}" + ("" if config.follow.trusted else " (follow.trusted is empty)")
     )
-    console.print(
-        f"certificate {certificate.id}, signed {by}: v{certificate.weights[0]} with root {certificate.weights[1]} rests on "
-        f"{sum(len(ids) for _, ids in rows)} turns of {len(rows)} steps; "
-        + (f"none of the {len(ids)} given turns is among them" if ids else "no turns were given to look for (--turns)"),
-        highlight=False,
-        soft_wrap=True,
-    )
+    if certificate.checkpoint.startswith(SHARED):
+        said = (
+            f"a branch began anew at v{certificate.weights[0]} with root {certificate.weights[1]} of the shared run, and nothing that it "
+            f"learned itself by step {certificate.last} is in that; what is behind it is said by the shared run's certificates"
+        )
+    else:
+        count = sum(len(ids) for _, ids in rows)
+        among = (
+            f"none of the {len(ids)} given turns is among them" if ids else "no turns were given to look for (--turns)"
+        )
+        said = f"v{certificate.weights[0]} with root {certificate.weights[1]} rests on {count} turns of {len(rows)} steps; {among}"
+    _say(console, f"certificate {certificate.id}, signed {by}: {said}")
     console.print(
         certificate.model_dump_json(indent=1, exclude={"signature"}), highlight=False, markup=False, soft_wrap=True
     )

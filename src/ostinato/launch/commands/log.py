@@ -209,12 +209,13 @@ async def forget(
             if said := await await_checkpoint(each, wait_s):
                 said = f"branch of {tenant}: {said}" if each.run.tenant else said
                 console.print(said, highlight=False, soft_wrap=True)
-        newest, *_ = [await log.forget(tenant, user) for log in logs]
-        if branches:
+        newest, *copied = [await log.forget(tenant, user) for log in logs]
+        if branches and not replay:
             console.print(
-                f"{tenant} has a branch, which was trained on them and is not trained again without them: `ostinato ship live --for "
-                f"{tenant}` begins it anew at the shared version. `ostinato weights gc` deletes what it was only once its checkpoints, "
-                f"{config.collect.releases} releases (collect.releases) and {config.collect.keep} versions (collect.keep) are later ones",
+                f"{tenant} has a branch, which may have been trained on them: `--replay` begins it anew at the shared version and deletes "
+                f"what it was. `ostinato ship live --for {tenant}` begins it anew, too, and `ostinato weights gc` deletes what it was only "
+                f"once its checkpoints, {config.collect.releases} releases (collect.releases) and {config.collect.keep} versions "
+                "(collect.keep) are later ones",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -229,7 +230,7 @@ async def forget(
         soft_wrap=True,
     )
     if replay:
-        await ask_replay(config, tenant, user, newest, console)
+        await ask_replay(config, tenant, user, newest, max(copied, default=0), console)
 
 
 async def consent(config: Config, tenant: str, user: str, level: Consent | None, console: Console) -> None:
@@ -276,7 +277,9 @@ def backup(config: Config, directory: Path, console: Console) -> None:
         audited(Home(config.run.directory), "log backup", actor=login(), target=str(directory)),
     ):
         made = back_up_log(config, directory, show)
-    console.print(f"backed up {_rows(made)} to {directory}", highlight=False, soft_wrap=True)
+    tenants = sorted(path.name for path in directory.glob("branches/*"))
+    with_branches = f", and the branches of {', '.join(tenants)}" if tenants else ""
+    console.print(f"backed up {_rows(made)}{with_branches} to {directory}", highlight=False, soft_wrap=True)
     if any(file.name == KEYS for file in made.files):
         master = config.record.master_key
         said = (
@@ -297,10 +300,14 @@ def restore(
         _progress(console, "restoring the log") as show,
         audited(Home(config.run.directory), "log restore", actor=login(), source=str(directory)),
     ):
-        manifest, destroyed = restore_log(config, directory, keys, show, old_master)
-    console.print(f"restored {_rows(manifest)} to {config.run.directory}", highlight=False, soft_wrap=True)
-    if destroyed:
-        console.print(f"{destroyed} keys that were forgotten since stay destroyed", highlight=False)
+        made = restore_log(config, directory, keys, show, old_master)
+    console.print(f"restored {_rows(made.manifest)} to {config.run.directory}", highlight=False, soft_wrap=True)
+    if made.branches:
+        console.print(f"restored the branches of {', '.join(made.branches)}", highlight=False, soft_wrap=True)
+    if made.kept:
+        console.print(f"the branches of {', '.join(made.kept)} stay as they are here", highlight=False, soft_wrap=True)
+    if made.destroyed:
+        console.print(f"{made.destroyed} keys that were forgotten since stay destroyed", highlight=False)
 
 
 def rekey(config: Config, new_master: Path, console: Console) -> None:

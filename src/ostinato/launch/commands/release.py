@@ -48,7 +48,7 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     policy = await open_follower(config).resolve(slot)
     if policy is None:
         raise NotFound(
-            f"no ref {slot!r} in the weight store; use live, canary, previous, verified, control or evaluation",
+            f"no ref {slot!r} in the weight store; use live, canary, previous, verified, learner, control or evaluation",
             field="slot",
         )
     runner = open_runner(config, url, open_suite(config))
@@ -79,11 +79,13 @@ async def ship_branch(config: Config, version: str, tenant: str, actor: str | No
         )
     who, ref = actor or login(), branch_of(tenant)
     with audited(home(config), "ship", version=version, tenant=tenant, actor=who), open_run(config) as run:
-        policy, held = (await find_version(config, version, ref)).policy, await run.store.read_ref(ref)
+        manifest, held = await find_version(config, version, ref), await run.store.read_ref(ref)
+        policy = manifest.policy
         before = None if held is None else await run.follower.resolve(ref)
         if held is not None and (begun := branches_begun(config, tenant)):
             with open_run(begun[0]) as branch:
-                await open_releases(branch).ship(policy, f"shipped for {tenant}", actor=who)
+                anew = manifest.run != ref and policy != before
+                await open_releases(branch).ship(policy, f"shipped for {tenant}", actor=who, anew=anew)
         else:
             await run.store.move_ref(ref, held, policy.hash)
     back = "" if before is None else f" (was {before}; `ostinato ship v{before.number} --for {tenant}` takes it back)"

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from ostinato.app.branch_erasure import BranchErasure
 from ostinato.app.branches import TenantRows, begin_anew
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
@@ -20,7 +21,7 @@ from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.memory import process_limit
-from ostinato.core.records import Batch, PolicyVersion, Turn
+from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
@@ -32,7 +33,7 @@ from ostinato.launch.workers.worker_main import Life, act
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
-from ostinato.reward.runners import asker_of
+from ostinato.reward.runners import asker_of, late_asker_of
 from ostinato.train.checkpoint import ALL, newest_step, thin
 from ostinato.train.sharding.trainer import return_freed_memory
 from ostinato.weights.follow.follower import run_of, versions_between
@@ -73,7 +74,9 @@ class TrainWorker:
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
-        self._erasure, self._unerased = ErasureReplay(run, learning), ""
+        own = bool(run.config.run.tenant)
+        self._erasure = BranchErasure(run, learning, self._begin_at) if own else ErasureReplay(run, learning)
+        self._unerased = ""
         self._rows = TenantRows(run) if run.config.run.tenant else None
         self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
         pulse.trouble = lambda: (
@@ -85,7 +88,7 @@ class TrainWorker:
 
     async def resume(self) -> None:
         """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits. A replay without forgotten people
-        that was begun or is asked for comes first.
+        that was begun or is asked for comes first. Raises BadConfig if the checkpoint is newer than the log.
         """
         parts = self.parts
         if await self._erase(fresh=True):
@@ -109,7 +112,17 @@ class TrainWorker:
                 logger.info("taking recorded step %d again", batch.row.step)
                 with self._refusals():
                     await parts.stored.begin(await parts.learner.trainer.step(batch))
+            self._refuse_older_log()
             await self._settle()
+
+    def _refuse_older_log(self) -> None:
+        """Raise BadConfig if the checkpoint holds steps that are not in the log: its next batches would be trained under other numbers."""
+        taken, last = self.parts.trainer.step_count, self.parts.desk.last_step
+        if taken > last:
+            raise BadConfig(
+                f"the trainer's checkpoint in {self._run.home.checkpoints} holds step {taken}, and the log's last batch is of step {last}: "
+                "restore a newer backup of the log, or put checkpoints in its place that were copied before that backup was made"
+            )
 
     async def _leave_erased(self, step: int) -> None:
         """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since.
@@ -145,7 +158,7 @@ class TrainWorker:
 
     async def _resume_branch(self) -> None:
         """Let a branch's training begin at the version that the branch began with, or where it was last begun anew."""
-        last = await self._last_base()
+        last, _ = await self._last_base()
         if last is None:
             await self._begin_at(self.parts.released.live)
         elif (
@@ -174,19 +187,21 @@ class TrainWorker:
             await begin_anew(self._run, row.base)
         await self._restart_at(row)
 
-    async def _last_base(self) -> Batch | None:
-        """The newest recorded step that says what training goes on from."""
-        found = None
-        async for _, row in self._run.log.read(0, {Batch}):
-            found = row if isinstance(row, Batch) and row.base is not None else found
-        return found
+    async def _last_base(self) -> tuple[Batch | None, bool]:
+        """The newest recorded step that says what training goes on from, and whether the branch was told to begin anew after it."""
+        found, anew = None, False
+        async for _, row in self._run.log.read(0, {Batch, ReleaseEvent}):
+            if isinstance(row, Batch) and row.base is not None:
+                found, anew = row, False
+            anew = anew or (isinstance(row, ReleaseEvent) and bool(row.detail.get("anew")))
+        return found, anew
 
     async def _rebase(self, live: PolicyVersion) -> None:
         """Begin anew at the version that answers the tenant, if a person shipped one there that its line does not hold."""
         if self._seen == live:
             return
-        last, run = await self._last_base(), await run_of(self._run.store, live)
-        if run != self._run.name and (last is None or last.base != live):
+        (last, anew), run = await self._last_base(), await run_of(self._run.store, live)
+        if run != self._run.name and (anew or last is None or last.base != live):
             await self._settle()
             await self._begin_at(live)
         self._seen = live
@@ -199,7 +214,7 @@ class TrainWorker:
         if self._unerased:
             return False
         try:
-            if not self._erasure.pending:
+            if not await self._erasure.due():
                 return False
             await self._settle()
             return await self._erasure.replay(self._say, fresh=fresh)
@@ -240,6 +255,8 @@ class TrainWorker:
             return
         with self._refusals():
             await parts.stored.begin(await step(parts.learner))
+            if quality := parts.desk.surrogate:
+                self._progress.surrogate(quality)
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 await self._checkpoint()
 
@@ -361,6 +378,9 @@ async def _train(run: Run, life: Life) -> None:
     try:
         life.starting(run.config)("loading the reward function")
         await asker.open()
+        if (late := late_asker_of(run.config.reward)) is not None:  # the desk opens it again, when a late reward is due
+            await late.open()
+            await late.close()
         await _learn(run, life, asker)
     finally:
         await asker.close()

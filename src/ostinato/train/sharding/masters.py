@@ -34,7 +34,7 @@ from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, put_arra
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.masters import inner_product, sum_of_squares
-from ostinato.train.pieces import RankPart
+from ostinato.train.ranks import RankPart
 from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.group import RankGroup
 from ostinato.train.sharding.policy import ShardedPolicy

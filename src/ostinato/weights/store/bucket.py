@@ -20,8 +20,7 @@ from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, TooLarge
 from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
-from ostinato.weights.store.location import BucketConfig, again, connect, refusals
-from ostinato.weights.store.tombstones import OBEYED_S, Condemned, Instant
+from ostinato.weights.store.object_storage import OBEYED_S, BucketConfig, Condemned, Instant, again, connect, refusals
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
 _REF_BYTES: Final = 200

@@ -22,7 +22,7 @@ from ostinato.core.errors import Corrupt, NotFound, TooLarge
 from ostinato.core.files import private
 from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
-from ostinato.weights.store.location import again, connect, directory_of, in_directory, refusals
+from ostinato.weights.store.object_storage import again, connect, directory_of, in_directory, refusals
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_PARTS: Final = 10_000  # of one upload to S3

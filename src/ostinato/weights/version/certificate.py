@@ -27,12 +27,23 @@ DEFINITION: Final = (
     "stays as it was."
 )
 
+BRANCH_DEFINITION: Final = (
+    "A tenant's branch began anew: its weights and its optimizer's moments are those of the named version of the shared run and of the "
+    "shared trainer's newest checkpoint, which nobody who was erased is in, and nothing that the branch itself had learned, from anybody, "
+    "is in them. Its checkpoints of before are deleted, and its versions as soon as nothing names them. What is behind the shared version "
+    "is said by the shared run's own certificates and log. Turns that the branch learns from afterwards may have been sampled by versions "
+    "that knew the erased people."
+)
+SHARED: Final = "shared version "
+"""What `ErasureCertificate.checkpoint` begins with for a branch that began anew, followed by the version."""
+
 ReplayedRow = tuple[int, tuple[str, ...]]
 """A step, and the ids of its turns."""
 
 
 class ErasureCertificate(BaseModel):
-    """What a replay did. `checkpoint`: the name, with its hash, of the state it began from; ``base``: the model as it came.
+    """What a replay did. `checkpoint`: the name, with its hash, of the state it began from; ``base``: the model as it came;
+    a branch begins at a version (`SHARED`).
 
     `rows`: the Merkle root of the batches behind the weights. `weights`: number and root of the version that came out. `refused`: steps
     that taught nothing, or from whose turns the policy had gone too far. `ess_turns`: the smallest effective share of a step's turns,

@@ -13,7 +13,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.train import checkpoint
 from ostinato.train.checkpoint import Checkpoint, load, save
-from ostinato.train.pieces import RankPart
+from ostinato.train.ranks import RankPart
 from ostinato.train.sharding.balance import rows_of
 
 W = np.arange(14, dtype=np.float32).reshape(7, 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import Corrupt
-from ostinato.train.pieces import Joined
+from ostinato.train.ranks import Joined
 
 WHOLE = np.arange(20, dtype=np.float32).reshape(10, 2)
 

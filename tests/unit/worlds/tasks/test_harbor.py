@@ -4,12 +4,13 @@ import os
 
 import pytest
 from tests.fakes.harbor import harbor_reads, needs_harbor
+from tests.fakes.harbor_folders import save_harbor
 from tests.fakes.tasks import WRONG, calc_task
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig
 from ostinato.core.sandbox import SandboxSpec
-from ostinato.worlds.tasks.harbor import harbor_task, load_harbor, read_folder, save_harbor
+from ostinato.worlds.tasks.harbor import harbor_task, load_harbor, read_folder
 from ostinato.worlds.tasks.task import Grading
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 

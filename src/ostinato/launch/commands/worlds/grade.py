@@ -18,11 +18,10 @@ from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.lines import lines_of
 from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.launch.views.screen import plain
-from ostinato.worlds.atif import rollout_of
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.outcome_files import patched, rollout_of
 from ostinato.worlds.rollout.attempt import original_of
-from ostinato.worlds.tasks.patch import patched
 from ostinato.worlds.tasks.task import Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 

@@ -1,4 +1,4 @@
-"""Converts a rollout to ATIF-v1.8 (Agent Trajectory Interchange Format, as in Harbor 0.25.0) and back.
+"""Writes a rollout as an ATIF-v1.8 trajectory (Agent Trajectory Interchange Format, as in Harbor 0.25.0), which `worlds grade` reads.
 
 A step is a system, user or agent message; the results of an agent's tool calls are the observation of its step. Data that ATIF has no
 field for (why the rollout ended, changed files, turn ids, arguments that are not an object) is under `extra`, with the key "ostinato".
@@ -7,21 +7,17 @@ field for (why the rollout ended, changed files, turn ids, arguments that are no
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
-from ostinato.core.errors import BadConfig
 from ostinato.core.records import Turn
-from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.core.sandbox import Change
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.outcome_files import OWN, SCHEMA
 
-SCHEMA = "ATIF-v1.8"
-OWN = "ostinato"
 Json = dict[str, Any]
 _SOURCES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "agent"}
-_ROLES = {source: role for role, source in _SOURCES.items()}
 
 
 def atif_of(
@@ -72,28 +68,6 @@ def atif_of(
     return whole if episode is None else {**whole, "session_id": episode, "trajectory_id": episode}
 
 
-def rollout_of(trajectory: Any) -> Rollout:
-    """The rollout that `atif_of` wrote. Raises BadConfig for another program's trajectory, or an incomplete one."""
-    try:
-        if trajectory["schema_version"] != SCHEMA:
-            raise BadConfig(f"schema_version is {trajectory['schema_version']!r}; {SCHEMA} is read")
-        own = trajectory["extra"][OWN]
-        return Rollout(
-            task=_text(own["task"]),
-            harness=_text(trajectory["agent"]["extra"][OWN]["harness"]),
-            ended=Ended(own["ended"]),
-            messages=tuple(message for step in trajectory["steps"] for message in _messages(step)),
-            turns=tuple(_text(turn) for turn in own["turns"]),
-            changes=tuple(_read_change(change) for change in own["changes"]),
-            effort={_text(name): float(value) for name, value in trajectory["final_metrics"]["extra"][OWN].items()},
-            detail=dict(own["detail"]),
-        )
-    except BadConfig:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise BadConfig(f"the trajectory was not written by Ostinato, or is not whole: {error!r}") from error
-
-
 def _steps(rollout: Rollout, turns: Mapping[str, Turn]) -> list[Json]:
     """One step for each message that is not a tool result. The last assistant messages correspond to the rollout's turns, in order."""
     steps: list[Json] = []
@@ -138,20 +112,6 @@ def _observe(steps: list[Json], calling: Mapping[str, Json], message: Message) -
     step.setdefault("observation", {"results": []})["results"].append(result)
 
 
-def _messages(step: Mapping[str, Any]) -> list[Message]:
-    found: list[Message] = []
-    if not step.get("extra", {}).get(OWN, {}).get("result"):
-        calls = tuple(_read_call(call) for call in step.get("tool_calls", ()))
-        reasoning = step.get("reasoning_content", "")
-        role = _ROLES[step["source"]]
-        found.append(Message(role=role, text=_text(step["message"]), reasoning=_text(reasoning), calls=calls))
-    for result in step.get("observation", {}).get("results", ()):
-        own = result["extra"][OWN]
-        answers, failed = _text(own["answers"]), bool(own["failed"])
-        found.append(Message(role=Role.TOOL, text=_text(result["content"]), answers=answers, failed=failed))
-    return found
-
-
 def _metrics(turn: Turn) -> Json:
     return {
         "prompt_tokens": len(turn.prompt_ids),
@@ -169,29 +129,11 @@ def _written_call(call: ToolCall) -> Json:
     return {"tool_call_id": call.id, "function_name": call.name, "arguments": call.values() or {}, "extra": {OWN: own}}
 
 
-def _read_call(call: Mapping[str, Any]) -> ToolCall:
-    own = call.get("extra", {}).get(OWN)
-    arguments = json.dumps(call["arguments"]) if own is None else _text(own["arguments"])
-    return ToolCall(id=_text(call["tool_call_id"]), name=_text(call["function_name"]), arguments=arguments)
-
-
 def _written_change(change: Change) -> Json:
     data = base64.b64encode(change.data).decode()
     return {"path": change.path, "kind": change.kind.value, "base64": data, "executable": change.executable}
 
 
-def _read_change(change: Mapping[str, Any]) -> Change:
-    data = base64.b64decode(_text(change["base64"]), validate=True)
-    kind, executable = ChangeKind(change["kind"]), bool(change["executable"])
-    return Change(path=_text(change["path"]), kind=kind, data=data, executable=executable)
-
-
 def _declared(tool: Tool) -> Json:
     about = {"name": tool.name, "description": tool.description, "parameters": cast("Json", tool.parameters)}
     return {"type": "function", "function": about}
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadConfig(f"the trajectory was not written by Ostinato, or is not whole: {str(value)[:80]!r} is no text")
-    return value
