@@ -202,6 +202,7 @@ def test_the_workers_of_these_tests_are_forked_and_have_a_thread_for_each_core(p
     if hasattr(pytestconfig, "workerinput"):
         assert b"fork_server import serve" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
         assert sys.modules["torch"].get_num_threads() == len(os.sched_getaffinity(0))
+        assert fork_server.FORK_SERVER.start() == os.environ[SHARED], "and they share their server"
 
 
 @pytest.mark.parametrize("forks", [True, False])
