@@ -1,4 +1,4 @@
-"""Decides when the serving fleet lends replicas and when it takes them back, by rates that it measures. Users come first."""
+"""Autoscaling of serving: when the fleet lends replicas to rollouts and when it takes them back, by measured rates. Users come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations by phase, counted from a transformer's shape and the lengths of turns and batches; and the rollout workers for a share.
+"""FLOPs by phase, counted from a transformer's shape and the lengths of turns and batches; and the rollout workers for a share.
 
 A multiplication and an addition are two operations. Only matrix products are counted: projections, attention, experts, routers, the
 output head. Norms, rotations, activations, softmax and the lookup of embeddings are left out, as in the sources: Kaplan et al., arXiv

@@ -1,4 +1,4 @@
-"""Splits one answer into text, reasoning and calls while it is sampled, without losing any of it.
+"""A streaming parser of answers: splits one into text, reasoning and tool calls while it is sampled, without losing any of it.
 
 How the families of models write reasoning and calls is declared in response templates, as transformers defines them. If a tokenizer
 declares its own (`response_template` in its configuration), that is used; otherwise the family is recognised by marks in the chat

@@ -1,4 +1,4 @@
-"""A demand on an answer -> a grammar in llguidance's Lark, under which the tokens are then drawn.
+"""Constrained decoding: a demand on an answer -> a grammar in llguidance's Lark, under which the tokens are then drawn.
 
 A demand is JSON text of a schema, calls of tools, written in the model's own format (`Wording`), or any text without a call. A model that
 thinks may do so first.

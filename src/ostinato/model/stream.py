@@ -1,4 +1,4 @@
-"""Sampled ids -> text that may be shown now: only whole characters, and nothing that may still become a stop string."""
+"""Incremental detokenization: sampled ids -> text that may be shown now, whole characters and nothing that may become a stop string."""
 
 from __future__ import annotations
 

@@ -274,17 +274,8 @@ class SqlLog(RowLog):
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         await asyncio.to_thread(keep_rows, self._directory, rows)
 
-    async def drop_old(self, now: float, keep_after: Cursor) -> int:
-        """Drop whole segments that are older than `record.retain_days`; returns how many. A worker calls this from time to time.
-
-        `keep_after` is the oldest cursor of any saved fold: nothing above it is dropped. An idle log's last segment is closed here when
-        its time has come. Raises StorageFull, Unavailable, Corrupt.
-        """
-        days = self._config.retain_days
-        if days is None:
-            return 0
-        await self._writer.submit(())
-        return await asyncio.to_thread(drop_segments, self._directory, now, days, keep_after)
+    def _drop_older(self, now: float, days: float, keep_after: Cursor) -> int:
+        return drop_segments(self._directory, now, days, keep_after)
 
 
 def _open_ring(path: Path, config: RecordConfig, clock: Clock) -> KeyRing | None:

@@ -470,13 +470,21 @@ class RowLog(ABC):
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         """Add permanent rows of a log that is being copied, each at its place below the horizon. Existing rows stay as they are."""
 
-    @abstractmethod
     async def drop_old(self, now: float, keep_after: Cursor) -> int:
         """Drop whole segments that are older than `record.retain_days`; returns how many. A worker calls this from time to time.
 
         `keep_after` is the oldest cursor of any saved fold: nothing above it is dropped. An idle log's last segment is closed here when
         its time has come. Raises StorageFull, Unavailable, Corrupt.
         """
+        days = self._config.retain_days
+        if days is None:
+            return 0
+        await self._writer.submit(())
+        return await asyncio.to_thread(self._drop_older, now, days, keep_after)
+
+    @abstractmethod
+    def _drop_older(self, now: float, days: float, keep_after: Cursor) -> int:
+        """`drop_old` for segments older than `days`, on a thread."""
 
     @property
     def keys(self) -> KeyRing | None:

@@ -1,4 +1,4 @@
-"""A few threads for the page only: its questions, and what is put into words and drawn. Nothing else in the gateway waits for viewers."""
+"""The page's own thread pool: for its questions, and what is put into words and drawn. Nothing else in the gateway waits for viewers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing: the turns of a micro-batch as one token tree, so that a shared prefix is computed once.
+"""Sequence packing: the turns of a micro-batch as one token tree, so that a shared prefix is computed once.
 
 Data flow: turns -> `microbatches` (which of them are computed together) -> `pack` (ids, positions, subtree ends) -> the tree
 attention. Pure numpy: no torch, no IO.

@@ -1,4 +1,4 @@
-"""One optimizer step: samples with credit in, new weights out.
+"""One optimizer step by policy gradient: samples with credit in, new weights out.
 
 Data flow: samples -> admission -> micro-batches of packed token trees -> their log-probabilities under the release and the anchor
 -> forward, loss, backward (gradients summed in fp32) -> one set of checks over the whole batch (`judge`) -> AdamW -> the rounded

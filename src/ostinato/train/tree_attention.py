@@ -125,13 +125,14 @@ class Layout:
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        out: Tensor,
         lse: Tensor,
-        grads: tuple[Tensor, Tensor],
+        grad: Tensor,
         scale: float,
         window: int,
         sums: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v; `grads` are the output's gradient [N, H, D] and its inner product with the output [N, H].
+        """The gradients of q, k and v, from the output [N, H, D], its log-sum-exp [N, H] and its gradient [N, H, D].
 
         `sums`: the dtype of the gradients of k and v, None for their own.
         """
@@ -145,7 +146,7 @@ class Layout:
         keys_by_dim, values_by_dim = (self._spread(x, into_turned_blocks, (dim, BLOCK)) for x in (k, v))
         dq = torch.zeros(q.shape, dtype=torch.float32)  # padding after the tree gets no gradient
         dk, dv = (np.zeros((_PARTS, self.blocks, kv, BLOCK, dim), np.float32) for _ in range(2))
-        qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, *grads))
+        qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, grad, (grad.float() * out.float()).sum(-1)))
         paged = (lse.numpy(), deltas, keys, keys_by_dim, values_by_dim)
         paths = (tiles, reads.positions_N, reads.where_N, reads.table)
 
@@ -208,5 +209,4 @@ class _Tree(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         scale, window, layout, on_layer = ctx.rest
         on_layer()
-        delta = (grads[0].float() * out.float()).sum(-1)
-        return *layout.backward(q, k, v, lse, (grads[0], delta), scale, window), None, None, None, None
+        return *layout.backward(q, k, v, out, lse, grads[0], scale, window), None, None, None, None

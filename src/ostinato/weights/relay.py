@@ -1,4 +1,4 @@
-"""A weight store that reads another one through a local directory: the cache of a host, or the relay of a site.
+"""A pull-through cache: a weight store that reads another one through a local directory, as a host's cache or a site's relay.
 
 Each object is fetched from upstream once, however many readers ask for it, and is verified and stored here before any reader gets it.
 Refs come from upstream. When upstream cannot be reached, local objects and the last known refs are served, and the log says so. A relay

@@ -1,4 +1,4 @@
-"""All layers of a dense model in one call of our own kernels, if that changes no bit.
+"""Whole-decoder fusion: all layers of a dense model in one call of our own kernels, if that changes no bit.
 
 With few streams a token's cost is that of reading the weights, plus every call in between: here there are no such calls, and the cores
 share each matrix. Like fused layers (`fused`), which all other models use, it is tried on the loaded model and not used if any bit

@@ -1,4 +1,4 @@
-"""The engine's single thread, which loops over plan, forward, draw and deliver. Everything here runs on that thread except `post`.
+"""The engine's step loop on its single thread: plan, forward, draw, deliver. Everything here runs on that thread except `post`.
 
 One step's arithmetic, spread over lanes: threads that each run a part of the batch through the whole model.
 

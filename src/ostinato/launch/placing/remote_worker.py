@@ -1,4 +1,4 @@
-"""A worker on another node: placed by the cluster, heard by polling, lost with its node.
+"""A worker on another node: started through the cluster, watched by polling, lost with its node.
 
 Its keeper there puts the run's files in place, starts the worker as a subprocess, and relays its signs of life.
 """

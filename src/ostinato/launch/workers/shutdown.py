@@ -1,4 +1,4 @@
-"""How a process ends on SIGTERM, SIGINT or SIGHUP, and how it dies with the supervisor that started it."""
+"""Graceful shutdown: how a process ends on SIGTERM, SIGINT or SIGHUP, and how it dies with the supervisor that started it."""
 
 from __future__ import annotations
 

@@ -21,10 +21,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from ostinato.model.kernels.pairs import address_at
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
-from ostinato.model.kernels.vector import PANEL, WIDE, pointer
+from ostinato.model.kernels.vector import PANEL, WIDE, address_at, call_outlined, in_all_lanes, pointer, prefetch
 
 INT8, INT8_TILES = 3, 4
 """How integer products are computed, beside `product`'s ways: in vectors or in tiles. Both give the same bits."""
@@ -137,7 +136,7 @@ class _DotProducts:
     def levels(self, builder: Any, place: Any) -> list[Any]:
         """Four levels of a row at an address, zero-extended, each in all lanes."""
         found = [builder.load(address_at(builder, place, 4 * i, _WORD), align=4) for i in range(self.words)]
-        words = [_in_all_lanes(builder, each, _WORDS) for each in found]
+        words = [in_all_lanes(builder, each) for each in found]
         if self._kind == "pairs":
             return [builder.bitcast(each, ir.VectorType(_HALF, 2 * WIDE)) for each in words]
         return words if self._kind == "vnni" else self._each_byte(builder, words[0], builder.lshr)
@@ -163,19 +162,6 @@ class _DotProducts:
 # ---------------------------------------------------------------- sums in registers
 
 
-def _in_all_lanes(builder: Any, number: Any, kind: Any) -> Any:
-    nothing = ir.Constant(kind, ir.Undefined)
-    one = builder.insert_element(nothing, number, ir.Constant(_WORD, 0))
-    return builder.shuffle_vector(one, nothing, _constant(_WORDS, 0))
-
-
-def _prefetch(builder: Any, place: Any, offset: int) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
-    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
-    builder.call(hint, [address_at(builder, place, offset, _BYTE), *flags])
-
-
 def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
     """See `integer_sums`."""
     x, step, weight, words, out = builder.function.args
@@ -191,7 +177,7 @@ def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
     for i in range(_UNROLLED):
         weights: list[list[Any]] = []
         for vector in range(vectors):
-            _prefetch(builder, here, _AHEAD + i * _ROW + vector * _VECTOR)
+            prefetch(builder, here, _AHEAD + i * _ROW + vector * _VECTOR)
             place = address_at(builder, here, i * _ROW + vector * _VECTOR, _WORDS)
             weights.append(dots.weights(builder, builder.load(place, align=4)))
         for row, start in enumerate(places):
@@ -223,13 +209,7 @@ def integer_sums(rows: int, vectors: int, instructions: str) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del signature
         name = f"ostinato_integer_sums_{rows}_{vectors}_{instructions}"
-        function = builder.module.globals.get(name)
-        if function is None:  # of its own and never inlined: copies of it would take long to compile
-            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            _body(ir.IRBuilder(function.append_basic_block()), rows, vectors, _DotProducts(instructions))
-        builder.call(function, args)
+        call_outlined(builder, name, args, lambda inner: _body(inner, rows, vectors, _DotProducts(instructions)))
         return context.get_dummy_value()
 
     @intrinsic
@@ -288,7 +268,7 @@ def _dequantise(typingctx: Any, sums: Any, panel: Any, scale: Any) -> Any:
             builder.load(address_at(builder, panel, 0, _WORDS), align=4),
         )
         weights = builder.load(address_at(builder, panel, _ROW, _FLOATS), align=4)
-        factor = builder.fmul(_in_all_lanes(builder, scale, _FLOATS), weights)
+        factor = builder.fmul(in_all_lanes(builder, scale), weights)
         result = builder.fmul(builder.sitofp(total, _FLOATS), factor)
         builder.store(result, address_at(builder, place, 0, _FLOATS), align=4)
         return context.get_dummy_value()

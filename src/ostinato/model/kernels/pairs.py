@@ -16,12 +16,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ostinato.model.kernels.processor import cpu_features
-from ostinato.model.kernels.vector import PANEL, WIDE
+from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, prefetch
 
 HAS_PAIRS = "avx512bf16" in cpu_features()
 """Whether this process may use the instruction."""
 _BYTES = 4 * WIDE  # of a vector
-_LONG, _WORD, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+_LONG, _WORD, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
 _AHEAD = 4096  # bytes by which a weight is prefetched ahead of its use
 
@@ -44,30 +44,20 @@ class _BFloat(ir.Type):
 _PAIRS = ir.VectorType(_BFloat(), PANEL)
 
 
-def address_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    """The pointer to a value of this kind, `offset` bytes beyond an address."""
-    return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
-
-
 def _weights(builder: Any, place: Any, *, ask: bool) -> list[Any]:
     """The panel's two vectors of one pair."""
     found = [
         builder.bitcast(builder.load(address_at(builder, place, half, _WORDS), align=4), _PAIRS) for half in (0, _BYTES)
     ]
     if ask:
-        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
-        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         for half in (0, _BYTES):
-            line = address_at(builder, place, _AHEAD + half, _BYTE)
-            builder.call(hint, [line, *(ir.Constant(_WORD, flag) for flag in (0, 3, 1))])  # to read, keep near, data
+            prefetch(builder, place, _AHEAD + half)
     return found
 
 
 def _both(builder: Any, place: Any) -> Any:
     """The pair of a row in all lanes."""
-    nothing = ir.Constant(_WORDS, ir.Undefined)
-    one = builder.insert_element(nothing, builder.load(place, align=4), ir.Constant(_WORD, 0))
-    return builder.bitcast(builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * WIDE)), _PAIRS)
+    return builder.bitcast(in_all_lanes(builder, builder.load(place, align=4)), _PAIRS)
 
 
 def _chain(rows: int) -> Any:

@@ -23,10 +23,21 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import load
-from ostinato.model.kernels.pairs import address_at, pair_sums
+from ostinato.model.kernels.pairs import pair_sums
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
-from ostinato.model.kernels.vector import PANEL, WIDE, fused, load16, pointer, store16
+from ostinato.model.kernels.vector import (
+    PANEL,
+    WIDE,
+    address_at,
+    call_outlined,
+    fused,
+    in_all_lanes,
+    load16,
+    pointer,
+    prefetch,
+    store16,
+)
 
 BLOCK = 32  # inputs
 _VECTOR = 4 * WIDE  # bytes
@@ -129,13 +140,6 @@ def lay_out(address, rows, first, last, out_PXL):
 # ---------------------------------------------------------------- sums in registers
 
 
-def _in_all_lanes(builder: Any, address: Any, offset: int) -> Any:
-    nothing = ir.Constant(_FLOATS, ir.Undefined)
-    number = builder.load(address_at(builder, address, offset, _FLOAT), align=4)
-    one = builder.insert_element(nothing, number, ir.Constant(_WORD, 0))
-    return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * WIDE))
-
-
 def _even_and_odd(builder: Any, place: Any, offset: int, *, halves: bool) -> list[Any]:
     """A vector of outputs' weights for the two inputs of a pair."""
     if not halves:
@@ -148,13 +152,6 @@ def _even_and_odd(builder: Any, place: Any, offset: int, *, halves: bool) -> lis
     return [builder.bitcast(even, _FLOATS), builder.bitcast(odd, _FLOATS)]
 
 
-def _prefetch(builder: Any, place: Any, offset: int) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
-    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
-    builder.call(hint, [address_at(builder, place, offset, _BYTE), *flags])
-
-
 def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors: int, halves: bool) -> list[Any]:
     """The chains after one more pair of inputs; they are ordered by row, vector, even or odd."""
     grown = list(chains)
@@ -163,7 +160,8 @@ def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors
         for odd in (0, 1):
             for row, x in enumerate(xs):
                 at = (row * vectors + vector) * 2 + odd
-                grown[at] = fused(builder, _in_all_lanes(builder, x, 4 * odd), weights[odd], grown[at])
+                number = builder.load(address_at(builder, x, 4 * odd, _FLOAT), align=4)
+                grown[at] = fused(builder, in_all_lanes(builder, number), weights[odd], grown[at])
     return grown
 
 
@@ -181,7 +179,7 @@ def _chains_of_block(builder: Any, xs: list[Any], panel: Any, *, vectors: int, h
     for i in range(_UNROLLED):
         if ask:
             for line in range(0, size, 64):
-                _prefetch(builder, here, _AHEAD + i * size + line)
+                prefetch(builder, here, _AHEAD + i * size + line)
         moved = [builder.add(start, ir.Constant(_LONG, 8 * i)) for start in starts]
         place = builder.add(here, ir.Constant(_LONG, size * i))
         grown = _pair(builder, moved, place, grown, vectors=vectors, halves=halves)
@@ -202,7 +200,8 @@ def _pair_bytes(halves: bool) -> int:
 def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
     """``add(x, step, weight, blocks, out)``: add blocks to the sums [rows, vectors * WIDE] at address `out`, whose rows are PANEL apart."""
 
-    def body(builder: Any, x: Any, step: Any, weight: Any, blocks: Any, out: Any) -> None:
+    def body(builder: Any) -> None:
+        x, step, weight, blocks, out = builder.function.args
         places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
         outs = [
             address_at(builder, out, (row * PANEL + vector * WIDE) * 4, _FLOATS)
@@ -222,13 +221,7 @@ def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del signature
         name = f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}"
-        function = builder.module.globals.get(name)
-        if function is None:  # of its own and never inlined: copies of it would take long to compile
-            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            body(ir.IRBuilder(function.append_basic_block()), *function.args)
-        builder.call(function, args)
+        call_outlined(builder, name, args, body)
         return context.get_dummy_value()
 
     @intrinsic

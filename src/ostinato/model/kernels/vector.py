@@ -24,7 +24,7 @@ from ostinato.model.kernels.arithmetic import INVERSE_FACTORIALS, LN2_HIGH, LN2_
 WIDE = 16
 PANEL = 2 * WIDE
 """Outputs of a matrix whose weights lie together (`kernels.product`)."""
-_INT, _HALF, _FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
+_LONG, _INT, _HALF, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.IntType(8), ir.FloatType()
 _FLOATS, _WORDS, _HALVES = (ir.VectorType(kind, WIDE) for kind in (_FLOAT, _INT, _HALF))
 _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
@@ -71,6 +71,39 @@ def _operation(generate: Callable[..., ir.Value], count: int) -> Any:
         return v16(v16, v16, v16), code
 
     return three
+
+
+def address_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+    """The pointer to a value of this kind, `offset` bytes beyond an address."""
+    return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
+
+
+def prefetch(builder: Any, place: Any, offset: int) -> None:
+    """Ask for the cache line `offset` bytes beyond an address, ahead of its use."""
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(_INT, flag) for flag in (0, 3, 1)]  # to read, keep near, data
+    builder.call(hint, [address_at(builder, place, offset, _BYTE), *flags])
+
+
+def in_all_lanes(builder: Any, number: Any) -> Any:
+    """The vector that has this number of 32 bits in each lane."""
+    nothing = ir.Constant(ir.VectorType(number.type, WIDE), ir.Undefined)
+    one = builder.insert_element(nothing, number, ir.Constant(_INT, 0))
+    return builder.shuffle_vector(one, nothing, _words(0))
+
+
+def call_outlined(builder: Any, name: str, args: Any, build: Callable[[Any], None]) -> None:
+    """Call a function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take
+    long to compile.
+    """
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        build(ir.IRBuilder(function.append_basic_block()))
+    builder.call(function, args)
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:

@@ -369,12 +369,8 @@ class PostgresLog(RowLog):
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         await asyncio.to_thread(keep_copied, self._server, rows)
 
-    async def drop_old(self, now: float, keep_after: Cursor) -> int:
-        days = self._config.retain_days
-        if days is None:
-            return 0
-        await self._writer.submit(())
-        return await asyncio.to_thread(drop_tables, self._server, now, days, keep_after)
+    def _drop_older(self, now: float, days: float, keep_after: Cursor) -> int:
+        return drop_tables(self._server, now, days, keep_after)
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await self._patiently(lambda: self._answered(question))

@@ -1,4 +1,4 @@
-"""Which rank computes which micro-batch, and which tokens of it. Pure."""
+"""Load balancing: which rank computes which micro-batch, and which tokens of it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One micro-batch over several ranks: each computes its own tokens, and attends from its queries to the keys and values of all.
+"""Context parallelism: of one micro-batch each rank computes its own tokens, and attends from their queries to the keys of all.
 
 Everything but attention concerns single tokens, so a rank runs the whole model on its own tokens only. In each layer keys and values are
 gathered, as in Llama 3's training (2407.21783, 3.3.2), and their gradients come back summed over all ranks' queries. A ring, which
@@ -196,8 +196,7 @@ class _Gathered(torch.autograd.Function):
         dtype = k.dtype
         if not keep:
             k, v = context.gather(k), context.gather(v)
-        delta = (grads[0].float() * out.float()).sum(-1)
         # summed in fp32 over all ranks and rounded once, as in one process
-        dq, dk, dv = layout.backward(q, k, v, lse, (grads[0], delta), scale, window, torch.float32)
+        dq, dk, dv = layout.backward(q, k, v, out, lse, grads[0], scale, window, torch.float32)
         dk, dv = (context.own_sum(x).to(dtype) for x in (dk, dv))
         return dq, dk, dv, None, None, None, None, None

@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
-"""Numbers as bits, least significant first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled; bounds are checked only so:
+"""Bit streams of numbers, least significant bit first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled.
 
-A writer zeroes its words first and stops at `limit`. A reader compares its position with the end; words of zeros after the end cover
-what it reads between two comparisons, so that a damaged stream is noticed and no memory beyond is touched.
+Bounds are checked only so: a writer zeroes its words first and stops at `limit`. A reader compares its position with the end; words of
+zeros after the end cover what it reads between two comparisons, so that a damaged stream is noticed and no memory beyond is touched.
 """
 
 from __future__ import annotations

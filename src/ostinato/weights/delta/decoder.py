@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""The inverse of `writing`: applies a payload's steps to the old codes, in place. Trusts no count, place or length in its input."""
+"""The delta decoder, inverse of `encoder`: applies a payload's steps to the old codes, in place. Trusts no count, place or length in it."""
 
 from __future__ import annotations
 

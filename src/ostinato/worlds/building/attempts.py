@@ -1,4 +1,4 @@
-"""Mutates a package's functions in small batches and keeps the mutations whose failing tests are stable.
+"""Mutation testing of a package: mutates its functions in small batches and keeps the mutations whose failing tests are stable.
 
 A function whose tests are too weak is left out: they pass with a stub, or with the function deleted.
 """

@@ -1,4 +1,4 @@
-"""Can production be told from simulation when both get the same prompts? A classifier of pairs, and its tells. Pure.
+"""A paired classifier two-sample test: can production be told from simulation when both get the same prompts, and by what? Pure.
 
 How often each prompt comes is a difference of the traffic. `match_prompts` removes it, so that each prompt is as often in production as in
 simulation; what is left is what the environment gives away.

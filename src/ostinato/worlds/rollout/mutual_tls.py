@@ -1,4 +1,4 @@
-"""Mutual TLS: each side presents a certificate and verifies the other's, and the door refuses those that were revoked."""
+"""Mutual TLS: each side presents a certificate and verifies the other's, and the server refuses those that were revoked."""
 
 from __future__ import annotations
 

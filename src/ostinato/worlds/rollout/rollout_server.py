@@ -1,4 +1,4 @@
-"""The door on the trainer's side: the few requests that a rollout worker on another machine may make, under its certificate's name.
+"""The server for remote rollout workers, or door, on the trainer's side: the few requests that each may make under its certificate's name.
 
 Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of the worker's turns are read from the log. From TCP
 through the TLS handshake to admission each stage of a connection has its own bound, and a handshake a deadline.

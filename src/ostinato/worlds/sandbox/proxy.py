@@ -1,4 +1,4 @@
-"""The one way out of a sandbox that may reach hosts: an HTTP CONNECT proxy on the host's side of a port of its loopback.
+"""The egress proxy, the one way out of a sandbox that may reach hosts: HTTP CONNECT, on the host's side of a port of its loopback.
 
 The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can
 impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose.

@@ -1,4 +1,4 @@
-"""How true a simulation is: `ostinato worlds observe` and `episodes`, observations of machines and of what the model was shown.
+"""How true a simulation is (the sim-to-real gap): `ostinato worlds observe` and `episodes`, of machines and of what the model was shown.
 
 `ostinato worlds probe`: a table of what gives a simulation away.
 """

@@ -18,7 +18,7 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,7 +43,7 @@ from ostinato.worlds.sandbox.spec_validation import (
 
 _HERE = Path(__file__).parent
 _SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in (
-    "become", "crowd", "files", "frames", "place", "ports", "programs", "serve"
+    "cgroups", "files", "frames", "ports", "program_exec", "programs", "rootfs", "serve"
 )))  # fmt: skip
 _IN_MEMORY = 8 << 20
 _PART = 16 << 20  # most bytes of one request
@@ -119,6 +119,8 @@ _STOP_S = 10.0
 class E2BBox(SandboxCalls):
     """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`."""
 
+    called = "sandbox of E2B's"
+
     def __init__(self, spec: SandboxSpec, machine: Machine, line: GvisorConnection, env: Mapping[str, str]) -> None:
         super().__init__(spec, line, env)
         self._machine = machine
@@ -140,13 +142,6 @@ class E2BBox(SandboxCalls):
                 return
             except OstinatoError as error:
                 logging.getLogger(__name__).warning("%s", error)
-
-    async def fork(self, count: int) -> Sequence[E2BBox]:
-        if not self._line.open:
-            raise Unavailable("the sandbox is gone")
-        raise Unavailable(
-            'a living sandbox of E2B\'s cannot be copied; sandbox.backend = "namespaces" has forks, or start another from its diff'
-        )
 
     async def listen(self, port: int) -> socket.socket:
         if not 0 < port < 65536:

@@ -51,6 +51,8 @@ _KERNEL_MB = 256  # what gVisor's kernel itself may use beyond the programs' own
 class GVisorBox(SandboxCalls):
     """A `Sandbox` whose kernel is gVisor. Made by `GVisorBoxes.start`."""
 
+    called = "gVisor sandbox"
+
     def __init__(
         self,
         spec: SandboxSpec,
@@ -67,13 +69,6 @@ class GVisorBox(SandboxCalls):
         line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
         self.on_stop += [watching.cancel, self._let_go]
-
-    async def fork(self, count: int) -> Sequence[GVisorBox]:
-        if not self._line.open:
-            raise Unavailable("the sandbox is gone")
-        raise Unavailable(
-            'a living gVisor sandbox cannot be copied; sandbox.backend = "namespaces" has forks, or start another from its diff'
-        )
 
     async def listen(self, port: int) -> socket.socket:
         if not 0 < port < 65536:

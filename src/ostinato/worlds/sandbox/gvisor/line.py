@@ -17,10 +17,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
+from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.box import read_changes
 from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
 from ostinato.worlds.sandbox.gvisor.inside.ports import CONNECTED, REFUSED
@@ -127,6 +128,9 @@ _OUT = (errno.EXDEV, errno.ELOOP, errno.EACCES)
 class SandboxCalls(ABC):
     """The calls that all sandboxes with such a pid 1 share. `env` is what its programs see beside their own variables."""
 
+    called: ClassVar[str]
+    """What an error calls such a sandbox."""
+
     def __init__(self, spec: SandboxSpec, line: GvisorConnection, env: Mapping[str, str]) -> None:
         self.spec = spec
         self._line, self._env = line, dict(env)
@@ -139,6 +143,14 @@ class SandboxCalls(ABC):
     def _silent(self, why: str) -> Unavailable:
         """The error for a sandbox that does not answer: its programs broke it, since nothing else lies in between."""
         return SandboxBroken(why)
+
+    async def fork(self, count: int) -> Sequence[Sandbox]:
+        """As `Sandbox.fork`, which such sandboxes do not have. Raises Unavailable."""
+        if not self._line.open:
+            raise Unavailable("the sandbox is gone")
+        raise Unavailable(
+            f'a living {self.called} cannot be copied; sandbox.backend = "namespaces" has forks, or start another from its diff'
+        )
 
     async def exec(
         self,

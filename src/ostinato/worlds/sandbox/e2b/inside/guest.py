@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any
 
-from crowd import ProcessGroup, end, look
+from cgroups import ProcessGroup, end, look
 from kernel import (
     AT_FDCWD,
     ATTR_NOSUID,
@@ -36,8 +36,8 @@ from kernel import (
     set_attributes,
     step,
 )
-from place import BOX, GROUPS, OWN, PROC, SandboxSettings, lay_out
 from programs import Programs
+from rootfs import BOX, GROUPS, OWN, PROC, SandboxSettings, lay_out
 from serve import SandboxServer
 
 ALL_GROUPS, PORTS = f"{BOX}/groups", f"{BOX}/ports"

@@ -1,5 +1,5 @@
 """Reads and writes single files of the workspace. No link leads out of it, unless a program swaps links meanwhile. Therefore this runs
-as the programs' own user without privileges (`act_as_owner` in become.py): a swapped link only reaches what the program itself can.
+as the programs' own user without privileges (`act_as_owner` in program_exec.py): a swapped link only reaches what the program itself can.
 """
 
 from __future__ import annotations

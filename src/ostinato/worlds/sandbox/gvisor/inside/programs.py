@@ -1,6 +1,6 @@
 """The programs of a gVisor sandbox: how pid 1 starts them, tracks their processes, enforces deadlines and memory, and ends them.
 
-gVisor has no subreaper, so parentage is lost when a program's child outlives it. Control groups (`crowd.py`) tell what belongs to which.
+gVisor has no subreaper, so parentage is lost when a program's child outlives it. Control groups (`cgroups.py`) tell what belongs to which.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from become import ProgramRequest, become
-from crowd import ProcessGroup, end, look
-from place import PROC, SandboxSettings
+from cgroups import ProcessGroup, end, look
+from program_exec import ProgramRequest, become
+from rootfs import PROC, SandboxSettings
 
 # between two checks of memory, busy or idle, and of a group that is being emptied
 BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005

@@ -17,14 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from become import ProgramRequest, act_as_owner
 from compare import DIRECTORY, write_changes
 from files import read_file, replace_file
 from frames import Unpacker, pack
 from kernel import StepError
-from place import BASE, OWN, SandboxSettings, build, has_statx
 from ports import asked_for, open_port, serve_port, take_line
+from program_exec import ProgramRequest, act_as_owner
 from programs import Programs
+from rootfs import BASE, OWN, SandboxSettings, build, has_statx
 
 APART_S = 70  # until a fork for files is killed; the host gives up earlier
 

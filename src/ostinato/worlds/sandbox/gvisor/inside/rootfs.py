@@ -5,7 +5,7 @@
     own/    the bounded tmpfs: f (the initial files), up and work (the workspace's own layer), tmp, shm
     base/   the workspace as it was at the start, to compare with
     proc/   pid 1's own /proc, whether or not programs have one
-    pids/   gVisor's own control groups, one for each program (`crowd.py`)
+    pids/   gVisor's own control groups, one for each program (`cgroups.py`)
 """
 
 from __future__ import annotations

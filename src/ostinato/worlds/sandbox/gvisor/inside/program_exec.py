@@ -10,9 +10,9 @@ import signal
 from dataclasses import dataclass
 from typing import NoReturn
 
-from crowd import ProcessGroup
+from cgroups import ProcessGroup
 from kernel import call
-from place import SandboxSettings
+from rootfs import SandboxSettings
 
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 24, 38, 22, 2
 CAPABILITIES_VERSION = 0x20080522

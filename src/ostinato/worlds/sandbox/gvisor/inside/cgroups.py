@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 
-from place import GROUPS
+from rootfs import GROUPS
 
 
 def look(fd: int) -> bytes:
