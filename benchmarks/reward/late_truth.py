@@ -178,7 +178,11 @@ class Run:
 def config_of(kind: str, **more: Any) -> RewardConfig:
     """The settings of "early", "surrogate" or "truth"; `more` are the surrogate's."""
     window = DAY if kind == "truth" else HOUR
-    settings = {"truth_after_s": DAY if kind == "surrogate" else 0.0, "signals": ("lines_kept_5m",), **more}
+    settings: dict[str, Any] = {
+        "truth_after_s": DAY if kind == "surrogate" else 0.0,
+        "signals": ("lines_kept_5m",),
+        **more,
+    }
     return RewardConfig(options={"window": window}, surrogate=SurrogateConfig(**settings))
 
 
