@@ -13,7 +13,7 @@ from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.sandbox import SandboxSpec
-from ostinato.launch.commands.worlds.grade import changes_in, grade_changes, grade_rollouts
+from ostinato.launch.commands.worlds.tasksets import changes_in, grade_changes, grade_rollouts
 from ostinato.worlds.grading.judge import JudgedGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task

@@ -218,7 +218,7 @@ def grade(
         in words.
     """
     from ostinato.core.errors import BadConfig
-    from ostinato.launch.commands.worlds.grade import grade_changes, grade_rollouts
+    from ostinato.launch.commands.worlds.tasksets import grade_changes, grade_rollouts
 
     config, out = (common or Common()).starting(), Console()
     if rollouts is not None and not task and changes is None:
