@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.engine.ours import whole
 from benchmarks.worlds.summaries_world import (
     GOALS,
     SEGMENTS,
@@ -42,6 +43,7 @@ from transformers import AutoModelForCausalLM
 
 from ostinato.core.errors import NoSignal, Unavailable
 from ostinato.core.records import Arm, Holdback, PolicyVersion, Purpose
+from ostinato.core.seams import Log
 from ostinato.core.weights import Snapshot, WeightPart
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
@@ -55,7 +57,7 @@ from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.gateway import create_app
+from ostinato.serve.gateway import GatewayApp, create_app
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.export import write_model
@@ -148,28 +150,36 @@ class NearGateway(WorldGateway):
         return json.loads(said)
 
 
+def served(base: Path, log: Log, *, int8: bool = False) -> tuple[TorchEngine, GatewayApp]:
+    """An engine that is not started yet, exact unless its products are `int8`, and the gateway in front of it."""
+    renderer, integers = HFRenderer(base), whole(base) if int8 else None
+    sizes = EngineConfig(kv_tokens=1 << 16, block=16, max_batch=256, prefill_chunk=1024, threads=1)
+    engine = TorchEngine(
+        build(base),
+        renderer,
+        sizes.model_copy(update={"products": "int8"}) if integers else sizes,
+        integers=integers,
+        contract=contract(torch.float32, "fast", 1, block=16, quantisation=integers.name) if integers else EXACT,
+        grammars=renderer.grammars,
+    )
+    app = create_app(
+        engine=engine,
+        renderer=renderer,
+        log=log,
+        config=ServeConfig(),
+        clock=time.time,
+        model_name="model",
+        admin_keys=[SecretStr(KEY)],
+    )
+    return engine, app
+
+
 class Run:
     """One run's parts, opened in a directory."""
 
     def __init__(self, base: Path, arm: str, place: Path) -> None:
-        renderer = HFRenderer(base)
-        self.engine = TorchEngine(
-            build(base),
-            renderer,
-            EngineConfig(kv_tokens=1 << 16, block=16, max_batch=256, prefill_chunk=1024, threads=1),
-            contract=EXACT,
-            grammars=renderer.grammars,
-        )
         self.log = SqlLog.open(place / "log")
-        self.app = create_app(
-            engine=self.engine,
-            renderer=renderer,
-            log=self.log,
-            config=ServeConfig(),
-            clock=time.time,
-            model_name="tiny",
-            admin_keys=[SecretStr(KEY)],
-        )
+        self.engine, self.app = served(base, self.log)
         reward = RewardConfig(purposes=ARMS[arm], settle_s=0.0)
         self.desk = RewardDesk(
             self.log, asker_of(reward), time.time, reward, taught=Taught(people=False, groups=GROUPS)

@@ -28,6 +28,7 @@ MARK = "postgres"
 """The file in the log's directory that names a log in Postgres."""
 EVALUATION_REF = "evaluation"
 BEST_EVALUATION_REF = "evaluation-best"
+LEARNER_TEST_REF = "learner-test"
 SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
 
 
@@ -61,6 +62,11 @@ class Home:
     def people(self) -> Path:
         """The cache of people's dials. It may be deleted and is then made again from the log."""
         return self.folds / "people.sqlite"
+
+    @property
+    def styles(self) -> Path:
+        """The cache of people's styles. It may be deleted and is then made again from the log."""
+        return self.folds / "styles.sqlite"
 
     @property
     def weights(self) -> Path:

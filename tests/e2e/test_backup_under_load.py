@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.fakes import fork_server
+
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.records import Batch, Signal, Turn
@@ -30,10 +32,11 @@ async def shell(tmp_path: Path, script: str, run: Path, settings: list[str]) -> 
     ostinato = tmp_path / "bin" / "ostinato"
     ostinato.parent.mkdir(exist_ok=True)
     given = " ".join(f"--set '{setting.replace(chr(39), chr(34))}'" for setting in settings)
-    ostinato.write_text(f'#!/bin/sh\nexec {sys.executable} -m ostinato.cli "$@" {given}\n')
+    ostinato.write_text(f'#!/bin/sh\nexec {sys.executable} {fork_server.__file__} -m ostinato.cli "$@" {given}\n')
     ostinato.chmod(0o755)
     script = script.replace("runs/default", str(run)).replace("/backup", str(tmp_path / "backup"))
     env = os.environ | {"PATH": f"{ostinato.parent}:{os.environ['PATH']}", "COLUMNS": "300", "NO_COLOR": "1"}
+    env[fork_server.SHARED] = fork_server.FORK_SERVER.start()
     done = await asyncio.to_thread(
         subprocess.run, ["sh", "-ec", script], capture_output=True, text=True, env=env, timeout=300, check=False
     )

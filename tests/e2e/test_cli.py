@@ -54,8 +54,8 @@ def test_a_plan_says_what_does_not_fit():
     assert "10.1 GB" in text
     assert "does not fit" in text
     assert "8 shards fit" in text
-    assert "does not fit" not in ostinato("weights", "plan", "--parameters", "1e12", "--shards", "16")
-    assert "changed" in ostinato("weights", "plan", "--parameters", "1e12", "--changed", "0.5", code=2)
+    assert "does not fit" not in forked("weights", "plan", "--parameters", "1e12", "--shards", "16")
+    assert "changed" in forked("weights", "plan", "--parameters", "1e12", "--changed", "0.5", code=2)
 
 
 @pytest.mark.parametrize("command", ["demo", "rollback", "eval"])
@@ -77,11 +77,11 @@ def test_who_looks_for_a_setting_among_the_options_is_told_how_settings_are_give
 
 
 def test_a_run_that_does_not_exist_is_said_so(tmp_path):
-    assert "no run in" in ostinato("status", "--set", f"run.directory={tmp_path / 'none'}", code=2)
+    assert "no run in" in forked("status", "--set", f"run.directory={tmp_path / 'none'}", code=2)
 
 
 def test_an_open_address_without_keys_is_refused(tmp_path):
-    text = ostinato("serve", "--set", f"run.directory={tmp_path}", "--set", "listen.host=0.0.0.0", code=2)
+    text = forked("serve", "--set", f"run.directory={tmp_path}", "--set", "listen.host=0.0.0.0", code=2)
     assert "api_keys" in text
 
 
@@ -222,6 +222,6 @@ def test_a_run_is_looked_at_while_another_process_writes_to_it(shipped):
     words = [word for word in shipped if word != "--set"]
     config = load(None, words)
     with open_log(config), hold(config.run.directory, "up"), hold(config.run.directory, "housekeeping"):
-        assert "0 turns" in ostinato("status", *shipped)
-        assert "shipped" in ostinato("log", *shipped)
-        assert "would delete" in ostinato("weights", "gc", "--dry-run", *shipped)
+        assert "0 turns" in forked("status", *shipped)
+        assert "shipped" in forked("log", *shipped)
+        assert "would delete" in forked("weights", "gc", "--dry-run", *shipped)

@@ -38,7 +38,7 @@ async def test_kills_lose_nothing(log, request, tmp_path, running, simulated_use
     if log == "postgres":
         record = request.getfixturevalue("in_postgres")()
         elsewhere = [f"record.url='{record.url}'", f"record.namespace='{record.namespace}'", "record.lease_s=3"]
-    run = await running(tmp_path, *elsewhere)
+    run = await running(tmp_path, *elsewhere, "serve.learner_share=0.2")
     names = [worker.name for worker in run.crew]
     killed = Counter()
     try:

@@ -18,15 +18,24 @@ def tiny_gemma(path):
 DENSE, *_ = CASES = ((tiny_model, "bfloat16"), (tiny_moe, "float32"), (tiny_gemma, "float32"), (tiny_gemma, "bfloat16"))
 
 
-@pytest.mark.parametrize(("make", "dtype"), CASES, ids=[f"{make.__name__}-{dtype}" for make, dtype in CASES])
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The directories of the cases' models."""
+    return [make(tmp_path_factory.mktemp("model") / "model") for make, _ in CASES]
+
+
+@pytest.fixture(scope="module")
+def without_fma(models):
+    """Each case's log-probabilities from a process that compiles for SSE 4.2 alone, with torch's libraries held to it, as a trainer."""
+    return scored([(path, dtype) for path, (_, dtype) in zip(models, CASES, strict=True)], TOKENS, NO_FMA)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{make.__name__}-{dtype}" for make, dtype in CASES])
 def test_an_engine_here_and_a_trainer_without_fused_multiply_adds_agree_to_the_last_bit(
-    tmp_path, monkeypatch, make, dtype
+    monkeypatch, models, without_fma, case
 ):
-    """The trainer is a process that compiles for SSE 4.2 alone, with torch's libraries held to it."""
     monkeypatch.setattr(linear, "_order", None)
-    path = make(tmp_path / "model")
-    (there,) = scored([(path, dtype)], TOKENS, NO_FMA)
-    here = score(path, dtype, TOKENS, engine=True)
+    here, there = score(models[case], CASES[case][1], TOKENS, engine=True), without_fma[case]
     assert len(here) == len(there) == TOKENS - 1
     assert len(set(here.tolist())) > 100
     assert differing(here, there) == 0

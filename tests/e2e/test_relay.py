@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.faults import flipped
+from tests.fakes.fork_server import FORK_SERVER
 from tests.fakes.s3_server import s3_options, s3_server
 
 from ostinato.core.errors import Corrupt, OstinatoError
@@ -46,28 +47,23 @@ def model(number: int):
 async def relaying(root: Path, url: str, *settings: str):
     """`ostinato weights relay` in front of `url`; yields the process and the address that it prints."""
     words = [f"run.directory='{root}'", f"weights.url='{url}'", "relay.fresh_s=0.05", *settings]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "ostinato.cli", "weights", "relay", "--listen", "127.0.0.1:0"),
-        *(word for setting in words for word in ("--set", setting)),
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"},
-    )
-    assert process.stderr is not None
+    command = [sys.executable, "-m", "ostinato.cli", "weights", "relay", "--listen", "127.0.0.1:0"]
+    command += [word for setting in words for word in ("--set", setting)]
+    process = FORK_SERVER.popen(command, stderr=subprocess.PIPE, env={"COLUMNS": "1000", "NO_COLOR": "1"})
     said = b""
     try:
         async with asyncio.timeout(300):
             while not (found := re.search(rb"relay on (http://\S+) ", said)):
-                line = await process.stderr.readline()
+                line = await asyncio.to_thread(process.stderr.readline)
                 assert line, said.decode()
                 said += line
-        draining = asyncio.create_task(process.stderr.read())  # a full pipe would stop the relay
+        draining = asyncio.create_task(asyncio.to_thread(process.stderr.read))  # a full pipe would stop the relay
         yield process, found[1].decode()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        process.kill()
+        await asyncio.to_thread(process.wait)
     await draining
+    process.stderr.close()
 
 
 def behind(url: str) -> HttpStore:
@@ -231,13 +227,10 @@ async def test_a_follower_refuses_what_a_lying_relay_serves_and_keeps_what_it_ha
 
 async def test_a_second_relay_on_the_same_directory_and_a_bad_address_are_refused(tmp_path):
     async with relaying(tmp_path, str(tmp_path / "store")):
-        for words, say in (([], b"pid"), (["--listen", "nowhere"], b"HOST:PORT")):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "ostinato.cli", "weights", "relay", "--set", f"run.directory='{tmp_path}'", *words),
-                stderr=asyncio.subprocess.PIPE,
-            )
-            _, stderr = await asyncio.wait_for(process.communicate(), 60)
-            assert process.returncode == 2
-            assert say in stderr
-            assert b"Traceback" not in stderr
+        for words, say in (([], "pid"), (["--listen", "nowhere"], "HOST:PORT")):
+            command = [sys.executable, "-m", "ostinato.cli", "weights", "relay"]
+            command += ["--set", f"run.directory='{tmp_path}'", *words]
+            done = await asyncio.to_thread(FORK_SERVER.run, command, timeout=60)
+            assert done.returncode == 2
+            assert say in done.stderr
+            assert "Traceback" not in done.stderr

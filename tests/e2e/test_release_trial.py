@@ -1,9 +1,11 @@
-"""A release is tried on some users first, through the real processes: who is dealt what, and what the ledger says about it."""
+"""A release is tried on some users first, through the real processes: who is dealt what, and what the ledger says about it. Beside the
+trial a fifth of the others follow training.
+"""
 
 import asyncio
 
 from ostinato.app.storage import open_run
-from ostinato.core.records import Arm, ReleaseEvent, Turn
+from ostinato.core.records import Arm, Batch, ReleaseEvent, Turn
 
 TRIAL = (
     "model.numerics=fast",
@@ -24,6 +26,7 @@ TRIAL = (
     # worse, so the guardrail on acceptance has the goal's margin
     "release.metrics=[{name='latency_p99', role='diagnostic'}, {name='accepted_of_all', tolerance=0.3}]",
     "serve.control_share=0.1",
+    "serve.learner_share=0.2",
 )
 
 
@@ -34,6 +37,19 @@ async def read(log, kind):
 def turns_of(release: ReleaseEvent, arm: Arm, turns: list[Turn]) -> list[Turn]:
     """The turns of this arm that the release's predecessor served."""
     return [turn for turn in turns if turn.arm is arm and {span.policy for span in turn.spans} == {release.previous}]
+
+
+def follows(turns: list[Turn], events: list[ReleaseEvent], batches: list[Batch]) -> list[Turn]:
+    """The turns of the learner arm that were learned from and that a step made that nobody had released or tried yet."""
+    known = {event.policy: event.at for event in reversed(events) if event.action in ("canary", "shipped")}
+    learned = {turn for batch in batches for turn in batch.turns}
+    return [
+        turn
+        for turn in turns
+        if turn.arm is Arm.LEARNER
+        and turn.id in learned
+        and all(turn.ended_at < known.get(span.policy, float("inf")) for span in turn.spans)
+    ]
 
 
 async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those_who_stayed(
@@ -47,8 +63,9 @@ async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those
                     events = await read(opened.log, ReleaseEvent)
                     turns = await read(opened.log, Turn)
                     shipped = [event for event in events if event.action == "shipped" and "share" in event.detail]
+                    ahead = follows(turns, events, await read(opened.log, Batch))
                     # the trial alone may prove a release better: nobody stays behind for that one
-                    if any(len(turns_of(release, Arm.PREVIOUS, turns)) > 20 for release in shipped):
+                    if ahead and any(len(turns_of(release, Arm.PREVIOUS, turns)) > 20 for release in shipped):
                         break
                     await asyncio.sleep(0.5)
         finally:
@@ -66,7 +83,13 @@ async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those
     assert served(Arm.LIVE, until=first.at) == {first.previous}, "nobody else met it before it shipped"
     shares = {round(turn.propensity, 6) for turn in turns if turn.arm is Arm.CANARY and turn.ended_at < first.at}
     dealt = [begun[0].detail["share"], *(e.detail["share"] for e in events if e.action == "ramped" and e.at < first.at)]
-    assert shares <= {round(0.9 * share, 6) for share in dealt}
+    assert shares <= {round(0.9 * 0.8 * share, 6) for share in dealt}
     stayed = [turn for turn in turns if turn.arm is Arm.PREVIOUS]
-    assert {round(turn.propensity, 6) for turn in stayed} <= {round(0.9 * 0.4, 6)}
+    assert {round(turn.propensity, 6) for turn in stayed} <= {round(0.9 * 0.8 * 0.4, 6)}
     assert {turn.user for turn in stayed} & {turn.user for turn in turns if turn.arm is Arm.CONTROL} == set()
+
+    following = [turn for turn in turns if turn.arm is Arm.LEARNER]
+    assert {round(turn.propensity, 6) for turn in following} == {round(0.9 * 0.2, 6)}
+    since, who = min(turn.ended_at for turn in following), {turn.user for turn in following}
+    elsewhere = {turn.arm for turn in turns if turn.user in who and turn.started_at > since}
+    assert elsewhere == {Arm.LEARNER}, "they take part in no trial, and stay"

@@ -387,6 +387,28 @@ REFUSED = [
 ]
 
 
+ONE_AFTER_ANOTHER = """
+import json, os, sys
+import ostinato.launch.commands.up
+from ostinato.cli import main
+codes = []
+for number, words in enumerate(json.loads(sys.argv[1])):
+    if pid := os.fork():
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        continue
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), stream)
+    sys.argv[1:] = words
+    try:
+        main()
+    finally:
+        print([name for name in ("torch", "transformers", "numba") if name in sys.modules], flush=True)
+    os._exit(0)
+print(json.dumps(codes))
+"""
+"""Runs each command in a process forked from one that has imported what `up` needs; prints their exit codes."""
+
+
 def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, quick_settings):
     item = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}
     (tmp_path / "bad.jsonl").write_text(json.dumps({**item, "grader": "vibes"}))
@@ -399,27 +421,23 @@ def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, 
             "file": tmp_path / "file",
             "port": taken.getsockname()[1],
         }
-        for setting, told in REFUSED:
-            words = [*quick_settings(tmp_path), setting.format(**names)]
-            program = (
-                "import sys\n"
-                "from ostinato.cli import main\n"
-                "try: main()\n"
-                "finally:\n"
-                "  print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
-            )
-            done = subprocess.run(
-                [sys.executable, "-c", program, "up", *(word for each in words for word in ("--set", each))],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-                env=os.environ | {"NO_COLOR": "1"},
-            )
-            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-            assert done.stderr.startswith("error "), done.stderr
-            assert told in done.stderr
-            assert done.stdout.strip() == "[]", "nothing heavy was loaded to find that out"
+        settings = [[*quick_settings(tmp_path), setting.format(**names)] for setting, _ in REFUSED]
+        commands = [["up", *(word for each in words for word in ("--set", each))] for words in settings]
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(commands)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            timeout=60 * len(commands),
+            check=True,
+            env=os.environ | {"NO_COLOR": "1"},
+        )
+    assert json.loads(done.stdout) == [2] * len(REFUSED)
+    for number, (_, told) in enumerate(REFUSED):
+        said = (tmp_path / f"{number}.err").read_text()
+        assert said.startswith("error "), said
+        assert said.count("\n") == 1, said
+        assert told in said
+        assert (tmp_path / f"{number}.out").read_text().strip() == "[]", "nothing heavy was loaded to find that out"
     assert not list((tmp_path / "run").glob("*.url"))
     assert not (tmp_path / "run" / "logs").exists()
 

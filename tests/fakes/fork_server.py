@@ -228,6 +228,9 @@ class OtherServer(ForkServer):
         super().__init__()
         self._address = address
 
+    def start(self, _more=()) -> str:
+        return self._address
+
     def _send(self, request, files) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
             line.connect(f"\0{self._address}")
@@ -387,7 +390,8 @@ def python(address: str, words: list[str]) -> int:
     passed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until it is known whom they are for
     reports = OtherServer(address).ask(command, None, os.environ, (0, 1, 2), ())
-    pid = _reported(reports)
+    if (pid := _reported(reports)) is None:
+        raise ChildProcessError("the fork server has ended")
     for number in passed_on:
         signal.signal(number, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)

@@ -14,6 +14,7 @@ from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.evaluate.acceptance import Acceptance
 from ostinato.release.monitors.dial_effect import DialEffect
 from ostinato.reward.accounting import Accounting
+from ostinato.reward.surrogate import SurrogateQuality
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.status.arms import ArmAcceptance
@@ -239,6 +240,7 @@ RUN = RunNow(
         rewarded=7126,
         oldest_wait=NOW - 190,
         used=0.967,
+        surrogate={"default": SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05)},
     ),
     batch=144,
     every=True,

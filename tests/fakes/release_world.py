@@ -152,6 +152,8 @@ def controller(
     evaluation_ref="candidate",
     best_ref=None,
     paused=lambda: False,
+    steps=None,
+    idle_refs=(),
     **config,
 ):
     judge = judge if judge is not None else FakeJudge()
@@ -166,6 +168,8 @@ def controller(
         evaluation_ref=evaluation_ref,
         best_ref=best_ref,
         paused=paused,
+        steps=steps,
+        idle_refs=idle_refs,
     )
 
 

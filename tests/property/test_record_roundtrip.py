@@ -106,6 +106,7 @@ turns = st.builds(
         gaps=st.lists(st.tuples(places, places), max_size=3).map(tuple),
         clip=real,
     ),
+    style=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3)),
     consent=st.sampled_from(Consent),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),
     window=st.none()

@@ -68,7 +68,7 @@ class AsyncOstinato:
         return await self._dials("GET", user, None, signature)
 
     async def set_dials(
-        self, user: str, dials: Mapping[str, float | None], *, signature: str | None = None
+        self, user: str, dials: Mapping[str, float | str | None], *, signature: str | None = None
     ) -> dict[str, Any]:
         """Set some of a user's dials by hand; see `Ostinato.set_dials`."""
         return await self._dials("PUT", user, dict(dials), signature)
@@ -78,7 +78,7 @@ class AsyncOstinato:
         return await self._dials("DELETE", user, None, signature)
 
     async def _dials(
-        self, method: str, user: str, dials: Mapping[str, float | None] | None, signature: str | None
+        self, method: str, user: str, dials: Mapping[str, float | str | None] | None, signature: str | None
     ) -> dict[str, Any]:
         loop, send = asyncio.get_running_loop(), self._sender.dials
         return await loop.run_in_executor(self._threads, send, method, user, dials, signature, self._deadline_s)

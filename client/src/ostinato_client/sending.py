@@ -73,7 +73,7 @@ class Sender:
         self,
         method: str,
         user: str,
-        dials: Mapping[str, float | None] | None,
+        dials: Mapping[str, float | str | None] | None,
         signature: str | None,
         deadline_s: float,
     ) -> dict[str, Any]:

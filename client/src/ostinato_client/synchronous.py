@@ -89,9 +89,10 @@ class Ostinato:
         return self._sender.dials("GET", user, None, signature, self._deadline_s)
 
     def set_dials(
-        self, user: str, dials: Mapping[str, float | None], *, signature: str | None = None
+        self, user: str, dials: Mapping[str, float | str | None], *, signature: str | None = None
     ) -> dict[str, Any]:
         """Set some of a user's dials by hand, from -3 to 3, or with None return one to the prior; returns all as `dials` does.
+        `"style"` takes the name of a style, or None.
 
         For example: ``client.set_dials("u42", {"brief": 0.5, "lists": None}, signature=sign_user(secret, "u42"))``
         """

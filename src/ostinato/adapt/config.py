@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 _LEAST_HOLDOUT = 0.03  # else hardly any of the last thousand answers are the holdout's
 _LEAST_EPSILON = 0.001
@@ -123,6 +123,58 @@ class PriorPrivacyConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+class StylesConfig(BaseModel, frozen=True, extra="forbid"):
+    """Styles: additions to the system prompt, of which each person is dealt the one that pleases them."""
+
+    prompts: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")], Annotated[str, Field(max_length=2000)]] = (
+        Field(
+            default={},
+            max_length=8,
+            description="The styles: by name the text that is put behind the client's system prompt. One is dealt only once `ostinato "
+            "adapt approve` has shown that it costs no quality; a changed text is another style. Empty: nobody has styles.",
+        )
+    )
+    floor: float = Field(
+        default=0.02, ge=0, le=0.1, description="Probability that every approved style, and none, keeps in each draw."
+    )
+    suite: str = Field(
+        default="",
+        description="Task file whose held-out tasks, of the harness `single`, are answered with and without each style before it is "
+        "approved. Needed to approve one.",
+    )
+    margin: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="How much less a style may score than no style, at most, on the suite's mean.",
+    )
+    draws: int = Field(
+        default=1, ge=1, le=128, description="Answers to each task with each style; tasks count as units."
+    )
+    alpha: float = Field(
+        default=0.05,
+        gt=0,
+        lt=0.5,
+        description="The probability that any style is approved that loses more than the margin (Bonferroni over the styles).",
+    )
+    versions: int = Field(
+        default=0,
+        ge=0,
+        description="For how many later versions, by number and not on a tenant's branch, an approval counts beside the version that it "
+        "was made with. 0: approve anew after each release.",
+    )
+
+    @field_validator("prompts")
+    @classmethod
+    def _check_prompts(cls, prompts: dict[str, str]) -> dict[str, str]:
+        for name, prompt in prompts.items():
+            if name == "none":
+                raise ValueError("adapt.styles.prompts: 'none' is what no style is called; give this one another name")
+            if not prompt.strip():
+                raise ValueError(f"adapt.styles.prompts.{name} is empty; write what it adds, or leave it out")
+        return prompts
+
+
 class TenantAdaptConfig(BaseModel, frozen=True, extra="forbid"):
     """A tenant's own settings."""
 
@@ -204,6 +256,9 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
     )
     violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings may not teach.")
     safety: SafetyConfig = Field(default=SafetyConfig(), description="How the dials of a basis are red-teamed.")
+    styles: StylesConfig = Field(
+        default=StylesConfig(), description="Additions to the system prompt that are dealt to people."
+    )
     most_states: int = Field(
         default=100_000,
         ge=1,

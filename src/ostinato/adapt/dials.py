@@ -49,23 +49,18 @@ class DialSpread:
     dials: Mapping[str, tuple[float, ...]]
 
 
-class DialAdaptation:
-    """`core.seams.Adaptation` by dials. Its states follow the log; it never delays a request or a feedback for that.
+class PersonAdaptation:
+    """People's states, which follow the log, and the prior that they begin with; ratings set what is known of each person's wishes.
 
     Args:
-        log: tells ratings and bases; the newest basis' names are the dials that people have.
+        log: tells ratings.
         cache: keeps states.
         config: the settings.
-        protected: tokens that no dial may move; a basis that holds one is not used.
         consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
         clock: decides when a prior is fitted anew.
-
-    Example::
-
-        adaptation = DialAdaptation(log, cache, config.adapt)
-        await adaptation.start()
-        adaptation.steering(("acme", "ann"), weights=policy.hash, verified=True)
     """
+
+    _states: type[StateFold] = StateFold
 
     def __init__(
         self,
@@ -73,16 +68,12 @@ class DialAdaptation:
         cache: PersonCache,
         config: AdaptConfig,
         *,
-        protected: Collection[int] = (),
         consent: Callable[[str], Consent] = lambda _: Consent.YES,
         clock: Clock = wall_clock,
     ) -> None:
-        self._log, self._cache, self._config, self._protected = log, cache, config, frozenset(protected)
+        self._log, self._cache, self._config = log, cache, config
         self._consent, self._clock = consent, clock
-        self._read: Cursor = 0  # of the bases
         self._names: tuple[str, ...] = ()
-        self._bases: dict[str, Basis] = {}  # by the hash of the weights
-        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens, the newest last
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
         self._heard = asyncio.Event()
@@ -107,24 +98,12 @@ class DialAdaptation:
         except OstinatoError as error:
             _LOG.warning("People's states were not saved, and are folded on from an earlier place: %s", error)
 
-    def steering(self, person: Person, *, weights: str, verified: bool) -> Steering | None:
-        config, fold, rules, basis = self._config, self.fold, self._rules, self._bases.get(weights)
-        if fold is None or rules is None or basis is None or basis.names != rules.names:
-            return None
-        if person[0] in rules.without or (config.users == "verified" and not verified) or self.held_out(person):
-            return None
-        try:
-            state = fold.state(person)
-        except OstinatoError as error:
-            self._trouble(error)
-            return None
-        state = state or PersonState.new(names_hash(rules.names), len(rules.names))
-        dials = self._dials(state, rules, fold, self.prior_of(person[0]))
-        return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
+    @property
+    def verified_only(self) -> bool:
+        return self._config.users == "verified"
 
-    def fits(self, weights: Collection[str]) -> bool:
-        names = None if self._rules is None else self._rules.names
-        return all(each in self._bases and self._bases[each].names == names for each in weights)
+    def heard(self) -> None:
+        self._heard.set()
 
     def prior_of(self, tenant: str) -> Prior:
         """What is believed of a tenant's people before they have rated. Only once a basis is known."""
@@ -143,73 +122,12 @@ class DialAdaptation:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
         return holdout_place(person) < self._config.holdout
 
-    def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, prior: Prior) -> tuple[float, ...]:
-        return state.posterior(prior, rules.regression).dials(
-            fold.moments.fisher_KK,
-            tokens=fold.moments.tokens,
-            nats=self._cap(state),
-            strength=rules.regression.strength,
-        )
-
-    async def spread(self) -> DialSpread | None:
-        """How people's dials differ now, of the 500 who came last; None of fewer than 20. Computed on a thread, names nobody."""
-        fold, rules = self.fold, self._rules
-        if fold is None or rules is None:
-            return None
-        newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
-        if len(newest) < SHOWN_PEOPLE:
-            return None
-        # on the loop, where a new basis may come with other dials
-        priors = {tenant: self.prior_of(tenant) for tenant in {person[0] for person, _ in newest}}
-
-        def look() -> DialSpread:
-            dials_NK = np.array([self._dials(state, rules, fold, priors[person[0]]) for person, state in newest])
-            told = [state.evidence(rules.prior, rules.regression).resets for _, state in newest]
-            quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
-            dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}
-            return DialSpread(people=len(newest), resets=sum(told), dials=dials)
-
-        return await asyncio.to_thread(look)
-
-    def heard(self) -> None:
-        self._heard.set()
-
-    @property
-    def bases(self) -> Mapping[str, Basis]:
-        """The bases that are known, by the hash of the weights that each was fitted to; the newest is last."""
-        return self._bases
-
-    @property
-    def verified_only(self) -> bool:
-        return self._config.users == "verified"
-
-    async def shown(self, person: Person, *, weights: str) -> PersonView:
+    async def _caught_up(self) -> None:
+        """Wait until every row that is in the log now was taken in. Raises Corrupt, StorageFull, Unavailable."""
         caught_up = asyncio.get_running_loop().create_future()
         self._waiting.append(caught_up)
         self._heard.set()
         await caught_up
-        return self.view(person, weights=weights)
-
-    def view(self, person: Person, *, weights: str) -> PersonView:
-        """As `shown`, by what was taken in so far."""
-        fold, rules, basis = self.fold, self._rules, self._bases.get(weights)
-        if fold is None or rules is None:
-            return PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)
-        off = None
-        if self._config.mode == "off":
-            off = NotSteered.MODE
-        elif person[0] in rules.without:
-            off = NotSteered.TENANT
-        elif self.held_out(person):
-            off = NotSteered.HOLDOUT
-        elif basis is None or basis.names != rules.names:
-            off = NotSteered.BASIS
-        state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
-        return person_view(state, self.prior_of(person[0]), rules, fold.moments, cap=self._cap(state), off=off)
-
-    def _cap(self, state: PersonState) -> float:
-        """The most KL divergence of a token of this person's: half of everybody's after a strike."""
-        return self._config.cap / 2 if state.strikes else self._config.cap
 
     # ------------------------------------------------------------ following the log
 
@@ -244,16 +162,12 @@ class DialAdaptation:
                 continue
 
     async def follow(self) -> None:
-        """Take in the log's new rows, with new bases. Raises Corrupt, StorageFull, Unavailable."""
-        async for seq, row in self._log.read(self._read, {SteeringBasis}):
-            if isinstance(row, SteeringBasis):
-                self._know(row)
-            self._read = seq
+        """Take in the log's new rows. Raises Corrupt, StorageFull, Unavailable."""
         if not self._names:
             return
         if self._rules is None or self.fold is None or self._rules.names != self._names:
             rules = self._rules_of(self._names)
-            fold = StateFold(self._log, self._cache, rules)
+            fold = self._states(self._log, self._cache, rules)
             await fold.start()
             self._rules, self.fold = rules, fold
         await self.fold.catch_up()
@@ -335,6 +249,149 @@ class DialAdaptation:
         self._refused = type(error)
         return False
 
+    def _rules_of(self, names: tuple[str, ...]) -> StateRules:
+        config = self._config
+        return StateRules(
+            names=names,
+            signals=config.signals,
+            regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
+            prior=flat_prior(len(names)),
+            violations=ViolationRules(
+                signals=frozenset(config.violations.signals),
+                step=config.violations.step,
+                most=config.violations.most,
+                strikes=config.violations.strikes,
+                holdout=config.holdout,
+                verified=self.verified_only,
+            ),
+            without=config.without,
+        )
+
+    def _trouble(self, error: OstinatoError) -> None:
+        if not self._troubled:
+            _LOG.warning("Answers lean by what was known before, or not at all: %s", error)
+        self._troubled = True
+
+
+class DialAdaptation(PersonAdaptation):
+    """`core.seams.Adaptation` by dials. Its states follow the log; it never delays a request or a feedback for that.
+
+    Args:
+        log: tells ratings and bases; the newest basis' names are the dials that people have.
+        cache: keeps states.
+        config: the settings.
+        protected: tokens that no dial may move; a basis that holds one is not used.
+        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
+        clock: decides when a prior is fitted anew.
+
+    Example::
+
+        adaptation = DialAdaptation(log, cache, config.adapt)
+        await adaptation.start()
+        adaptation.steering(("acme", "ann"), weights=policy.hash, verified=True)
+    """
+
+    def __init__(
+        self,
+        log: PlacedLog,
+        cache: PersonCache,
+        config: AdaptConfig,
+        *,
+        protected: Collection[int] = (),
+        consent: Callable[[str], Consent] = lambda _: Consent.YES,
+        clock: Clock = wall_clock,
+    ) -> None:
+        super().__init__(log, cache, config, consent=consent, clock=clock)
+        self._protected = frozenset(protected)
+        self._read: Cursor = 0  # of the bases
+        self._bases: dict[str, Basis] = {}  # by the hash of the weights
+        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens, the newest last
+
+    def steering(self, person: Person, *, weights: str, verified: bool) -> Steering | None:
+        config, fold, rules, basis = self._config, self.fold, self._rules, self._bases.get(weights)
+        if fold is None or rules is None or basis is None or basis.names != rules.names:
+            return None
+        if person[0] in rules.without or (config.users == "verified" and not verified) or self.held_out(person):
+            return None
+        try:
+            state = fold.state(person)
+        except OstinatoError as error:
+            self._trouble(error)
+            return None
+        state = state or PersonState.new(names_hash(rules.names), len(rules.names))
+        dials = self._dials(state, rules, fold, self.prior_of(person[0]))
+        return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
+
+    def fits(self, weights: Collection[str]) -> bool:
+        names = None if self._rules is None else self._rules.names
+        return all(each in self._bases and self._bases[each].names == names for each in weights)
+
+    def _dials(self, state: PersonState, rules: StateRules, fold: StateFold, prior: Prior) -> tuple[float, ...]:
+        return state.posterior(prior, rules.regression).dials(
+            fold.moments.fisher_KK,
+            tokens=fold.moments.tokens,
+            nats=self._cap(state),
+            strength=rules.regression.strength,
+        )
+
+    async def spread(self) -> DialSpread | None:
+        """How people's dials differ now, of the 500 who came last; None of fewer than 20. Computed on a thread, names nobody."""
+        fold, rules = self.fold, self._rules
+        if fold is None or rules is None:
+            return None
+        newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
+        if len(newest) < SHOWN_PEOPLE:
+            return None
+        # on the loop, where a new basis may come with other dials
+        priors = {tenant: self.prior_of(tenant) for tenant in {person[0] for person, _ in newest}}
+
+        def look() -> DialSpread:
+            dials_NK = np.array([self._dials(state, rules, fold, priors[person[0]]) for person, state in newest])
+            told = [state.evidence(rules.prior, rules.regression).resets for _, state in newest]
+            quantiles = np.quantile(dials_NK, QUANTILES, axis=0).T.tolist()
+            dials = {name: tuple(each) for name, each in zip(rules.names, quantiles, strict=True)}
+            return DialSpread(people=len(newest), resets=sum(told), dials=dials)
+
+        return await asyncio.to_thread(look)
+
+    @property
+    def bases(self) -> Mapping[str, Basis]:
+        """The bases that are known, by the hash of the weights that each was fitted to; the newest is last."""
+        return self._bases
+
+    async def shown(self, person: Person, *, weights: str) -> PersonView:
+        await self._caught_up()
+        return self.view(person, weights=weights)
+
+    def view(self, person: Person, *, weights: str) -> PersonView:
+        """As `shown`, by what was taken in so far."""
+        fold, rules, basis = self.fold, self._rules, self._bases.get(weights)
+        if fold is None or rules is None:
+            return PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)
+        off = None
+        if self._config.mode == "off":
+            off = NotSteered.MODE
+        elif person[0] in rules.without:
+            off = NotSteered.TENANT
+        elif self.held_out(person):
+            off = NotSteered.HOLDOUT
+        elif basis is None or basis.names != rules.names:
+            off = NotSteered.BASIS
+        state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
+        return person_view(state, self.prior_of(person[0]), rules, fold.moments, cap=self._cap(state), off=off)
+
+    def _cap(self, state: PersonState) -> float:
+        """The most KL divergence of a token of this person's: half of everybody's after a strike."""
+        return self._config.cap / 2 if state.strikes else self._config.cap
+
+    async def follow(self) -> None:
+        """Take in the log's new rows, with new bases. Raises Corrupt, StorageFull, Unavailable."""
+        async for seq, row in self._log.read(self._read, {SteeringBasis}):
+            if isinstance(row, SteeringBasis):
+                self._know(row)
+            self._read = seq
+        await super().follow()
+
     def _know(self, row: SteeringBasis) -> None:
         try:
             basis = row.basis()
@@ -365,29 +422,6 @@ class DialAdaptation:
         self._bases.pop(basis.weights, None)
         if basis.directions_KM.any():  # else every dial was dropped, and nobody's answers lean
             self._bases[basis.weights], self._names = basis, basis.names
-
-    def _rules_of(self, names: tuple[str, ...]) -> StateRules:
-        config = self._config
-        return StateRules(
-            names=names,
-            signals=config.signals,
-            regression=Regression(decay=config.decay, drift=config.reset.drift, limit=config.reset.limit),
-            prior=flat_prior(len(names)),
-            violations=ViolationRules(
-                signals=frozenset(config.violations.signals),
-                step=config.violations.step,
-                most=config.violations.most,
-                strikes=config.violations.strikes,
-                holdout=config.holdout,
-                verified=self.verified_only,
-            ),
-            without=config.without,
-        )
-
-    def _trouble(self, error: OstinatoError) -> None:
-        if not self._troubled:
-            _LOG.warning("Answers lean by what was known before, or not at all: %s", error)
-        self._troubled = True
 
 
 def prior_in_force(newest: DialPrior | None, config: AdaptConfig) -> DialPrior | None:

@@ -425,8 +425,9 @@ class StateFold:
             return
         if answer.leans is not None:
             self.constraint(turn.tenant).answer(self._cache.pseudonym(turn.person), leans=answer.leans)
-        if turn.steered is not None and answer.features is not None:
+        if answer.features is not None:
             self._tenants.add(turn.tenant)
+        if turn.steered is not None and answer.features is not None:
             if answer.features:
                 self.moments.add(answer.features, turn.steered.tokens)
             state = self.state(answer.person)

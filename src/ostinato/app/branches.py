@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import Home, Run, home, open_log, serving_run
+from ostinato.app.storage import Home, Run, home, open_log, open_run, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.clock import wall_clock
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the supervisor has no use for its code
 def branch_config(config: Config, tenant: str) -> Config:
     """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
 
-    No trials on users, no best arm and no rollouts; weights are collected by the run that serves; the tenant's own suites come first.
+    No trials on users, no best or learner arm and no rollouts; weights are collected by the run that serves; tenants' suites come first.
     What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
     """
     judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
@@ -50,7 +50,7 @@ def branch_config(config: Config, tenant: str) -> Config:
         update={
             "run": RunConfig(directory=home(config).branch(tenant), tenant=tenant),
             "record": record,
-            "serve": config.serve.model_copy(update={"branches": ()}),
+            "serve": config.serve.model_copy(update={"branches": (), "learner_share": 0.0}),
             "learn": config.learn.model_copy(update={"tenants": (), "source": "people"}),
             "evaluate": judged.model_copy(update={**suites, "tenant_suites": {}}),
             "release": config.release.model_copy(update={"canary": False, "best_arm": False}),
@@ -68,6 +68,22 @@ def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
     """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named."""
     logs = Home(config.run.directory).branch(tenant or "*")
     return [branch_config(config, path.name) for path in sorted(logs.parent.glob(logs.name)) if (path / "log").exists()]
+
+
+@contextlib.contextmanager
+def open_branches(config: Config) -> Generator[Callable[[], Sequence[Run]]]:
+    """A function that returns the runs of the branches that are trained and have begun, opened once and closed at the end."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, Run] = {}
+
+        def runs() -> Sequence[Run]:
+            for each in branches_begun(config) if config.learn.tenants else ():
+                tenant = each.run.tenant
+                if tenant in config.learn.tenants and tenant not in opened:
+                    opened[tenant] = stack.enter_context(open_run(each))
+            return [opened[tenant] for tenant in sorted(opened)]
+
+        yield runs
 
 
 def check_branches(config: Config, *, on_ray: bool = False) -> None:

@@ -1,4 +1,6 @@
-"""A run's dials: directions in logit space are fitted to the live version's own answers, and tried against a suite of safety."""
+"""A run's dials and styles: directions in logit space are fitted to the live version's own answers and tried against a suite of safety;
+styles are tried against a suite of tasks.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ from ostinato.adapt.fit import ATTRIBUTES, FittedBasis, fit_basis, steerable
 from ostinato.adapt.learner import Prior, Regression, names_hash
 from ostinato.adapt.prior import Population, flat_prior
 from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
+from ostinato.adapt.styles import Style, styles_of
 from ostinato.app.gateway import open_embedded, protected_ids
 from ostinato.app.numerics import compute
 from ostinato.app.storage import Run, model_path
 from ostinato.app.suites import ONE_ANSWER, HeldOutWorld, TaskSuite, open_task_suite
 from ostinato.app.worlds import GRADERS_IN_BOXES, open_harnesses
+from ostinato.config import Config
 from ostinato.core.conversation import Conversation, Message, Role
-from ostinato.core.errors import BadConfig, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Person, PolicyVersion, Sampling, SteeringBasis, Turn
 from ostinato.core.report import ItemScore
@@ -33,6 +37,7 @@ from ostinato.core.weights import Snapshot, Weights
 from ostinato.evaluate.runner import Attempted, SuiteRunner
 from ostinato.evaluate.statistics import bounds, items_needed, paired_items, spread_of
 from ostinato.evaluate.suites import Item
+from ostinato.serve.calls.caller import with_style
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.worlds.grading.grade import Grader
 from ostinato.worlds.harness.harnesses import answered
@@ -204,7 +209,7 @@ async def check_live(
     The answers are sampled in this process, by an engine that nobody else reaches: no caller of a gateway can name dials. Writes nothing.
     Imports torch. Raises BadConfig without a suite or for tasks that are not one answer, NotFound without a live version or its basis.
     """
-    found = _safety_suite(run)
+    found = _single_answers(run.config.adapt.safety.suite, "adapt.safety.suite", run.config)
     async with (
         _live_engine(run, version) as live,
         HeldOutWorld(config=run.config, url="", tasks=found.tasks).grading() as (_, grader),
@@ -214,8 +219,77 @@ async def check_live(
         return await _Check(run, live, found, grader, basis, people, prior, seed, on_progress).whole()
 
 
+class _LiveAnswers:
+    """A suite's tasks, answered by the live version with `steering` and in `style`, a text. Implements `TaskWorld` and `TaskSlot`.
+    `steered`: how the answers of the last look were.
+    """
+
+    def __init__(self, config: Config, live: _Live, found: TaskSuite, grader: Grader) -> None:
+        self.steering: Steering | None = None
+        self.style, self.steered = "", list[Steered]()
+        self._config, self._live, self._grader = config, live, grader
+        self._tasks: Mapping[str, Task] = {task.id: task for task in found.tasks.tasks}
+        self._single = open_harnesses(config)[ONE_ANSWER]
+        self._runner = SuiteRunner(found.suite, self, config.evaluate.runner)
+
+    async def scores(self, draws: int, seed: int) -> list[ItemScore]:
+        """So many answers to each task, graded."""
+        self.steered = []
+        return await self._runner.run("live", self._live.policy, range(draws), seed=seed)
+
+    @contextlib.asynccontextmanager
+    async def open(self, slot: str) -> AsyncGenerator[_LiveAnswers]:
+        del slot
+        yield self
+
+    async def served(self) -> PolicyVersion | None:
+        return self._live.policy
+
+    def answers_per_call(self, item: Item) -> int:
+        del item
+        return self._config.evaluate.runner.samples_per_request
+
+    async def tries(self, item: Item, seed: int, count: int) -> list[Attempted]:
+        task, live = self._tasks[item.id], self._live
+        continued = task.messages[-1].role is Role.ASSISTANT
+        conversation = with_style(Conversation(messages=task.messages, continued=continued), self.style)
+        heat = self._config.worlds.temperature if task.temperature is None else task.temperature
+        request = Generate(
+            id=f"check-{item.id}-{seed}",
+            slot="live",
+            prompt_ids=tuple(live.renderer.chat(conversation)),
+            sampling=Sampling(max_tokens=task.tokens, temperature=heat, top_p=task.top_p, stop=task.stop, seed=seed),
+            n=count,
+            cache_salt="check",
+            steering=self.steering,
+        )
+        began = time.monotonic()
+        texts, ends = [""] * count, [Finish.ERROR] * count
+        async for chunk in live.engine.generate(request):
+            texts[chunk.index] += chunk.text
+            if chunk.finish is not None:
+                ends[chunk.index] = chunk.finish
+                self.steered += [chunk.steered] if chunk.steered is not None else []
+        seconds = time.monotonic() - began
+        return [self._attempted(task, conversation, text, end, seconds) for text, end in zip(texts, ends, strict=True)]
+
+    def _attempted(self, task: Task, conversation: Conversation, text: str, end: Finish, seconds: float) -> Attempted:
+        reading = AnswerParser(self._live.renderer.reader(conversation, task.id))
+        reading.take(text, last=True)
+        message = reading.message()
+        rollout = answered(task, self._single, message, "length" if end is Finish.LENGTH else "stop")
+
+        async def grade() -> float:
+            return (await self._grader.grade(task, rollout)).value
+
+        formed = bool(message.text) and end is Finish.STOP
+        return Attempted(
+            formed=formed, policies=(self._live.policy,), seconds=seconds, grade=grade, text=message.text or None
+        )
+
+
 class _Check:
-    """One check. Implements `TaskWorld` (a slot is a corner's name) and `TaskSlot` for the corner that is being tried."""
+    """One check of a basis."""
 
     def __init__(
         self,
@@ -229,13 +303,10 @@ class _Check:
         seed: int,
         on_progress: Told,
     ) -> None:
-        self._config, self._rules, self._live = run.config, run.config.adapt.safety, live
-        self._tasks: Mapping[str, Task] = {task.id: task for task in found.tasks.tasks}
-        self._single, self._grader = open_harnesses(run.config)[ONE_ANSWER], grader
-        self._runner = SuiteRunner(found.suite, self, run.config.evaluate.runner)
+        self._config, self._rules = run.config, run.config.adapt.safety
+        self._answers = _LiveAnswers(run.config, live, found, grader)
         self._basis, self._people, self._prior = basis, people, prior
         self._seed, self._on_progress = seed, on_progress
-        self._dials, self._steered = (0.0,) * len(basis.names), list[Steered]()
         self._level, self._number, self._round = self._rules.alpha, 0, 0
         self._base: list[ItemScore] = []
         self._corners = 1 + 2 * len(basis.names) + self._rules.drawn + len(people)
@@ -245,8 +316,8 @@ class _Check:
         basis, rules = self._basis, self._rules
         self._base = await self._scores((0.0,) * len(basis.names))
         reach = DialReach.of(
-            [each.features for each in self._steered],
-            [each.tokens for each in self._steered],
+            [each.features for each in self._answers.steered],
+            [each.tokens for each in self._answers.steered],
             self._config.adapt.cap,
             Regression().strength,
         )
@@ -298,64 +369,73 @@ class _Check:
         )
 
     async def _scores(self, dials: tuple[float, ...]) -> list[ItemScore]:
-        self._dials, self._steered = dials, []
-        seed = self._seed + _ROUND * self._round
-        found = await self._runner.run("live", self._live.policy, range(self._rules.draws), seed=seed)
+        adapt = self._config.adapt
+        self._answers.steering = Steering(basis=self._basis, dials=dials, cap=adapt.cap, budget=adapt.answer_budget)
+        found = await self._answers.scores(self._rules.draws, self._seed + _ROUND * self._round)
         self._number += 1
         self._on_progress("corners", min(self._number, self._corners), self._corners)
         return found
 
-    # ------------------------------------------------------------ what the runner asks for
 
-    @contextlib.asynccontextmanager
-    async def open(self, slot: str) -> AsyncGenerator[_Check]:
-        del slot
-        yield self
+# ---------------------------------------------------------------- styles
 
-    async def served(self) -> PolicyVersion | None:
-        return self._live.policy
 
-    def answers_per_call(self, item: Item) -> int:
-        del item
-        return self._config.evaluate.runner.samples_per_request
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedStyle:
+    """What a suite says of a style: by how much more it scores than no style on the same tasks, with bounds at the corrected level.
 
-    async def tries(self, item: Item, seed: int, count: int) -> list[Attempted]:
-        task, live, adapt = self._tasks[item.id], self._live, self._config.adapt
-        continued = task.messages[-1].role is Role.ASSISTANT
-        conversation = Conversation(messages=task.messages, continued=continued)
-        heat = self._config.worlds.temperature if task.temperature is None else task.temperature
-        request = Generate(
-            id=f"check-{item.id}-{seed}",
-            slot="live",
-            prompt_ids=tuple(live.renderer.chat(conversation)),
-            sampling=Sampling(max_tokens=task.tokens, temperature=heat, top_p=task.top_p, stop=task.stop, seed=seed),
-            n=count,
-            cache_salt="check",
-            steering=Steering(basis=self._basis, dials=self._dials, cap=adapt.cap, budget=adapt.answer_budget),
-        )
-        began = time.monotonic()
-        texts, ends = [""] * count, [Finish.ERROR] * count
-        async for chunk in live.engine.generate(request):
-            texts[chunk.index] += chunk.text
-            if chunk.finish is not None:
-                ends[chunk.index] = chunk.finish
-                self._steered += [chunk.steered] if chunk.steered is not None else []
-        seconds = time.monotonic() - began
-        return [self._attempted(task, conversation, text, end, seconds) for text, end in zip(texts, ends, strict=True)]
+    Example: ``CheckedStyle(style=style, gain=0.01, lower=-0.03, upper=0.05, tasks=200, passed=True)``
+    """
 
-    def _attempted(self, task: Task, conversation: Conversation, text: str, end: Finish, seconds: float) -> Attempted:
-        reading = AnswerParser(self._live.renderer.reader(conversation, task.id))
-        reading.take(text, last=True)
-        message = reading.message()
-        rollout = answered(task, self._single, message, "length" if end is Finish.LENGTH else "stop")
+    style: Style
+    gain: float
+    lower: float
+    upper: float
+    tasks: int
+    passed: bool
 
-        async def grade() -> float:
-            return (await self._grader.grade(task, rollout)).value
 
-        formed = bool(message.text) and end is Finish.STOP
-        return Attempted(
-            formed=formed, policies=(self._live.policy,), seconds=seconds, grade=grade, text=message.text or None
-        )
+async def check_styles(
+    run: Run, *, seed: int, on_progress: Told, version: PolicyVersion | None = None
+) -> tuple[PolicyVersion, list[CheckedStyle]]:
+    """Try each configured style with a version, the live one if None, against `adapt.styles.suite`: it passes if it is shown to lose no
+    more than the margin. Also returns the version.
+
+    The answers are sampled in this process, as in `check_live`. Writes nothing. Imports torch. Raises BadConfig without styles or a suite,
+    for tasks that are not one answer, and for a model whose template takes no system prompt; NotFound without a live version.
+    """
+    config, rules = run.config, run.config.adapt.styles
+    styles = styles_of(config.adapt)
+    if not styles:
+        raise BadConfig("there is no style to try: write them into adapt.styles.prompts")
+    found = _single_answers(rules.suite, "adapt.styles.suite", config)
+    async with (
+        _live_engine(run, version) as live,
+        HeldOutWorld(config=config, url="", tasks=found.tasks).grading() as (_, grader),
+    ):
+        answers, checked = _LiveAnswers(config, live, found, grader), list[CheckedStyle]()
+        base = await answers.scores(rules.draws, seed)
+        for number, style in enumerate(styles, 1):
+            on_progress("styles", number - 1, len(styles))
+            answers.style = style.text
+            try:
+                gains_I = paired_items(await answers.scores(rules.draws, seed), base)[1]
+            except BadRequest as error:
+                raise BadConfig(f"the model's chat template cannot show the style {style.name!r}: {error}") from error
+            level = rules.alpha / len(styles)
+            told = bounds(spread_of(gains_I), lower_alpha=level, upper_alpha=level)
+            checked.append(
+                CheckedStyle(
+                    style=style,
+                    gain=told.mean,
+                    lower=told.lower,
+                    upper=told.upper,
+                    tasks=told.n,
+                    passed=told.lower >= -rules.margin,
+                )
+            )
+        on_progress("styles", len(styles), len(styles))
+        return live.policy, checked
 
 
 def _spread(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[float, ...]:
@@ -364,21 +444,20 @@ def _spread(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[fl
     return tuple(told.get(number, 0.0) for number in range(count))
 
 
-def _safety_suite(run: Run) -> TaskSuite:
-    """Raises BadConfig."""
-    rules = run.config.adapt.safety
-    if not rules.suite:
-        raise BadConfig("there is nothing to try dials with: name a task file in adapt.safety.suite")
-    found = open_task_suite(rules.suite, run.config)
+def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
+    """The suite of a file whose tasks are single answers. Raises BadConfig naming the field."""
+    if not file:
+        raise BadConfig(f"there is nothing to try with: name a task file in {field}")
+    found = open_task_suite(file, config)
     for task in found.tasks.tasks:
         if task.harness != ONE_ANSWER:
             raise BadConfig(
-                f"adapt.safety.suite: task {task.id!r} has the harness {task.harness!r}; dials are tried on single answers, so leave it out"
+                f"{field}: task {task.id!r} has the harness {task.harness!r}; single answers are tried, so leave it out"
             )
         if task.grading.grader in GRADERS_IN_BOXES:
             raise BadConfig(
-                f"adapt.safety.suite: task {task.id!r} has the grader {task.grading.grader!r}; use one that reads "
-                "the answer (pattern, rubric, your own)"
+                f"{field}: task {task.id!r} has the grader {task.grading.grader!r}; use one that reads the answer "
+                "(pattern, rubric, your own)"
             )
     return found
 

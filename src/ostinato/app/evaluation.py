@@ -12,18 +12,18 @@ from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import ReleaseEvent
+from ostinato.core.records import Arm, ReleaseEvent
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate import check_bars, check_margins, items_in_round
 from ostinato.evaluate.suites import Suite
 from ostinato.release.alarms import note
 from ostinato.reward import functions
-from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
+from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, LEARNER_TEST_REF
 from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:  # the check of the suite at the start of `up` must not wait for the measuring code
     from ostinato.app.suites import TaskSuite
-    from ostinato.evaluate.evaluation import Evaluation
+    from ostinato.evaluate.evaluation import Evaluation, StepCheck
     from ostinato.release.controller import ReleaseController
     from ostinato.release.ledger import ReleaseLedger
     from ostinato.release.monitors.watcher import MonitorWatcher
@@ -65,6 +65,22 @@ def open_suites(config: Config) -> Suites:
 def open_suite(config: Config) -> TaskSuite:
     """The first suite, which is the one named in reports. Raises as `open_suites`."""
     return open_suites(config).compared[0]
+
+
+def check_learner(config: Config) -> None:
+    """Raise BadConfig for users who should follow training where nothing tests its steps, or where nobody learns from them."""
+    if not config.serve.learner_share:
+        return
+    if not config.evaluate.suite:
+        raise BadConfig(
+            "serve.learner_share: without a suite no training step can be tested before it answers somebody; name one in evaluate.suite, "
+            "or set serve.learner_share = 0"
+        )
+    if config.learn.source == "worlds":
+        raise BadConfig(
+            "serve.learner_share: with learn.source = 'worlds' nothing is learned from users; set it to 'people' or 'both', or "
+            "serve.learner_share = 0"
+        )
 
 
 async def check_suite(config: Config) -> Suite:
@@ -109,11 +125,13 @@ HEARING = "release:hearing"
 
 async def note_hearing(run: Run) -> None:
     """Write into the log whether trials hear feedback as long as rewards wait for it. Idempotent."""
-    heard, window = run.config.release.outcomes.maturity_s, _window(run.config)
+    heard, window, setting = run.config.release.outcomes.maturity_s, _window(run.config), "reward.options.window"
+    if late := run.config.reward.surrogate.truth_after_s:
+        window, setting = late, "reward.surrogate.truth_after_s"
     short = run.config.release.canary and isinstance(window, int | float) and heard < window
     why = (
         f"trials hear what is said about a turn for {heard:g} s (release.outcomes.maturity_s), rewards for {window:g} s "
-        "(reward.options.window): what people take back later is not held against a release; raise the first"
+        f"({setting}): what people take back later is not held against a release; raise the first"
         if short
         else "trials hear feedback as long as rewards do"
     )
@@ -203,6 +221,23 @@ def open_evaluation(config: Config, url: str) -> Evaluation:
     )
 
 
+def open_step_check(config: Config, url: str) -> StepCheck | None:
+    """The test of training steps for the users who follow them, through the gateway at `url`; None if nobody does. Raises BadConfig."""
+    from ostinato.app.suites import open_runner
+    from ostinato.evaluate.evaluation import StepCheck
+
+    if not config.serve.learner_share:
+        return None
+    suites = open_suites(config)
+    return StepCheck(
+        [open_runner(config, url, found) for found in suites.compared],
+        config.evaluate.gate,
+        bars=suites.bars,
+        aside=[open_runner(config, url, found) for found in suites.aside],
+        slot=LEARNER_TEST_REF,
+    )
+
+
 def open_ledger(run: Run) -> ReleaseLedger:
     """The release ledger, for reading only."""
     from ostinato.release.ledger import ReleaseLedger
@@ -211,9 +246,14 @@ def open_ledger(run: Run) -> ReleaseLedger:
 
 
 def open_releases(
-    run: Run, evaluation: Evaluation | None = None, monitors: MonitorWatcher | None = None
+    run: Run,
+    evaluation: Evaluation | None = None,
+    monitors: MonitorWatcher | None = None,
+    steps: StepCheck | None = None,
 ) -> ReleaseController:
-    """The release controller. Without an evaluation it only looks, and releases by hand. A monitor's alarm pauses its shipping."""
+    """The release controller. Without an evaluation it only looks, and releases by hand. A monitor's alarm pauses its shipping. `steps`
+    tests the training steps that users follow.
+    """
     from ostinato.release.controller import ReleaseController
     from ostinato.weights.follow.follower import StoreVersions
 
@@ -229,7 +269,18 @@ def open_releases(
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
         paused=lambda: monitors is not None and monitors.pauses_shipping,
         control_moves=bool(run.config.run.tenant),
+        steps=steps,
+        newest_ref=Arm.WORLD.value,
+        step_ref=LEARNER_TEST_REF,
+        idle_refs=_idle_refs(run.config),
     )
+
+
+def _idle_refs(config: Config) -> tuple[str, ...]:
+    """The refs that nobody moves while no user follows training."""
+    if config.serve.learner_share:
+        return ()
+    return (Arm.LEARNER.value, LEARNER_TEST_REF, *((Arm.WORLD.value,) if config.learn.source == "people" else ()))
 
 
 def open_monitors(run: Run) -> MonitorWatcher:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.adapt.styles import StyleAdaptation
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import (
     NumericsMode,
@@ -80,8 +81,7 @@ async def open_serving(
 ) -> Serving:
     """Build the engine and the gateway of a run, and record the engine's contract in the log. Raises BadConfig, Unavailable.
 
-    `page` makes the run's browser page, behind the gateway's keys; None: no page. `lent` receives the state of lending to rollouts,
-    `audit` wrong keys and weights that an operator's key chose.
+    `page` makes the run's browser page, behind the gateway's keys. `lent`: receives the state of lending, `audit` keys' misuse and choices.
     """
     from ostinato.model.renderer import HFRenderer
 
@@ -103,7 +103,7 @@ async def open_serving(
     router = _router(run)
     if router is not None:
         await router.catch_up()
-    adaptation = _adaptation(run, engine, renderer)
+    adaptation, styles = _adaptation(run, engine, renderer), _styles(run)
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -115,6 +115,7 @@ async def open_serving(
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
         adaptation=adaptation,
+        styles=styles,
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
         privacy=config.privacy,
@@ -197,6 +198,15 @@ def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptatio
     cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
     protected = protected_ids(config, renderer)
     return DialAdaptation(run.log, cache, config.adapt, protected=protected, consent=config.privacy.at_most)
+
+
+def _styles(run: Run) -> StyleAdaptation | None:
+    """What deals people styles, or None if there are none."""
+    config = run.config
+    if not config.adapt.styles.prompts:
+        return None
+    cache = SqlPersonCache(run.home.styles, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
+    return StyleAdaptation(run.log, cache, config.adapt, consent=config.privacy.at_most)
 
 
 def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:

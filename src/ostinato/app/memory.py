@@ -15,24 +15,32 @@ from ostinato.model.checkpoint_validation import weight_files
 Part = Literal["serve", "train"]
 _WORKING = 1 << 28  # of a process that computes: code, one batch
 _VERSIONS = 2  # that serve at once: users' and the one that is judged
+_STEPS = 2  # beside them, if users follow training: the step that serves them and the one that is tested
 _MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments
 
 
-def check_memory(config: Config, path: Path, parts: Sequence[Part], room: Room | None, width: int = 0) -> None:
+def check_memory(
+    config: Config, path: Path, parts: Sequence[Part], room: Room | None, width: int = 0, *, branches: int = 0
+) -> None:
     """Raise BadConfig, with both numbers, if these workers together need more than `room`. Says nothing about models on a GPU.
 
-    `path`: the model's directory. `width`: bytes of a number in computing; 0: the least that the configuration allows.
+    `path`: the model's directory. `width`: bytes of a number in computing; 0: the least that the configuration allows. `branches`: how many
+    trainers of tenants' branches run beside them.
     """
     if config.model.device != "cpu" or room is None:
         return
     needs: dict[str, int] = {}
     for part in parts:
         needs |= needed(config, path, part, width)
+    if branches:
+        needs[f"trainers of {branches} branches"] = branches * sum(needed(config, path, "train", width).values())
     total = sum(needs.values())
     if total <= room.size:
         return
     shares = ", ".join(f"{what} {in_gib(size)}" for what, size in needs.items())
     fewer = ", fewer streams (engine.kv_tokens, engine.max_batch)" if "serve" in parts else ""
+    if config.serve.branches:
+        fewer += ", fewer branches (serve.branches, learn.tenants)"
     elsewhere = ", or `ostinato train` on another machine (record.url, weights.url)" if "train" in parts else ""
     raise BadConfig(
         f"memory is too small to {' and '.join(parts)} {config.model.served_as}: at least {in_gib(total)} are needed ({shares}), and "
@@ -53,8 +61,11 @@ def needed(config: Config, path: Path, part: Part, width: int = 0) -> dict[str, 
             "weights in training": weights * width,
             "the trainer's own work": _WORKING * ranks,
         }
+    # a branch that is trained has one that is judged, too
+    branches = len(config.serve.branches) + len(config.learn.tenants)
+    versions = _VERSIONS + branches + (_STEPS if config.serve.learner_share else 0)
     return {
-        f"weights of {_VERSIONS} versions": weights * width * _VERSIONS,
+        f"weights of {versions} versions": weights * width * versions,
         "KV cache": config.engine.kv_tokens * _kv_numbers(path) * width,
         "the engine's own work": _WORKING,
     }

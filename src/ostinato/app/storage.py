@@ -17,7 +17,7 @@ from ostinato.core.files import make_private, write_atomic
 from ostinato.core.records import Arm
 from ostinato.core.seams import Cursor
 from ostinato.record.config import RecordConfig
-from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, MARK, SERVED_REFS, Home, Run
+from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, LEARNER_TEST_REF, MARK, SERVED_REFS, Home, Run
 
 if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
     from ostinato.core.retry import Patience
@@ -32,15 +32,18 @@ logger = logging.getLogger(__name__)
 
 
 def served_refs(config: Config) -> tuple[str, ...]:
-    """The refs whose versions a gateway holds. The verified release is included if some users stay on it, the newest version if rollouts
-    in simulated worlds are learned from, and tenants' branches, with what a branch's gate measures.
+    """The refs whose versions a gateway holds. The verified release is included if some users stay on it, a training step and the next if
+    some follow training, the newest version if rollouts in simulated worlds are learned from, and tenants' branches, with what a branch's
+    gate measures.
     """
+    learner = (Arm.LEARNER.value, LEARNER_TEST_REF) if config.serve.learner_share else ()
     verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
     branches = map(branch_of, config.serve.branches)
     judged = [branch_ref(each, ref) for each in config.learn.tenants for ref in (EVALUATION_REF, BEST_EVALUATION_REF)]
     return (
         *SERVED_REFS,
         *verified,
+        *learner,
         *branches,
         *judged,
         *(() if config.learn.source == "people" else (Arm.WORLD.value,)),

@@ -26,7 +26,7 @@ from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import DeskSource, RewardDesk
 from ostinato.reward.protocol import Asker
-from ostinato.reward.runners import asker_of
+from ostinato.reward.runners import asker_of, late_asker_of
 from ostinato.weights.config import PublisherConfig
 from ostinato.weights.follow.follower import Follower, Released
 from ostinato.weights.publish.publisher import Candidates, Overlapped, Published, VersionPublisher
@@ -89,6 +89,7 @@ def open_desk(
         token_bytes=None if tokens is None else tokens.token_bytes,
         answer_ids=None if tokens is None else tokens.answer_ids,
         hint_tokens=tokens,
+        late_asker=late_asker_of(config.reward),
     )
 
 
@@ -191,7 +192,7 @@ def open_learning(
         config.learn.publish_every,
         on_published,
         numerics=contract.id,
-        newest=None if config.learn.source == "people" else Arm.WORLD.value,
+        newest=Arm.WORLD.value if config.learn.source != "people" or config.serve.learner_share else None,
     )
     return Learning(
         learner=Learner(

@@ -1,4 +1,4 @@
-"""`ostinato adapt`: the dials by which answers lean towards a person."""
+"""`ostinato adapt`: the dials and styles by which answers suit a person."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.cli.options import Common
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
-adapt = App(name="adapt", help="Dials by which answers lean towards a person.")
+adapt = App(name="adapt", help="Dials and styles by which answers suit a person.")
 
 
 @adapt.command
@@ -128,4 +128,29 @@ def check(*, seed: int = 0, common: Common | None = None) -> None:
 
     config = (common or Common()).of_run()
     if not asyncio.run(run(config, seed=seed, console=Console())):
+        sys.exit(1)
+
+
+@adapt.command
+def approve(*, version: str = "live", seed: int = 0, common: Common | None = None) -> None:
+    """Try each style of `adapt.styles.prompts` against `adapt.styles.suite`, and approve those that cost no quality. Ends with 1 unless
+    all pass.
+
+    A style passes if the lower bound of what it scores more than no style, on the same tasks with the same seeds, is above minus
+    `adapt.styles.margin`. Only an approved one is dealt to people, by the version that it was tried with: approve anew after a release, or
+    set `adapt.styles.versions`. The model answers in this process.
+
+    For example: `ostinato adapt approve --set adapt.styles.suite=tasks.jsonl`
+
+    Parameters
+    ----------
+    version
+        The version to try them with: a ref, a number such as v12, or a root's first digits.
+    seed
+        Seeds the answers.
+    """
+    from ostinato.launch.commands.adapt import approve as run
+
+    config = (common or Common()).of_run()
+    if not asyncio.run(run(config, seed=seed, console=Console(), version=version)):
         sys.exit(1)

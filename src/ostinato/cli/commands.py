@@ -220,7 +220,9 @@ def show_config(
 @app.command(name="eval")
 def evaluate(
     *,
-    slot: Literal["live", "canary", "previous", "verified", "control", "evaluation", "evaluation-best"] = "live",
+    slot: Literal[
+        "live", "canary", "previous", "verified", "learner", "control", "evaluation", "evaluation-best"
+    ] = "live",
     draws: int = 1,
     common: Common | None = None,
 ) -> None:

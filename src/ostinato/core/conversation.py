@@ -255,6 +255,11 @@ class Conversation:
         return () if self.demand is not None and self.demand.forbidden else self.tools
 
     @property
+    def answered(self) -> bool:
+        """True if the assistant has said something in it."""
+        return any(message.role is Role.ASSISTANT for message in self.messages)
+
+    @property
     def chars(self) -> int:
         """The approximate length, in characters, of a prompt that shows all of it."""
         return sum(message.chars for message in self.messages) + sum(tool.chars for tool in self.tools)

@@ -65,16 +65,16 @@ class Finish(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `previous` is the release that live replaced; `verified` is the best
-    release ever proven with users; `branch` is the tenant's own version, which answers nobody else; `shared` is live, where it answers
-    somebody of a tenant with a branch; `eval` and `world` (a rollout in a simulated world) serve no people; `outside` is somebody else's
-    model, not a release.
+    """Which release a user was served. `control` never changes; `previous` is what live replaced; `verified` is the best release ever
+    proven with users; `learner` follows training; `branch` is the tenant's own version, and `shared` live where it answers somebody of
+    such a tenant; `eval` and `world` (a simulated world's rollout) serve no people; `outside` is somebody else's model, not a release.
     """
 
     LIVE = "live"
     CANARY = "canary"
     PREVIOUS = "previous"
     VERIFIED = "verified"
+    LEARNER = "learner"
     CONTROL = "control"
     BRANCH = "branch"
     SHARED = "shared"
@@ -201,7 +201,7 @@ def logit_divisor(temperature: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """The arm that Auto drew for an episode, and each arm's probability at the draw.
+    """The arm that Auto drew for an episode, or the style that a conversation was dealt, and each arm's probability at the draw.
 
     `cost` is the turn's cost in the operator's currency; None if unknown. Every turn of the episode carries the draw's odds.
 
@@ -250,17 +250,15 @@ class Turn:
     `parent` names the turn whose tokens are a prefix of `prompt_ids`. `sampled_ids`, `logprobs` and the spans' token counts
     have the same length T. `propensity` is the probability with which the user was put in `arm`, or, if `auto` says that Auto drew
     an arm for the episode, the probability of that draw. An outside model's answer has a text but no ids: its tokens are its own.
-
     `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if unknown.
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
     without experts. `nucleus`: the ids that `top_p` left open to each sampled token (`core.nucleus`), b"" if it left all open or they are
     not known. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
     `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `window`: None in an episode's first
-    window, and where windows are not known. `harness`: the hash of the calling
-    program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
-    its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
-    `steered`: how a person's dials steered it; None if they did not, and for a redacted turn.
+    window, and where windows are not known. `harness`: the hash of the calling program, as reported by itself; "" if it reported none.
+    `calls`: the first 256 tool calls that the gateway parsed in `text`, in its order, malformed ones included; None if that is not known.
+    `steered`: how a person's dials steered it. `style`: the style in its prompt and the odds when its conversation began. Both may be None.
     `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
     `secret`: the gateway found a secret or personal data in it, so it is not learned from (`privacy.scrub = "hold"`).
     """
@@ -292,6 +290,7 @@ class Turn:
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
     steered: Steered | None = None
+    style: Pick | None = None
     window: Window | None = None
     consent: Consent = Consent.YES
     secret: bool = False
@@ -338,6 +337,7 @@ class Turn:
                 seed=self.sampling.seed,
             ),
             steered=None,
+            style=None,
         )
 
     @property
@@ -441,10 +441,9 @@ class Signal:
 class Reward:
     """The scalar that a versioned reward function computed from a turn's signals. At most one per turn.
 
-    `signals` names the signals that counted; if there are none, the value is the meaning of silence. `upto` is the last row of the log
-    that was read before: reading the log again up to there gives the same value. `lines`: what single lines of the answer are worth, if
-    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines. `reach`: which turns
-    that rest is about.
+    `signals` names those that counted; without any, the value is the meaning of silence. `upto` is the last row of the log that was read
+    before: reading again up to there gives the same. `lines`: what lines of the answer are worth; their mean is then a part of `value`, and
+    the rest is not about lines. `reach`: which turns that rest is about. `early`: if the value was predicted, what from, by name.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -457,6 +456,7 @@ class Reward:
     upto: int = 0
     lines: tuple[LineValues, ...] = ()
     reach: RewardReach = RewardReach.TURN
+    early: tuple[tuple[str, float], ...] = ()
 
     @property
     def line_mean(self) -> tuple[float, int]:

@@ -162,11 +162,6 @@ class AnswerDiversity:
     anchor: float
     excess: ItemMean
 
-    @property
-    def fell(self) -> bool:
-        """True if the rate fell by more than a third, significantly."""
-        return self.excess.upper < 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpinionShift:

@@ -27,7 +27,7 @@ from ostinato.core.records import (
 from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
 from ostinato.core.sandbox import Change, ExecResult, Isolation, SandboxSpec
-from ostinato.core.steering import PersonView, Steering
+from ostinato.core.steering import PersonView, Steering, StylesView
 from ostinato.core.weights import Learned, Snapshot, Swap
 
 R = TypeVar("R", bound=Row)
@@ -229,6 +229,56 @@ class Adaptation(Protocol):
 
         Raises Corrupt, StorageFull, Unavailable.
         """
+        ...
+
+
+class StyleDealer(Protocol):
+    """Deals each person's conversations a style: an addition to the system prompt."""
+
+    async def start(self) -> None:
+        """Begin to follow the log."""
+        ...
+
+    async def close(self) -> None:
+        """Stop."""
+        ...
+
+    def texts(self, policies: Collection[PolicyVersion], *, shared: bool = True) -> Mapping[str, str]:
+        """What each style adds that is approved for all these versions, by its arm. `shared`: they are of no tenant's branch."""
+        ...
+
+    def deal(self, person: Person, arms: Collection[str]) -> Pick | None:
+        """The style of a person's new conversation, or that of none, drawn among these arms with the odds of now; None without arms.
+
+        Never waits, and never raises for a state that cannot be read.
+        """
+        ...
+
+    def entitled(self, person: Person, *, verified: bool) -> bool:
+        """True if a person may be dealt styles."""
+        ...
+
+    def heard(self) -> None:
+        """Signals were written to the log. Returns at once."""
+        ...
+
+    @property
+    def verified_only(self) -> bool:
+        """True if only people whose tenant proves who they are have styles."""
+        ...
+
+    @property
+    def none(self) -> str:
+        """The arm of no style."""
+        ...
+
+    @property
+    def arms(self) -> Mapping[str, str]:
+        """The arm of each style by its name, that of no style included."""
+        ...
+
+    async def shown(self, person: Person, *, policies: Collection[PolicyVersion]) -> StylesView:
+        """What is known of a person, with every row that is in the log now. Raises Corrupt, StorageFull, Unavailable."""
         ...
 
 

@@ -189,6 +189,7 @@ class NotSteered(StrEnum):
     CONSENT = "consent"
     HOLDOUT = "holdout"
     BASIS = "basis"
+    STYLES = "styles"
     TRIAL = "trial"
 
     @property
@@ -203,6 +204,7 @@ _REASONS = {
     NotSteered.CONSENT: "this person, or the operator, does not allow it; consent of 'adapt' or 'yes' does (/v1/consent, [privacy])",
     NotSteered.HOLDOUT: "this person is one of those with whom the others are compared (adapt.holdout); what they set is kept",
     NotSteered.BASIS: "no basis was fitted to the version that is live; the operator does it with `ostinato adapt fit`",
+    NotSteered.STYLES: "no style is approved for the version that is live; the operator does it with `ostinato adapt approve`",
     NotSteered.TRIAL: "a release without a basis is compared with live; answers lean again once that has ended, or the operator has "
     "fitted it one (`ostinato adapt fit --version canary`)",
 }
@@ -225,12 +227,55 @@ class DialView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StyleView:
+    """One style of a person: `value` is by how much more a rating is expected with it than without any, from 0 to 1, and `low` to `high`
+    its 95% credible interval. `chance`: with what probability their next conversation is dealt it; None while it is not approved.
+
+    Example: ``StyleView(name="concise", value=0.11, low=0.02, high=0.2, chance=0.84)``
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    chance: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StylesView:
+    """What is known of a person's styles, "none" included. `held`: the one that they set by hand. `off`: why they are dealt none.
+
+    Example: ``StylesView(styles=(), held=None, off=NotSteered.STYLES)``
+    """
+
+    styles: tuple[StyleView, ...]
+    held: str | None
+    off: NotSteered | None
+    ratings: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON's types, numbers rounded to four digits."""
+        listed = [
+            {
+                "name": each.name,
+                "value": round(each.value, 4),
+                "low": round(each.low, 4),
+                "high": round(each.high, 4),
+                "chance": None if each.chance is None else round(each.chance, 4),
+            }
+            for each in self.styles
+        ]
+        off = None if self.off is None else {"reason": self.off.value, "message": self.off.words}
+        return {"active": self.off is None, "off": off, "set": self.held, "ratings": self.ratings, "styles": listed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersonView:
     """What is known of a person's wishes. Answers lean by `scale` times the dials' values, 1 or less, to stay within the cap on KL.
 
     `ratings`: rated answers since the last return to the prior, at `reset_at` (Unix seconds). `resets`: how often one came by itself.
     `strikes`: how often one came by reported answers, which halves the cap. `nats`: the KL divergence that the person's answers have spent
-    since their first rating. `off`: why none of their answers lean; None if they do.
+    since their first rating. `off`: why none of their answers lean; None if they do. `styles`: None where there are none.
 
     Example: ``PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)``
     """
@@ -243,6 +288,7 @@ class PersonView:
     resets: int = 0
     strikes: int = 0
     reset_at: float | None = None
+    styles: StylesView | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types, numbers rounded to four digits."""
@@ -268,6 +314,7 @@ class PersonView:
             "resets": self.resets,
             "strikes": self.strikes,
             "last_reset": self.reset_at,
+            **({} if self.styles is None else {"style": self.styles.to_json()}),
         }
 
 

@@ -1,4 +1,5 @@
-"""Verdicts on the turns of simulated worlds, sent as signals of a program. Only an operator's key may send them.
+"""Verdicts on turns as signals of a program: on those of simulated worlds, and the late rewards of people's. Only an operator's key may
+send such signals.
 
 A group's verdicts are sent once all its rollouts have ended. `CLOSED` comes with the last of them, about a turn that gets a verdict with
 it. So the group is complete when `CLOSED` has been read: a turn without a verdict then belongs to a rollout that is no longer known.
@@ -24,13 +25,28 @@ CLOSED = "group_closed"
 BELIEF = "belief_change"
 """How much the turn changed the probability that the policy gives to the known answer, from -1 to 1. No verdict: it divides credit."""
 
+LATE_REWARD = "late_reward"
+"""Its value is the reward that a person's turn has at `reward.surrogate.truth_after_s`: written by the reward desk, never trained on."""
+
+NO_LATE_REWARD = "no_late_reward"
+"""The turn has no late reward."""
+
+LATE_REWARD_FAILED = "late_reward_failed"
+"""The function that gives late rewards failed on the turn."""
+
 VERDICTS = frozenset({GRADED, FAILED, TORN, MEASURED})
-RESERVED = VERDICTS | {CLOSED, BELIEF}
+LATE = frozenset({LATE_REWARD, NO_LATE_REWARD, LATE_REWARD_FAILED})
+RESERVED = VERDICTS | LATE | {CLOSED, BELIEF}
 
 
 def belief_id(turn: str) -> str:
     """The id of the one event that says a turn's change of belief."""
     return f"{BELIEF}:{turn}"
+
+
+def late_id(turn: str) -> str:
+    """The id of the one event that says a turn's late reward."""
+    return f"{LATE_REWARD}:{turn}"
 
 
 def continuation_name(episode: str, turn: int, number: int) -> str:

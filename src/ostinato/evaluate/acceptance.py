@@ -47,14 +47,23 @@ def live_minus_control(rated: Iterable[Rated]) -> Estimate:
     compared = [(turn, reward) for turn, reward in rated if turn.auto is None]
     if any(turn.arm is Arm.CONTROL for turn, _ in compared):
         compared = [(turn, reward) for turn, reward in compared if turn.arm is Arm.CONTROL or turn.propensity < 1.0]
-    tallies = {
-        arm: _tally((turn.person, reward.value > 0) for turn, reward in compared if turn.arm is arm)
+    live, control = (
+        [(turn.person, reward.value > 0) for turn, reward in compared if turn.arm is arm]
         for arm in (Arm.LIVE, Arm.CONTROL)
-    }
-    if min(len(tally) for tally in tallies.values()) < 2:
-        mean = _share(tallies[Arm.LIVE]) - _share(tallies[Arm.CONTROL])
-        return Estimate(mean=mean, lower=-1.0, upper=1.0, error=1.0, df=0.0, n=sum(map(len, tallies.values())))
-    return clustered_difference(tallies[Arm.LIVE], tallies[Arm.CONTROL])
+    )
+    return difference_of(live, control)
+
+
+def difference_of(treated: Iterable[tuple[Person, bool]], control: Iterable[tuple[Person, bool]]) -> Estimate:
+    """The acceptance of some turns less that of others, each given as its person and whether it was accepted, clustered by person.
+
+    The interval is [-1, 1], with no degrees of freedom, if a side has fewer than two people.
+    """
+    one, other = _tally(treated), _tally(control)
+    if min(len(one), len(other)) < 2:
+        mean = _share(one) - _share(other)
+        return Estimate(mean=mean, lower=-1.0, upper=1.0, error=1.0, df=0.0, n=len(one) + len(other))
+    return clustered_difference(one, other)
 
 
 def _share(tally: Tally) -> float:

@@ -14,10 +14,10 @@ from ostinato.core.errors import Corrupt
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Report, Verdict
 from ostinato.evaluate.config import BarConfig, GateConfig
-from ostinato.evaluate.gate import Match, Paired, Selection, decide, judge_bar, pair_up, seed_of, select
+from ostinato.evaluate.gate import Match, Paired, Selection, bar_words, decide, judge_bar, pair_up, seed_of, select
 from ostinato.evaluate.opinions import OpinionProbes
 from ostinato.evaluate.pass_at_k import answer_diversity, pass_rates, sharpening
-from ostinato.evaluate.statistics import draw_spread
+from ostinato.evaluate.statistics import draw_spread, mcnemar
 from ostinato.evaluate.suites import Item, Suite
 
 Scores = dict[tuple[str, int], ItemScore]
@@ -201,6 +201,81 @@ class Evaluation:
             candidate_mean=_mean(self._first(suite, candidate, draws)),
             live_mean=_mean(self._first(suite, against.live, draws)),
         )
+
+
+# ---------------------------------------------------------------- a training step
+
+
+SMOKE_ITEMS = 16
+"""Items of the first suite that a training step must not fail where live does well."""
+SMOKE_ALPHA = 0.001
+"""Level at which it has: all of 11 answers, or 13 of 14. It finds a step that has broken; what is merely worse is for the gate."""
+
+
+class StepCheck:
+    """Whether a training step may answer the users who follow training: a smoke test beside live, and the quality bars. No comparison
+    within margins, so it takes seconds where there are no bars.
+
+    The arguments are those of `Evaluation`; `slot` serves the step that is tested. Sealed items are left to the gate.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        gate: GateConfig,
+        *,
+        bars: Sequence[BarConfig] = (),
+        aside: Sequence[Runner] = (),
+        slot: str,
+    ) -> None:
+        self._first, self._slot = runners[0], slot
+        self._gate, self._bars = gate, tuple(bars)
+        self._barred = {runner.suite.name: runner for runner in (*runners, *aside)}
+        self._live: tuple[str, Scores] = "", {}
+
+    async def run(self, step: PolicyVersion, live: PolicyVersion) -> str:
+        """Why this step must not answer anybody; "" if it may. Raises as `SuiteRunner.run`."""
+        suite = self._first.suite
+        few = self._gate.model_copy(update={"items_per_round": SMOKE_ITEMS})
+        items, seed = _opened(select(suite, few, live.hash, 0)), seed_of(suite, live.hash, 0)
+        found = _by_draw(await self._first.run(self._slot, step, range(1), items, seed=seed))
+        if self._live[0] != live.hash:  # the same items and seeds for every step beside one live version
+            self._live = live.hash, _by_draw(await self._first.run("live", live, range(1), items, seed=seed))
+        if why := _broken(found, self._live[1]):
+            return why
+        for name in dict.fromkeys(bar.suite or suite.name for bar in self._bars):
+            scores = await self._bar_scores(self._barred[name], step)
+            for bar in self._bars:
+                if (bar.suite or suite.name) == name and not (judged := judge_bar(bar, name, scores)).holds:
+                    return f"a quality bar does not hold: {bar_words(judged)}"
+        return ""
+
+    async def _bar_scores(self, runner: Runner, step: PolicyVersion) -> list[ItemScore]:
+        items = _opened(select(runner.suite, self._gate, step.hash, 0))
+        draws = range(self._gate.next_draws(0))
+        return await runner.run(self._slot, step, draws, items, seed=seed_of(runner.suite, step.hash, 0))
+
+
+def _opened(selection: Selection) -> list[Item]:
+    return [item for item in selection.items if item.id not in selection.sealed]
+
+
+def _by_draw(scores: Iterable[ItemScore]) -> Scores:
+    return {(score.item, score.draw): score for score in scores}
+
+
+def _broken(step: Scores, live: Scores) -> str:
+    """What a step fails at where live, on the same items and seeds, does well; "" if that may be chance."""
+    pairs = [(found, live[key]) for key, found in step.items() if key in live]
+    gains = {
+        "well formed": [float(one.formed) - float(other.formed) for one, other in pairs],
+        "good": [one.score - other.score for one, other in pairs],
+    }
+    for what, gained_by in gains.items():
+        gained, lost = sum(each > 0.0 for each in gained_by), sum(each < 0.0 for each in gained_by)
+        if lost > gained and mcnemar(gained, lost) < SMOKE_ALPHA:
+            return f"smoke test: of {len(pairs)} answers {lost} are less {what} than live's, and {gained} more"
+    return ""
 
 
 def _key(suite: Suite) -> str:

@@ -287,7 +287,7 @@ def _verdict(
 ) -> tuple[Verdict, str]:  # fmt: skip
     missed = [bar for bar in bars if not bar.holds]
     if missed:
-        return Verdict.BLOCK, f"below a quality bar ({'; '.join(_bar(bar) for bar in missed)})"
+        return Verdict.BLOCK, f"below a quality bar ({'; '.join(bar_words(bar) for bar in missed)})"
     if worse:
         return Verdict.BLOCK, f"significantly worse than live on {', '.join(sorted(worse))}"
     open_ = [found for found in comparisons if not found.holds]
@@ -301,7 +301,8 @@ def _verdict(
     return Verdict.BLOCK, f"not proven within the margin against {' and '.join(names)}"
 
 
-def _bar(bar: BarResult) -> str:
+def bar_words(bar: BarResult) -> str:
+    """What a bar wanted and got, in words."""
     if not bar.n:
         return f"{bar.axis} of {bar.suite}: no answers"
     return f"{bar.axis} of {bar.suite}: bound {bar.bound:.3f}, wanted {bar.wanted:g}, {bar.n} items"

@@ -7,17 +7,19 @@ which token attends to which (paged KV in the engine, packed prefixes in the tra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 IMPLEMENTATION = "ostinato"
-"""Name under which the function is registered. No mask function goes by this name, so transformers builds no mask at all."""
+"""Name under which `load` registers `library_attention`. No mask function goes by this name, so transformers builds no mask at all."""
 
 
 class Attend(Protocol):
@@ -68,7 +70,7 @@ class CausalAttend:
         return [part.transpose(0, 1).unsqueeze(0) for part in x_NHD.split(self._lengths)]
 
 
-def _attention(
+def library_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -92,9 +94,6 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     return attend(cast("int", module.layer_idx), q, k, v, scale, sliding_window or 0).unsqueeze(0), None
-
-
-AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
 def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:

@@ -15,16 +15,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
-from transformers.integrations.moe import (
-    ExpertsInterface,
-    _default_apply_gate,  # pyright: ignore[reportPrivateUsage]
-)
 
 from ostinato.core.errors import BadConfig
 from ostinato.model.cpu import split
@@ -157,14 +153,9 @@ def _activation_of(mlp: nn.Module) -> Activation | None:
 
 
 IMPLEMENTATION = "ostinato"
-"""Name under which the function is registered."""
+"""Name under which `load` registers `experts`."""
 # on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
 _HOPPER = 9
-_ACTIVATIONS: dict[type, Activation] = {
-    nn.SiLU: "silu",
-    type(ACT2FN["silu"]): "silu",  # the library has classes of its own
-    type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh",
-}
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
@@ -210,9 +201,6 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     for part in rest:
         total = total + part  # one slot after another: a reduction kernel may choose its own order
     return total.to(hidden_states.dtype)
-
-
-ExpertsInterface.register(IMPLEMENTATION, experts)
 
 
 def _plan(ids_Nk: Tensor, experts: int) -> _Plan:
@@ -290,8 +278,23 @@ def _activate(module: Any, x_SD: Tensor) -> Tensor:
 
 def gate_activation(module: Any) -> Activation | None:
     """The activation of the experts' gates if our kernel computes it on the CPU."""
-    plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
-    return _ACTIVATIONS.get(type(getattr(module, "act_fn", None))) if plain else None
+    plain, activations = _of_library()
+    if not module.has_gate or type(module)._apply_gate is not plain:
+        return None
+    return activations.get(type(getattr(module, "act_fn", None)))
+
+
+@lru_cache
+def _of_library() -> tuple[Any, dict[type, Activation]]:
+    """How the library applies a gate unless a model says otherwise, and the activations by its classes for them.
+
+    Imported by whoever has a model with experts: it takes 2 s, and a process that only describes its arithmetic needs none of it.
+    """
+    from transformers.activations import ACT2FN
+    from transformers.integrations.moe import _default_apply_gate  # pyright: ignore[reportPrivateUsage]
+
+    silu, gelu = type(ACT2FN["silu"]), type(ACT2FN["gelu_pytorch_tanh"])
+    return _default_apply_gate, {nn.SiLU: "silu", silu: "silu", gelu: "gelu_tanh"}
 
 
 def _by_expert(stacked: Tensor) -> Sequence[Tensor] | Tensor:

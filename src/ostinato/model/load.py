@@ -24,8 +24,9 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.integrations.moe import ExpertsInterface
 from transformers.utils import logging as library_logging
 
 from ostinato import __version__
@@ -51,6 +52,9 @@ from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
+
+AttentionInterface.register(attention.IMPLEMENTATION, attention.library_attention)
+ExpertsInterface.register(experts.IMPLEMENTATION, experts.experts)
 
 # ---------------------------------------------------------------- a reduced copy
 

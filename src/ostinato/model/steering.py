@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ostinato.core.records import Sampling, logit_divisor
 from ostinato.core.steering import CLIP, Basis, Steered, Steering, static_clip
@@ -22,6 +22,9 @@ from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.backend import backend_of
 from ostinato.model.kernels.steering import steer
 from ostinato.model.paged import WholeAttend, array
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _WINDOW = 64  # bytes of the answer's end in which a tool call is looked for
 _PACKED = 1024  # tokens of prompts and answers that are computed at once

@@ -22,6 +22,7 @@ from ostinato.release.alarms import note
 from ostinato.release.approvals import Approvals, told
 from ostinato.release.canary import Trials
 from ostinato.release.config import ReleaseConfig
+from ostinato.release.learner_arm import LearnerArm, StepJudge
 from ostinato.release.ledger import Ancestry, ReleaseLedger, State
 from ostinato.release.metrics.metric import metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, Reactions
@@ -126,7 +127,8 @@ class ReleaseController:
     ref whose slot serves the version being evaluated; any name other than 'candidate' pins that version while newer ones arrive.
     `best_ref` is the ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor;
     without a `best_ref` the best release is then left out. With `config.canary` a candidate is first tried on a growing share of users.
-    While `paused` returns true, nothing ships and no share grows. `control_moves`: as for `ReleaseWatch`.
+    While `paused` returns true, nothing ships and no share grows. `control_moves`: as for `ReleaseWatch`. `steps` tests the training steps
+    that some users follow; `newest_ref`, `step_ref` and `idle_refs` are the refs `newest`, `test` and `idle` of `LearnerArm`.
     """
 
     def __init__(
@@ -143,6 +145,10 @@ class ReleaseController:
         best_ref: str | None = None,
         paused: Callable[[], bool] = lambda: False,
         control_moves: bool = False,
+        steps: StepJudge | None = None,
+        newest_ref: str = "newest",
+        step_ref: str = "learner-test",
+        idle_refs: Sequence[str] = (),
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
         self._braking = Braking(log, config, clock)
@@ -173,6 +179,9 @@ class ReleaseController:
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
         self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)
         self._verified = VerifiedArm(log, self.ledger, self._moves, config, clock)
+        self._learner = LearnerArm(
+            log, self._moves, versions, steps, clock, newest=newest_ref, test=step_ref, idle=idle_refs
+        )
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -225,7 +234,9 @@ class ReleaseController:
                 raise NotFound("there is no earlier release to roll back to; name a version", field="to")
             if target == self.live:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
-            return await self._moves.take_back(target, self.live, reason, {"actor": actor})
+            event = await self._moves.take_back(target, self.live, reason, {"actor": actor})
+            await self._learner.leave(self.ledger.state, self.ledger.harmful)
+            return event
 
     async def ship(
         self,
@@ -328,6 +339,21 @@ class ReleaseController:
                 return None
             return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
 
+    async def follow(self) -> None:
+        """Lead the users who follow training to its newest step, once it has passed its test, or back to live."""
+        step = await self._place_learner()
+        if step is not None:
+            await self._learner.test(step, self.live)
+            await self._place_learner()
+        await self._learner.tell()
+
+    async def _place_learner(self) -> PolicyVersion | None:
+        async with self._lock:
+            state = await self._reconcile()
+            held = self._braking.look(state)
+            why = "a monitor's alarm pauses releases" if self._paused() else "" if held is None else held.reason
+            return await self._learner.place(state, self.ledger.harmful, why)
+
     async def pace(self, *, gate_alpha: float) -> Pace:
         """The pace that this traffic supports, and the recent risk. `gate_alpha` is the gate's level for one candidate."""
         async with self._lock:
@@ -344,8 +370,9 @@ class ReleaseController:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Step and watch until `stop` is set. Failures are retried; `trouble` describes them."""
-        actions = {"step": self.step, "watch": self.watch}
+        """Step, watch and follow until `stop` is set. Failures are retried; `trouble` describes them."""
+        actions: dict[str, Callable[[], Awaitable[ReleaseEvent | None]]]
+        actions = {"step": self.step, "watch": self.watch, "follow": self.follow}
         tasks = [asyncio.create_task(self._repeat(name, action)) for name, action in actions.items()]
         stopping = asyncio.create_task(stop.wait())
         try:

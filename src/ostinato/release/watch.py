@@ -200,7 +200,9 @@ class Outcomes:
 
     def _visit(self, found: Reacted) -> None:
         people = self._came.setdefault(int(found.ended_at // DAY), {})
-        met, side = people.get(found.person, frozenset()), (found.arm, found.policy, found.dealt)
+        # of the learner arm, whose version changes with every step, all are one: a person's set would grow for ever
+        policy = "" if found.arm is Arm.LEARNER else found.policy
+        met, side = people.get(found.person, frozenset()), (found.arm, policy, found.dealt)
         if side not in met and (met or len(people) < _MOST_PEOPLE):
             met |= {side}
             people[found.person] = self._met.setdefault(met, met)

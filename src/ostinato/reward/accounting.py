@@ -9,6 +9,7 @@ from ostinato.core.seams import Folds, Log
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import TurnLedger
 from ostinato.reward.log_fold import LedgerFollower
+from ostinato.reward.surrogate import SurrogateQuality
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class Accounting:
     limit per turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
 
     `used`: of people's last turns that could teach, the share that was trained on; None while too few were decided. `stale`: of the tokens
-    of rollouts that were taken, the share that was too stale, by the number of its turn in the rollout; empty if none was.
+    of rollouts that were taken, the share that was too stale, by the number of its turn in the rollout; empty if none was. `surrogate`: by
+    tenant, how well late rewards were predicted.
 
     Example: ``Accounting(ingested=5, trained=2, held={"arm:control": 1, "finish:abort": 1}, waiting=1, rewarded=4)``
     """
@@ -59,6 +61,7 @@ class Accounting:
     used: float | None = None
     stale: Mapping[str, float] = field(default_factory=dict[str, float])
     coverage: Mapping[str, TenantCoverage] = field(default_factory=dict[str, TenantCoverage])
+    surrogate: Mapping[str, SurrogateQuality] = field(default_factory=dict[str, SurrogateQuality])
 
     @property
     def balanced(self) -> bool:
@@ -107,6 +110,7 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
             tenant: TenantCoverage(usual=each.usual, turns=each.turns, alarm=alarms.silenced(tenant))
             for tenant, each in alarms.coverages.items()
         },
+        surrogate=ledger.surrogate.qualities(),
     )
 
 

@@ -158,6 +158,7 @@ FUNCTION = "reward_function"
 UNUSED = "unused"
 COVERAGE = "coverage:"
 SIGNAL = "signal:"
+SURROGATE, SURROGATE_GAP = "surrogate:", "surrogate_gap:"
 MOST_NAMES = 16  # signals of a tenant that are watched
 GONE = 10_000  # turns without a signal after which it is taken as given up, and not as lost
 FAILURES = ("reward_failed", "reward_hung", "reward_nonsense")
@@ -220,10 +221,13 @@ class Alarms:
 
     def apply(self, row: Alarm) -> None:
         """Take in a row about one of the desk's alarms; other alarms are ignored."""
-        if row.name not in (FUNCTION, UNUSED) and not row.name.startswith((COVERAGE, SIGNAL)):
+        surrogate = row.name.startswith((SURROGATE, SURROGATE_GAP))
+        if row.name not in (FUNCTION, UNUSED) and not row.name.startswith((COVERAGE, SIGNAL)) and not surrogate:
             return
         known = self._known.setdefault(row.name, _Alarm())
         known.standing, known.rows = row.state is AlarmState.RAISED, known.rows + 1
+        if surrogate:
+            return
         if row.name == FUNCTION:
             self._failure, self._sound = "", 0
         elif row.name.startswith(SIGNAL):

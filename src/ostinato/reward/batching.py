@@ -11,9 +11,11 @@ from random import Random
 
 import numpy as np
 
-from ostinato.core.samples import call_of
+from ostinato.core.records import Advantages
+from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger import FLAT, TOO_LONG
 from ostinato.reward.ledger_entries import Matured, Unit
 from ostinato.reward.response_propensity import ResponsePropensity
 
@@ -365,3 +367,21 @@ def _ready(
             return []
         members = [entry for entry in members if entry.facts.seq < first_open]
     return members[: config.episode_turns]
+
+
+def behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
+    """For `Batch.after`: what came after each turn that an episode was cut behind, () for all others; () if none was cut."""
+    last = {entry.episode: entry.facts.id for entry in entries}
+    ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}
+    return tuple(ends.get(entry.facts.id, ()) for entry in entries) if ends else ()
+
+
+def useless_part(part: LearnablePart, config: RewardConfig) -> str | None:
+    """Why no batch takes this ready part; None if a batch may."""
+    if part.flat and config.flat_groups == "hold_back":
+        return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"
+    most = longest_part(config, world=part.world)
+    if part.tokens <= most:
+        return None
+    size = "reward.group_tokens" if part.world else "a quarter of reward.batch_tokens"
+    return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"

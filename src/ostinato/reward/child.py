@@ -27,7 +27,7 @@ def main() -> None:
     hello = json.loads(questions.readline())
     sys.path[:] = hello["path"]
     resource.setrlimit(resource.RLIMIT_DATA, (hello["memory_bytes"], hello["memory_bytes"]))
-    function = _load(hello["function"], hello["options"], answers)
+    function = _load(hello["function"], hello["options"], hello["setting"], answers)
     waiting: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_until_end, args=(questions, waiting.put), daemon=True).start()
     this = os.getpid()
@@ -38,13 +38,13 @@ def main() -> None:
         answers.write(line)
 
 
-def _load(name: str, options: dict[str, object], answers: BinaryIO) -> RewardFn:
+def _load(name: str, options: dict[str, object], setting: str, answers: BinaryIO) -> RewardFn:
     try:
-        function = load(name, options)
+        function = load(name, options, setting)
     except BadConfig as error:
         why = str(error)
     except BaseException as error:  # noqa: BLE001 - an import may raise anything, SystemExit too
-        why = f"reward.function {name!r}: importing it raised {type(error).__name__}: {error}"
+        why = f"{setting}.function {name!r}: importing it raised {type(error).__name__}: {error}"
     else:
         answers.write(READY)
         return function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -116,6 +116,56 @@ class BeliefConfig(BaseModel, frozen=True, extra="forbid"):
         le=1000,
         description="Most times its even share of the rollout's credit that one turn may get.",
     )
+
+
+class SurrogateConfig(BaseModel, frozen=True, extra="forbid"):
+    """Learning early from the late reward that is predicted, where what is wanted is known late."""
+
+    truth_after_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds after a turn's end at which its late reward is known, such as 86400. When its window closes, a turn is then "
+        "learned from with the late reward that is predicted; the late reward itself teaches the prediction and is never trained on. "
+        "0: nothing is predicted.",
+    )
+    function: str = Field(
+        default="",
+        description="The function that gives late rewards, as 'module:function'. Empty: `reward.function`, with `truth_after_s` as its "
+        "option `window`.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of `function`, if it is not empty."
+    )
+    signals: tuple[str, ...] = Field(
+        default=(),
+        max_length=16,
+        description="Signals that help to predict: whether they came in the window, and their last value there.",
+    )
+    memory: int = Field(default=2000, ge=100, description="Late rewards remembered of a tenant, the newest.")
+    most_awaited: int = Field(
+        default=20_000,
+        ge=100,
+        description="Turns whose late reward is awaited at once. Of a tenant with too many, one in 2, 4, ... is followed.",
+    )
+    ridge: float = Field(
+        default=10.0,
+        gt=0,
+        description="Ridge penalty: how many turns it takes to move the prediction halfway from the early reward itself.",
+    )
+    forget: float = Field(
+        default=0.999, gt=0, le=1, description="Weight that older late rewards keep per newer one of the tenant."
+    )
+    least_correlation: float = Field(
+        default=0.3,
+        ge=-1,
+        le=1,
+        description="Correlation of prediction and late reward below which the alarm `surrogate:<tenant>` is raised.",
+    )
+
+    @property
+    def label(self) -> str:
+        """What is predicted, as part of a reward's function. Example: ``"86400 s"``"""
+        return f"{self.function} {self.truth_after_s:g} s".lstrip()
 
 
 class RewardConfig(BaseModel, frozen=True, extra="forbid"):
@@ -264,7 +314,27 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Compare the turns of a group of rollouts with those of others at the same prompt, where there are any.",
     )
     hints: HintsConfig = Field(default_factory=HintsConfig, description="Learning from feedback as hints.")
+    surrogate: SurrogateConfig = Field(
+        default_factory=SurrogateConfig, description="Predicting late rewards from what is known early."
+    )
     coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not trusted.")
+
+    @model_validator(mode="after")
+    def _check_late(self) -> Self:
+        late, window = self.surrogate.truth_after_s, self.options.get("window", 0.0)
+        if late and late >= self.longest_wait_s:
+            raise ValueError(
+                f"surrogate.truth_after_s = {late:g} is not before longest_wait_s ({self.longest_wait_s:g}); raise that"
+            )
+        if late and isinstance(window, int | float) and late <= window:
+            raise ValueError(
+                f"surrogate.truth_after_s = {late:g} is within options.window ({window:g}); set a shorter window"
+            )
+        if self.surrogate.options and not self.surrogate.function:
+            raise ValueError(
+                "surrogate.options are those of surrogate.function, which is empty; name a function, or use options"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,8 @@ batch is not enough: the credits of the others were made with a baseline that u'
 advantages are in, cut by shares that u's turns are part of. So the ledger is folded anew from the rows that are left, and each batch is
 credited again at its place in the log.
 
-So are its weights, by how often answers of a length got a reward without u's among them.
+So are its weights, by how often answers of a length got a reward without u's among them, and rewards that were predicted from early
+signals (`reward.surrogate`), without u's late rewards.
 
 What stays as it happened: which turns each step took, and the chances with which they were drawn (`Batch.drawn`). A desk that never saw u
 would have cut other batches, and sampled other turns. In batches of versions that recorded weights as a whole, these keep their ratios.
@@ -20,7 +21,7 @@ from ostinato.core.errors import Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn, TurnHint
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
-from ostinato.reward.batching import relative_weights
+from ostinato.reward.batching import behind_last, relative_weights
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import by_episode
 from ostinato.reward.demonstrations import AnswerIds
@@ -30,7 +31,6 @@ from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
 from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import (
     batch_weights,
-    behind_last,
     beliefs_of,
     credit_of,
     lines_of,
@@ -128,6 +128,9 @@ class CreditRefold:
             left = self._left(row)
             if left is None:
                 continue
+            if isinstance(left, Reward) and left.early and place >= first and left.turn in self._ledger.open:
+                tenant, most = self._ledger.open[left.turn].facts.tenant, self._ledger.config.max_abs
+                left = self._ledger.surrogate.predicted(tenant, left, dict(left.early), most)
             if isinstance(left, Batch) and isinstance(row, Batch):
                 found = await self._again(row, left)
                 for at, held in self._passed:  # the desk read them after it gave credit

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any
 
 from ostinato.core.errors import Corrupt
@@ -41,18 +40,20 @@ from ostinato.core.records import (
 from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
-from ostinato.core.verdicts import CLOSED
+from ostinato.core.verdicts import CLOSED, LATE, LATE_REWARD_FAILED, late_id
 from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
+    Fate,
     Gold,
     Matured,
     OpenTurn,
     Rollout,
     Said,
+    Settled,
     TurnFacts,
     Unit,
     matured_turns,
@@ -61,6 +62,7 @@ from ostinato.reward.ledger_entries import (
 )
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 from ostinato.reward.response_propensity import ResponsePropensity
+from ostinato.reward.surrogate import Surrogate
 
 # ---------------------------------------------------------------- baseline updates
 
@@ -167,50 +169,6 @@ def _returns(members: Sequence[Matured], discount: float, after: LaterReturns | 
     )
 
 
-# ---------------------------------------------------------------- settled turns
-
-
-class Fate(StrEnum):
-    """What became of a turn."""
-
-    MOOT = "moot"  # an evaluation's, or cut short: no signal about it ever counts
-    DECIDED = "decided"  # its reward, or why it has none, is written; its outcome may be open
-    TRAINED = "trained"
-    HELD = "held"
-
-
-class Settled:
-    """The most recently decided turns, by id; the oldest are dropped. `forgot`: some were."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._fates: OrderedDict[str, tuple[str, Fate]] = OrderedDict()
-        self.forgot = False
-
-    def get(self, turn: str) -> tuple[str, Fate] | None:
-        """A turn's tenant and fate; None if it is not remembered."""
-        return self._fates.get(turn)
-
-    def put(self, turn: str, tenant: str, fate: Fate) -> None:
-        """Remember a turn's fate, or update it."""
-        self._fates[turn] = (tenant, fate)
-        if len(self._fates) > self._most:
-            self._fates.popitem(last=False)
-            self.forgot = True
-
-    def __len__(self) -> int:
-        return len(self._fates)
-
-    def snapshot(self) -> list[list[str]]:
-        """[turn, tenant, fate], the earliest decided first."""
-        return [[turn, tenant, fate.value] for turn, (tenant, fate) in self._fates.items()]
-
-    def restore(self, rows: Sequence[Sequence[str]], *, forgot: bool) -> None:
-        """The inverse of `snapshot`."""
-        self._fates = OrderedDict((turn, (tenant, Fate(fate))) for turn, tenant, fate in rows)
-        self.forgot = forgot
-
-
 # ---------------------------------------------------------------- the ledger
 
 
@@ -227,6 +185,7 @@ GROUPS = 10_000  # groups with an outcome that are remembered, so that none is s
 LATE_GROUP = "late_group"
 GOLD, HELD_OUT = "gold", "held_out"
 WITHDRAWN, SECRET = "consent:withdrawn", "secret"
+CONTROL = f"arm:{Arm.CONTROL}"
 FORGOTTEN, SIDE = "forgotten", f"purpose:{Purpose.SIDE}"
 _ALONE = 10_000  # turns held back alone that are remembered, with what their sessions came to unknown from there on
 
@@ -258,6 +217,7 @@ class TurnLedger:
         self.teaching = Teaching(self.baseline, config.discount, self._undecided, self.later_returns)
         self.recent = RecentShares(config.user_steps)
         self.propensity = ResponsePropensity(config.propensity_cap)
+        self.surrogate = Surrogate(config.surrogate, config.user_cap, config.longest_wait_s)
         self.passed_over: list[tuple[Person, str]] = []  # by the next batch, which was drawn from more turns
         self.lineage = Lineage()
         self.last_step = 0
@@ -460,6 +420,7 @@ class TurnLedger:
             self.refusing.pop(row.person, None)
             return
         self.refusing[row.person] = None
+        self.surrogate.forget(lambda person: person == row.person)
         for facts in [each.facts for each in (*self.open.values(), *self.matured.values())]:
             waits = facts.hold is None or self.to_hold.get(facts.id) == SIDE
             if waits and not facts.world and facts.person == row.person:
@@ -472,6 +433,7 @@ class TurnLedger:
         self.baseline.forget(row.covers)
         self.teaching.forget(row.covers)
         self.recent.forget(row.covers)
+        self.surrogate.forget(row.covers)
         self.alone = OrderedDict(
             (turn, facts.unnamed() if row.covers(facts.person) else facts) for turn, facts in self.alone.items()
         )
@@ -485,7 +447,7 @@ class TurnLedger:
             if facts.hold is None or self.to_hold.get(facts.id) == SIDE:
                 self.to_hold[facts.id] = FORGOTTEN
             if facts.id in self.open:
-                self.open[facts.id].facts = facts.unnamed()
+                self.open[facts.id].facts = replace(facts.unnamed(), hold=facts.hold and FORGOTTEN)
             else:
                 self.matured[facts.id] = replace(self.matured[facts.id], facts=facts.unnamed())
 
@@ -499,6 +461,11 @@ class TurnLedger:
 
     def _signal(self, seq: Cursor, signal: Signal) -> None:
         self.orphans.advance(signal.received_at)
+        if signal.name in LATE and signal.source is Source.CODE and signal.id == late_id(signal.turn):
+            self.surrogate.learn(signal)
+            if signal.name == LATE_REWARD_FAILED:
+                self.alarms.failed(f"{signal.turn}: its late reward (reward.surrogate); the trainer's log says why")
+            return
         entry = self.open.get(signal.turn)
         if entry is None:
             self._signal_about_no_open_turn(seq, signal)
@@ -520,10 +487,12 @@ class TurnLedger:
         self.touched |= dict.fromkeys(self._open_in.get(unit, {}).values())
 
     def _signal_about_no_open_turn(self, seq: Cursor, signal: Signal) -> None:
+        said = (seq, signal.id, signal.retracts, signal.name)
+        self.surrogate.hear(signal.tenant, signal.turn, said, self.config.max_signals)
         matured = self.matured.get(signal.turn)
         known = (matured.facts.tenant, Fate.DECIDED) if matured else self.settled.get(signal.turn)
         if known is None:
-            self.orphans.add(signal.tenant, signal.turn, (seq, signal.id, signal.retracts, signal.name))
+            self.orphans.add(signal.tenant, signal.turn, said)
         elif known[0] != signal.tenant:
             self.counts["foreign"] += 1
         elif known[1] is Fate.MOOT:
@@ -566,6 +535,8 @@ class TurnLedger:
             self.to_hold[facts.id] = hold
         elif facts.hold is None and matured is not None:
             self.matured[facts.id] = matured
+        if isinstance(row, Reward) and row.early and hold is None:
+            self._follow(entry, row)
         for _, _, retracts, _ in (said for said in entry.said if said[0] > upto):
             self._late(self.matured.get(facts.id), retracts)
 
@@ -585,6 +556,13 @@ class TurnLedger:
             reach=row.reach,
         )
         return self._unbelievable(row), matured
+
+    def _follow(self, entry: OpenTurn, row: Reward) -> None:
+        """Wait for a turn's late reward, unless its feedback must not teach: predictions are learned from."""
+        facts, control = entry.facts, entry.facts.hold == CONTROL
+        silent = facts.person in self.refusing or self._gold(facts.tenant, facts.user)
+        if not silent and (control or (facts.hold is None and facts.id not in self.to_hold)):
+            self.surrogate.follow(facts, entry.said, row, control=control, now=self.orphans.time)
 
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
         self.orphans.advance(row.at)

@@ -18,7 +18,7 @@ from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, n
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@14"
+FORMAT = "ledger@15"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "teaching": ledger.teaching.snapshot(),
         "recent": ledger.recent.snapshot(),
         "propensity": ledger.propensity.snapshot(),
+        "surrogate": ledger.surrogate.snapshot(),
         "passed_over": [[*person, episode] for person, episode in ledger.passed_over],
         "lineage": asdict(ledger.lineage),
         "last_step": ledger.last_step,
@@ -67,6 +68,7 @@ def restored(
     ledger.teaching.restore(state["teaching"])
     ledger.recent.restore(state["recent"])
     ledger.propensity.restore(state["propensity"])
+    ledger.surrogate.restore(state["surrogate"])
     ledger.passed_over = [((str(tenant), str(user)), str(name)) for tenant, user, name in state["passed_over"]]
     ledger.lineage = Lineage(**state["lineage"])
     ledger.last_step = int(state["last_step"])
@@ -175,5 +177,7 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     ledger = fold.ledger
     open_ = [entry for entry in ledger.open.values() if entry.facts.ended_at <= now]
     matured = [entry for entry in ledger.matured.values() if entry.facts.ended_at <= now]
-    said = [place for entry in open_ for place, _, _, _ in entry.said]
-    return min([found[0], *(place - 1 for place in said), *(entry.facts.seq - 1 for entry in (*open_, *matured))])
+    awaited = [entry for entry in ledger.surrogate.awaited.values() if entry.ended_at <= now]
+    said = [place for entry in (*open_, *awaited) for place, _, _, _ in entry.said]
+    turns = [*(entry.facts.seq for entry in (*open_, *matured)), *(entry.seq for entry in awaited)]
+    return min([found[0], *(place - 1 for place in (*said, *turns))])

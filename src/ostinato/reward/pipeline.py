@@ -21,7 +21,6 @@ from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import (
-    Advantages,
     Batch,
     Holdback,
     Person,
@@ -33,7 +32,7 @@ from ostinato.core.records import (
     Source,
     Turn,
 )
-from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatch
+from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
@@ -41,12 +40,13 @@ from ostinato.reward.alarms import FUNCTION
 from ostinato.reward.batching import (
     ChosenTurns,
     LearnablePart,
+    behind_last,
     dealt,
     drawn,
     gathered,
-    longest_part,
     ready_parts,
     relative_weights,
+    useless_part,
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
@@ -61,7 +61,6 @@ from ostinato.reward.credit import (
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import (
-    FLAT,
     GONE,
     HELD_OUT,
     NO_SIGNAL,
@@ -69,7 +68,6 @@ from ostinato.reward.ledger import (
     STALE,
     STALE_TURN,
     TOO_FEW,
-    TOO_LONG,
     UNTAKEN,
     TurnLedger,
     returns_of,
@@ -80,6 +78,7 @@ from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
 from ostinato.reward.recent_shares import cuts_of, masses_of, turn_weights
 from ostinato.reward.scheduler import Deciding
+from ostinato.reward.surrogate import SurrogateQuality
 
 # ---------------------------------------------------------------- recorded batches
 
@@ -236,6 +235,7 @@ class RewardDesk:
         token_bytes: the bytes of a token's text; None: all tokens of a turn get the same credit.
         answer_ids: the tokens of a correction; None: none is imitated.
         hint_tokens: the tokens of a prompt with a hint; None: nothing is learned from hints.
+        late_asker: asks for late rewards (`reward.surrogate`); None: none is predicted.
 
     Example::
 
@@ -258,9 +258,10 @@ class RewardDesk:
         token_bytes: TokenBytes | None = None,
         answer_ids: AnswerIds | None = None,
         hint_tokens: HintTokens | None = None,
+        late_asker: Asker | None = None,
     ) -> None:
         self._log = log
-        self._asker = asker
+        self._asker, self._late_asker = asker, late_asker
         self._clock = clock
         self._config = config or RewardConfig()
         self._numerics = numerics
@@ -270,13 +271,18 @@ class RewardDesk:
         self._hints = None if hint_tokens is None else HintSource(log, self._config, hint_tokens)
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
-        self._deciding = Deciding(log, self._config)
+        self._deciding = Deciding(log, self._config, late_asker)
         self._busy = asyncio.Lock()
 
     @property
     def lineage(self) -> Lineage:
         """Where the trainer last went back to, as of the batches read so far."""
         return self._reading.ledger.lineage
+
+    @property
+    def surrogate(self) -> Mapping[str, SurrogateQuality]:
+        """By tenant, how well late rewards were predicted, as of the rows read so far."""
+        return self._reading.ledger.surrogate.qualities()
 
     @property
     def last_step(self) -> int:
@@ -383,6 +389,8 @@ class RewardDesk:
     async def close(self) -> None:
         """Close the process that runs the reward function, if there is one, and save. If the disk is full only the snapshot is lost."""
         await self._asker.close()
+        if self._late_asker is not None:
+            await self._late_asker.close()
         with contextlib.suppress(StorageFull):
             await self.save()
 
@@ -394,6 +402,7 @@ class RewardDesk:
         await self._reading.catch_up()
         await self._settle(now)
         ledger = self._reading.ledger
+        await self._learn_late(now)
         complete = True
         while complete and (due := self._deciding.due(ledger, now)):
             try:
@@ -407,13 +416,26 @@ class RewardDesk:
             await self._write(self._deciding.given_up(ledger, now, self._reading.cursor))
             await self._settle(now)
 
+    async def _learn_late(self, now: float) -> None:
+        """Write the late rewards that are known, from which predictions are learned."""
+        ledger = self._reading.ledger
+        try:
+            more = True
+            while more:
+                rows, more = await self._deciding.late_rewards(ledger, now)
+                await self._write(rows)
+                await self._settle(now)
+        except Unloadable as error:
+            await self._alarm_unloadable(str(error), now)
+
     async def _settle(self, now: float) -> None:
         """Write the outcomes and alarms that follow from what was read."""
         ledger = self._reading.ledger
         later = ledger.side_calls()
         due = ((turn, reason) for turn, reason in ledger.to_hold.items() if turn not in later)
         held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in due]
-        await self._write([*held, *ledger.alarms.due(now, ledger.learnable)])
+        alarms = (*ledger.alarms.due(now, ledger.learnable), *ledger.surrogate.due(ledger.alarms, now))
+        await self._write([*held, *alarms])
 
     async def _alarm_unloadable(self, why: str, now: float) -> None:
         alarms = self._reading.ledger.alarms
@@ -449,7 +471,7 @@ class RewardDesk:
         parts = ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        useless = {part.newest: why for part in parts if (why := _useless(part, self._config))}
+        useless = {part.newest: why for part in parts if (why := useless_part(part, self._config))}
         await self._write(
             [
                 Holdback(turn=entry.facts.id, reason=useless[part.newest], at=now)
@@ -626,24 +648,6 @@ class RewardDesk:
             await self._log.append(*rows[start : start + CHUNK])
         if rows:
             await self._reading.catch_up()
-
-
-def behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
-    """For `Batch.after`: what came after each turn that an episode was cut behind, () for all others; () if none was cut."""
-    last = {entry.episode: entry.facts.id for entry in entries}
-    ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}
-    return tuple(ends.get(entry.facts.id, ()) for entry in entries) if ends else ()
-
-
-def _useless(part: LearnablePart, config: RewardConfig) -> str | None:
-    """Why no batch takes this ready part; None if a batch may."""
-    if part.flat and config.flat_groups == "hold_back":
-        return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"
-    most = longest_part(config, world=part.world)
-    if part.tokens <= most:
-        return None
-    size = "reward.group_tokens" if part.world else "a quarter of reward.batch_tokens"
-    return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"
 
 
 # ---------------------------------------------------------------- source of the trainer

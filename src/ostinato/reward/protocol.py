@@ -223,8 +223,10 @@ def read_answer(line: bytes) -> Answer:
 # ---------------------------------------------------------------- loading
 
 
-def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
+def load(name: str, options: Mapping[str, Any] | None = None, setting: str = "reward") -> RewardFn:
     """Import "module:function" and bind `options` to its keyword-only parameters, checked against their annotations.
+
+    `setting`: the section of the config that names them.
 
     Importing runs the module's code: the name comes from the operator's config, never from a request.
 
@@ -233,7 +235,7 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
 
     Example: ``load("ostinato.reward.functions:copilot", {"t": 0.25, "window": 30.0})``
     """
-    function = find_function("reward.function", name)
+    function = find_function(f"{setting}.function", name)
     declared = {
         key: parameter
         for key, parameter in inspect.signature(function, eval_str=True).parameters.items()
@@ -242,20 +244,20 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
     given = dict(options or {})
     for key in given:
         if key not in declared:
-            raise BadConfig(f"reward.options.{key}: {name} has no such option; {did_you_mean(key, list(declared))}")
+            raise BadConfig(f"{setting}.options.{key}: {name} has no such option; {did_you_mean(key, list(declared))}")
     for key, parameter in declared.items():
         if key in given:
-            given[key] = _checked(name, key, given[key], parameter.annotation)
+            given[key] = _checked(name, f"{setting}.options.{key}", given[key], parameter.annotation)
         elif parameter.default is inspect.Parameter.empty:
-            raise BadConfig(f"reward.options.{key} is missing: {name} needs it")
+            raise BadConfig(f"{setting}.options.{key} is missing: {name} needs it")
     return partial(function, **given)
 
 
-def _checked(name: str, key: str, value: Any, annotation: Any) -> Any:
+def _checked(name: str, setting: str, value: Any, annotation: Any) -> Any:
     if annotation is inspect.Parameter.empty:
         return value
     try:
         return TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         why = error.errors()[0]["msg"]
-        raise BadConfig(f"reward.options.{key} = {value!r} does not suit {name}: {why}") from error
+        raise BadConfig(f"{setting} = {value!r} does not suit {name}: {why}") from error

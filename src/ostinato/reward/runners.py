@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class Isolated:
         load_s: seconds for starting a process and importing the module.
         max_abs: the largest absolute reward that is believed.
         memory_bytes: private memory of the process; beyond it the function gets a MemoryError.
+        setting: the section of the config that names it, for errors.
 
     Example: ``await Isolated("yours:kept", {}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30).ask([question])``
     """
@@ -73,10 +75,12 @@ class Isolated:
         load_s: float,
         max_abs: float,
         memory_bytes: int,
+        setting: str = "reward",
     ) -> None:
         self._hello = {
             "function": name,
             "options": dict(options),
+            "setting": setting,
             "max_abs": max_abs,
             "memory_bytes": memory_bytes,
             "path": sys.path,
@@ -132,7 +136,7 @@ class Isolated:
         return process
 
     def _unloadable(self, why: str) -> BadConfig | Unloadable:
-        text = why if "reward." in why else f"reward.function {self._hello['function']!r}: {why}"
+        text = why if "reward." in why else f"{self._hello['setting']}.function {self._hello['function']!r}: {why}"
         return Unloadable(text) if self._loaded else BadConfig(text)
 
     async def _converse(
@@ -206,15 +210,36 @@ class Inline:
 BUILT_IN = "ostinato.reward.functions:"
 
 
-def asker_of(config: RewardConfig) -> Asker:
-    """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one."""
+def asker_of(config: RewardConfig, setting: str = "reward") -> Asker:
+    """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one.
+
+    `setting`: the section of the config that names the function.
+    """
     if config.function.startswith(BUILT_IN):
-        return Inline(load(config.function, {"outcomes": config.outcomes, **config.options}), max_abs=config.max_abs)
+        given = {"outcomes": config.outcomes, **config.options}
+        return Inline(load(config.function, given, setting), max_abs=config.max_abs)
     return Isolated(
         config.function,
         config.options,
+        setting=setting,
         answer_s=config.answer_s,
         load_s=config.load_s,
         max_abs=config.max_abs,
         memory_bytes=config.memory_bytes,
     )
+
+
+def late_asker_of(config: RewardConfig) -> Asker | None:
+    """Asks for late rewards (`reward.surrogate`); None if there are none. Raises BadConfig as `asker_of`, and if the window is longer."""
+    late = config.surrogate
+    if not late.truth_after_s:
+        return None
+    function, options = late.function or config.function, dict(late.options)
+    if not late.function:
+        options = {**config.options, "window": late.truth_after_s}
+        if config.function.startswith(BUILT_IN):
+            window = inspect.signature(load(config.function, config.options)).parameters["window"].default
+            if window >= late.truth_after_s:
+                why = f"within the window of {config.function}, {window:g} s; set a shorter reward.options.window"
+                raise BadConfig(f"reward.surrogate.truth_after_s = {late.truth_after_s:g} is {why}")
+    return asker_of(config.model_copy(update={"function": function, "options": options}), "reward.surrogate")

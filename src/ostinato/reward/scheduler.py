@@ -8,17 +8,29 @@ program's count.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.core.verdicts import GRADED, TORN, VERDICTS
+from ostinato.core.verdicts import (
+    GRADED,
+    LATE_REWARD,
+    LATE_REWARD_FAILED,
+    NO_LATE_REWARD,
+    TORN,
+    VERDICTS,
+    late_id,
+)
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import GONE, UNDELIVERED, TurnLedger
-from ostinato.reward.ledger_entries import OpenTurn, TurnFacts
+from ostinato.reward.ledger_entries import OpenTurn, Said, TurnFacts
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, checked
+from ostinato.reward.surrogate import early_values
+
+logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- signals of worlds
 
@@ -45,18 +57,22 @@ def verdict(turn: Turn, signals: Sequence[Signal]) -> Reward | NoReward | Pendin
 
 ROUND_TURNS = 100  # turns asked about at once: the results of a round, such as an alarm, are known in the next
 ROUND_SIGNALS = 200  # signals fetched for a round
+LATE_AGAIN_S = 600.0  # after which a late reward that is still not in the log is asked for again
 UNASKED = "unasked: reward.longest_wait_s is over"
 
 
 class Deciding:
     """Asks about a turn when it is new, when a new row is about it, and when its `ask_at` has come; never in between.
 
-    Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk.
+    Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk. `late` is asked for late
+    rewards; None: nothing is.
     """
 
-    def __init__(self, log: Log, config: RewardConfig) -> None:
+    def __init__(self, log: Log, config: RewardConfig, late: Asker | None = None) -> None:
         self._log = log
         self._config = config
+        self._late = late
+        self._late_at: dict[str, float] = {}  # when to ask for the late reward of a turn again
         self._later: list[tuple[float, Cursor, str]] = []  # a heap of (time to ask again, place in the log, turn)
         self._planned: TurnLedger | None = None  # the ledger whose turns the heap holds
 
@@ -113,7 +129,7 @@ class Deciding:
                 continue
             decided = self._decide(ledger, entry, question, answer)
             if isinstance(decided, Reward):
-                rows.append(replace(decided, upto=upto))
+                rows.append(replace(self._predicted(ledger, entry, question, decided), upto=upto))
             elif isinstance(decided, str):
                 rows.append(Quarantine(turn=entry.facts.id, reason=decided, at=now, upto=upto))
             else:
@@ -126,6 +142,48 @@ class Deciding:
         """Quarantines of the turns whose time is over, for when the function cannot be asked about every turn that is due."""
         late = (entry.facts for entry in ledger.open.values() if self._last_time(entry.facts) <= now)
         return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
+
+    def _predicted(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest, reward: Reward) -> Reward:
+        """The reward with the late reward that is expected, if that is still to come."""
+        facts, late = entry.facts, self._config.surrogate
+        if self._late is None or facts.world or reward.at >= facts.ended_at + late.truth_after_s:
+            return reward
+        early = early_values(reward, facts.ended_at, question.signals, late.signals)
+        return ledger.surrogate.predicted(facts.tenant, reward, early, self._config.max_abs)
+
+    async def late_rewards(self, ledger: TurnLedger, now: float) -> tuple[list[Signal], bool]:
+        """The next late rewards that are known, as signals to write, and whether there may be more to ask for now.
+
+        Raises BadConfig, Unloadable.
+        """
+        if self._late is None:
+            return [], False
+        settled, awaited = now - self._config.settle_s, ledger.surrogate.awaited
+        self._late_at = {turn: at for turn, at in self._late_at.items() if turn in awaited}
+        due: list[tuple[str, str, Sequence[Said]]] = []
+        for entry in awaited.values():
+            at = entry.ended_at + self._config.surrogate.truth_after_s
+            if at > settled or len(due) == ROUND_TURNS or sum(len(said) for _, _, said in due) > ROUND_SIGNALS:
+                break
+            if self._late_at.get(entry.turn, at) <= settled:
+                due.append((entry.turn, entry.person[0], entry.said))
+        asked = [each for each in await self._requests(due, now) if each is not None]
+        answers = dict(zip((each.turn.id for each in asked), await self._late.ask(asked) if asked else [], strict=True))
+        found: list[Signal] = []
+        for turn, tenant, _ in due:
+            self._late_at[turn] = settled + LATE_AGAIN_S
+            answer = answers.get(turn, NoReward(reason=GONE))
+            if isinstance(answer, Pending):
+                last = awaited[turn].ended_at + self._config.longest_wait_s
+                if settled < last:
+                    self._late_at[turn] = min(answer.until, last)
+                    continue
+                answer = NoReward(reason="pending")
+            if answer is None:
+                del self._late_at[turn]
+            else:
+                found.append(_late_signal(turn, tenant, answer, now))
+        return found, bool(due) and None not in answers.values()
 
     def _said_of_world(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest) -> Answer:
         """The answer about a rollout's turn: its verdict, or NoReward if its group ended without a verdict about it."""
@@ -159,14 +217,37 @@ class Deciding:
 
     async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[RewardRequest | None]:
         """The question about each turn; None where the turn is not in the log any more."""
-        turns = {turn.id: turn for turn in await self._log.find(Turn, [(entry.facts.id,) for entry in due])}
-        wanted = [(entry.facts.tenant, signal) for entry in due for _, signal, _, _ in entry.said]
+        return await self._requests([(entry.facts.id, entry.facts.tenant, entry.said) for entry in due], now)
+
+    async def _requests(self, due: Sequence[tuple[str, str, Sequence[Said]]], now: float) -> list[RewardRequest | None]:
+        turns = {turn.id: turn for turn in await self._log.find(Turn, [(id,) for id, _, _ in due])}
+        wanted = [(tenant, signal) for _, tenant, each in due for _, signal, _, _ in each]
         said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}
         found: list[RewardRequest | None] = []
-        for entry in due:
-            turn, tenant = turns.get(entry.facts.id), entry.facts.tenant
-            theirs = tuple(said[tenant, signal] for _, signal, _, _ in entry.said if (tenant, signal) in said)
+        for id, tenant, each in due:
+            turn = turns.get(id)
+            theirs = tuple(said[tenant, signal] for _, signal, _, _ in each if (tenant, signal) in said)
             found.append(
                 None if turn is None else RewardRequest(turn=turn, signals=theirs, now=now - self._config.settle_s)
             )
         return found
+
+
+def _late_signal(turn: str, tenant: str, answer: Reward | NoReward | Failure, now: float) -> Signal:
+    """What the function of late rewards said about a turn, as a signal."""
+    name, value = NO_LATE_REWARD, 0.0
+    if isinstance(answer, Reward):
+        name, value = LATE_REWARD, answer.value
+    elif isinstance(answer, Failure):
+        logger.warning("the late reward of turn %s: %s", turn, answer.reason)
+        name = LATE_REWARD_FAILED
+    return Signal(
+        id=late_id(turn),
+        turn=turn,
+        name=name,
+        value=value,
+        source=Source.CODE,
+        occurred_at=now,
+        received_at=now,
+        tenant=tenant,
+    )

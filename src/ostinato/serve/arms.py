@@ -24,9 +24,10 @@ class Assignment:
 class Arms:
     """Deals users to arms.
 
-    Control takes a fixed share of the users by a hash of tenant and name; those users stay on it. The verified release takes its share
-    of the others by a second hash. The remaining users are dealt by a third hash, salted for the current trial: canary takes its lower
-    end, the previous release its upper end, and live the rest.
+    Control takes a fixed share of the users by a hash of tenant and name; those users stay on it. A share `learner` of the others, by a
+    hash of its own, follows training for good and takes part in no comparison. The verified release takes its share of the others by a
+    further hash. The remaining users are dealt by a last hash, salted for the current trial: canary takes its lower end, the previous
+    release its upper end, and live the rest.
 
     The people of a tenant in `branches` take no part in any of this, so that the arms that are compared with each other serve the same
     tenants. A share `holdout` of those in `trained`, by the hash of control, stays on live as the arm `shared`; so do all while no branch
@@ -40,6 +41,7 @@ class Arms:
         self,
         *,
         control: float = 0.0,
+        learner: float = 0.0,
         salt: str = "ostinato",
         branches: Collection[str] = (),
         trained: Collection[str] = (),
@@ -48,7 +50,8 @@ class Arms:
         if not 0.0 <= control <= 1.0:
             raise BadConfig(f"serve.control_share {control} must lie in [0, 1].")
         self._control = control
-        self._key = dealing_key(salt)
+        self._learner = learner
+        self._key, self._learner_key = dealing_key(salt), dealing_key(f"learner {salt}")
         self._branches, self._trained, self._holdout = frozenset(branches), frozenset(trained), holdout
         self._dealing: Dealing | None = None
         self._trial_key = self._verified_key = b""
@@ -87,12 +90,16 @@ class Arms:
         control = self._control if Arm.CONTROL in loaded else 0.0
         if control and place_of(self._key, tenant, user) < control:
             return Assignment(arm=Arm.CONTROL, propensity=control)
+        learner = self._learner if Arm.LEARNER in loaded else 0.0
+        if learner and place_of(self._learner_key, tenant, user) < learner:
+            return Assignment(arm=Arm.LEARNER, propensity=(1.0 - control) * learner)
+        left = (1.0 - control) * (1.0 - learner)
         if self._dealing is None:
-            return Assignment(arm=Arm.LIVE, propensity=1.0 - control)
+            return Assignment(arm=Arm.LIVE, propensity=left)
         verified = self._dealing.verified if Arm.VERIFIED in loaded else 0.0
         if verified and place_of(self._verified_key, tenant, user) < verified:
-            return Assignment(arm=Arm.VERIFIED, propensity=(1.0 - control) * verified)
-        left = (1.0 - control) * (1.0 - verified)
+            return Assignment(arm=Arm.VERIFIED, propensity=left * verified)
+        left *= 1.0 - verified
         canary = self._dealing.canary if Arm.CANARY in loaded else 0.0
         previous = self._dealing.previous if Arm.PREVIOUS in loaded else 0.0
         place = place_of(self._trial_key, tenant, user)

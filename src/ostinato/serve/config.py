@@ -337,6 +337,14 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         "'*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
+    learner_share: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=0.5,
+        description="Share of the users outside control who are served the trainer's newest step (arm `learner`) once it passes a smoke "
+        "test and `evaluate.bars`, without the gate, so that what they say is learned from while it is fresh; 0.01 to 0.05 is meant. They "
+        "are always the same, and none is nameless. It takes the memory of up to two more versions. 0: nobody.",
+    )
     arm_users: Literal["declared", "verified"] = Field(
         default="declared",
         description="Who may be assigned to arms other than live: any name that a caller gives, or only users that "

@@ -25,7 +25,7 @@ from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Turn
-from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer
+from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer, StyleDealer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto_deals import Deals
@@ -179,12 +179,12 @@ def create_app(
     config: ServeConfig,
     clock: Clock,
     model_name: str,
-    metrics: Metrics | None = None,
     admin_keys: Sequence[SecretStr] = (),
     dealer: Dealer | None = None,
     page: Page | None = None,
     room: Callable[[], int] | None = None,
     adaptation: Adaptation | None = None,
+    styles: StyleDealer | None = None,
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
     trained: Collection[str] = (),
@@ -198,19 +198,19 @@ def create_app(
         config: limits, keys, arms.
         clock: Unix seconds.
         model_name: the name that clients send as `model`.
-        metrics: the metrics to use; a new `Metrics(engine)` if None.
         admin_keys: operators' keys besides `config.admin_key`.
         dealer: draws among the arms of `config.auto`; needed if there are any.
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
         room: the free bytes on the log's disk; None if that is not known.
         adaptation: leans people's answers; started and closed with the app.
+        styles: deals people's conversations styles; likewise.
         audit: records wrong keys, and weights that an operator's key chose.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
         trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
 
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
-    metrics, privacy = metrics or Metrics(engine), privacy or PrivacyConfig()
+    privacy = privacy or PrivacyConfig()
     keys, visits, watched = _authentication(config, privacy, admin_keys, clock)
     parts = Parts(
         engine=engine,
@@ -220,12 +220,13 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        metrics=metrics,
+        metrics=Metrics(engine),
         blocks=_signer(config, admin_keys, model_name),
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         adaptation=adaptation,
+        styles=styles,
         scrubbing=_scrubbing(privacy, config, admin_keys),
         trained=trained,
     )
@@ -386,7 +387,8 @@ class GatewayApp(Starlette):
             )
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
-        beside = [each for each in (self._judge, self._parts.deals, self._parts.adaptation) if each is not None]
+        parts = self._parts
+        beside = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
         for each in beside:
             await each.start()
         watching = [asyncio.create_task(self._choices.follow())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ostinato.core.seams import Adaptation, Clock, Engine, Log, Renderer
+from ostinato.core.seams import Adaptation, Clock, Engine, Log, Renderer, StyleDealer
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto_deals import Deals
@@ -26,7 +26,7 @@ class Parts:
 
     `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `blocks` signs summaries
     that clients keep; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing`
-    makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do;
+    makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do; `styles` likewise;
     `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained.
 
     Example: ``Calls(parts, stored=intake.turn)``
@@ -45,6 +45,7 @@ class Parts:
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     adaptation: Adaptation | None = None
+    styles: StyleDealer | None = None
     scrubbing: Scrubbing | None = None
     trained: Collection[str] = ()
     thread: FairThread = field(init=False, default_factory=FairThread)
@@ -61,6 +62,7 @@ class Parts:
             "writes": Writes(clock, slow_s=config.store_timeout_s),
             "arms": Arms(
                 control=config.control_share,
+                learner=config.learner_share,
                 salt=config.arm_salt,
                 branches=config.branches,
                 trained=self.trained,

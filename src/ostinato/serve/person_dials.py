@@ -1,4 +1,4 @@
-"""A person's dials over HTTP: `GET /v1/adaptation` shows them, `PUT` sets some by hand, `DELETE` returns all to the prior.
+"""A person's dials and style over HTTP: `GET /v1/adaptation` shows them, `PUT` sets some by hand, `DELETE` returns all to the prior.
 
 They are their person's own: the user is named by X-Ostinato-User and, unless any declared name has dials (`adapt.users`), proven by
 X-Ostinato-User-Signature.
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unauthorized
 from ostinato.core.records import Arm, Consent, Person
-from ostinato.core.seams import Adaptation
 from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.consent import ConsentChoices, named_user
@@ -48,9 +47,9 @@ class PersonDialHandlers:
         """`GET`: what is known of the person, and what it does to their answers. Raises NotFound, Unauthorized, Unavailable."""
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
-        adaptation, person = self._person(exchange, who)
+        person = self._person(exchange, who)
         async with in_time(self._parts.config.store_timeout_s):
-            view = await self._view(adaptation, person)
+            view = await self._view(person)
         await self._reply(exchange, person, view)
 
     async def set(self, exchange: Exchange) -> None:
@@ -60,28 +59,30 @@ class PersonDialHandlers:
         """
         parts, who = self._parts, self._parts.keys.identify(exchange.headers)
         parts.quotas.expect_events(who.tenant)  # before the body is read
-        adaptation, person = self._person(exchange, who)
+        person = self._person(exchange, who)
         body = await exchange.json(partial(parts.quotas.count_bytes, who.tenant))
         parts.quotas.count_events(who.tenant, 1)
         async with in_time(self._parts.config.store_timeout_s):
-            view = await self._view(adaptation, person)
-            if view.off is not None and view.off in _REFUSING:
-                raise DialsOff(f"Nothing was set: {view.off.words}.")
-            view = await self._record(adaptation, person, _wish(body, [dial.name for dial in view.dials]))
+            view = await self._view(person)
+            for off in (view.off, None if view.styles is None else view.styles.off):
+                if off is not None and off in _REFUSING:
+                    raise DialsOff(f"Nothing was set: {off.words}.")
+            if wish := self._wish(body, view):
+                view = await self._record(person, wish)
         await self._reply(exchange, person, view)
 
     async def reset(self, exchange: Exchange) -> None:
         """`DELETE`: all dials back to the prior; no rating so far counts any more. Raises NotFound, Unauthorized, Unavailable."""
         parts, who = self._parts, self._parts.keys.identify(exchange.headers)
         parts.quotas.count_events(who.tenant, 1)
-        adaptation, person = self._person(exchange, who)
+        person = self._person(exchange, who)
         async with in_time(self._parts.config.store_timeout_s):
-            view = await self._record(adaptation, person, {})
+            view = await self._record(person, {})
         await self._reply(exchange, person, view)
 
-    def _person(self, exchange: Exchange, who: Principal) -> tuple[Adaptation, Person]:
+    def _person(self, exchange: Exchange, who: Principal) -> Person:
         """The person who asks, proven as far as people with dials must be. Raises BadRequest, NotFound, Unauthorized."""
-        adaptation = self._parts.adaptation
+        adaptation = self._parts.adaptation or self._parts.styles
         if adaptation is None:
             raise NotFound(
                 "Nobody has dials on this server: adapt.mode is 'off'; the operator sets it to 'dials' and runs `ostinato adapt fit`."
@@ -95,26 +96,50 @@ class PersonDialHandlers:
                 "A person's dials are shown and set with their signature only; send X-Ostinato-User-Signature (serve.user_keys), made by "
                 "sign_user of ostinato_client on the product's server."
             )
-        return adaptation, (who.tenant, user)
+        return who.tenant, user
 
-    async def _view(self, adaptation: Adaptation, person: Person) -> PersonView:
+    async def _view(self, person: Person) -> PersonView:
         """What is known now, with what the person and the operator allow."""
         await self._choices.refresh()
-        slots = self._parts.engine.slots()
-        live = slots.get(Arm.LIVE)
-        view = await adaptation.shown(person, weights="" if live is None else live.hash)
-        allowed = Consent.strictest(self._choices.of(person), self._parts.privacy.at_most(person[0]))
-        if allowed not in (Consent.ADAPT, Consent.YES) and view.off is not NotSteered.TENANT:
-            return replace(view, off=NotSteered.CONSENT)
-        unlike = view.off is None and not adaptation.fits(self._parts.arms.compared(slots))
-        return replace(view, off=NotSteered.TRIAL) if unlike else view
+        parts, slots = self._parts, self._parts.engine.slots()
+        live, compared = slots.get(Arm.LIVE), parts.arms.compared(slots)
+        allowed = Consent.strictest(self._choices.of(person), parts.privacy.at_most(person[0]))
+        refused = allowed not in (Consent.ADAPT, Consent.YES)
+        view, styles = PersonView(dials=(), scale=1.0, off=NotSteered.MODE), None
+        if parts.styles is not None:
+            policies = {each for each in slots.values() if each.hash in compared or each == live}
+            styles = await parts.styles.shown(person, policies=policies)
+            if refused and styles.off is not NotSteered.TENANT:
+                styles = replace(styles, off=NotSteered.CONSENT)
+        if parts.adaptation is not None:
+            view = await parts.adaptation.shown(person, weights="" if live is None else live.hash)
+            if refused and view.off is not NotSteered.TENANT:
+                view = replace(view, off=NotSteered.CONSENT)
+            elif view.off is None and not parts.adaptation.fits(compared):
+                view = replace(view, off=NotSteered.TRIAL)
+        return replace(view, styles=styles)
 
-    async def _record(self, adaptation: Adaptation, person: Person, dials: Mapping[str, float | None]) -> PersonView:
+    def _wish(self, body: Any, view: PersonView) -> dict[str, float | None]:
+        """The dials to set, and the arms of styles; {} for a style to be let go of where none is held. Raises BadRequest."""
+        names, styles = [dial.name for dial in view.dials], self._parts.styles
+        if styles is None or not isinstance(body, dict) or "style" not in body:
+            return _wish(body, names)
+        given: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]
+        name, others = given["style"], {field: value for field, value in given.items() if field != "style"}
+        if name is not None and (not isinstance(name, str) or name not in styles.arms):
+            raise BadRequest(f"style takes one of {', '.join(styles.arms)}, or null to let it learn", field="style")
+        held = None if view.styles is None else view.styles.held
+        wish: dict[str, float | None] = {} if held is None else {styles.arms[held]: None}
+        if name is not None:
+            wish[styles.arms[name]] = 1.0
+        return wish | (_wish(others, names) if others else {})
+
+    async def _record(self, person: Person, dials: Mapping[str, float | None]) -> PersonView:
         parts, (tenant, user) = self._parts, person
         id = f"dials-{secrets.token_hex(16)}"
         row = DialSet(id=id, tenant=tenant, user=user, at=parts.clock(), by=SetBy.PERSON, dials=dials)
         await asyncio.shield(parts.writes.begin(parts.log.append(row)))
-        return await self._view(adaptation, person)
+        return await self._view(person)
 
     async def _reply(self, exchange: Exchange, person: Person, view: PersonView) -> None:
         await exchange.reply(200, json_bytes({"user": person[1], **view.to_json()}))

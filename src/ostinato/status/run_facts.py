@@ -20,6 +20,7 @@ from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.watcher import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.run_directory import Run
+from ostinato.status.branches import BranchReader
 from ostinato.status.disk import disk_use
 from ostinato.status.index_queries import (
     LONGEST_S,
@@ -109,6 +110,7 @@ class RunFacts:
     Args:
         index: the index's path; by default in the directory of the log's folds.
         patience_s: how long one question to the index may take.
+        branches: looks at tenants' branches; None: they are left out.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class RunFacts:
         *,
         index: Path | None = None,
         patience_s: float = LONGEST_S,
+        branches: BranchReader | None = None,
     ) -> None:
         config, home = run.config, run.home
         self._run, self._log, self._pieces, self._clock = run, log, pieces, clock
@@ -130,7 +133,7 @@ class RunFacts:
         self._questions = IndexQueries(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
         self._threads = Threads()
-        self._state = RunStateReader(run, log, self._questions, clock, self._threads)
+        self._state = RunStateReader(run, log, self._questions, clock, self._threads, branches)
         self._evidence = EvidenceReader(run, log, self._questions, pieces, clock, self._threads)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))
         self._disk: tuple[float, dict[str, int]] = (0.0, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import OstinatoError
@@ -30,8 +31,11 @@ from ostinato.status.summary import Summary, catch_up, summarise
 from ostinato.status.threads import Threads
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
+if TYPE_CHECKING:  # it reads the folds below
+    from ostinato.status.branches import BranchNow, BranchReader
+
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
-REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
+REFS = (*SERVED_REFS, Arm.VERIFIED.value, Arm.LEARNER.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0
 """After so long without a question, the stored folds may be nearer to the end of the log than those in memory."""
@@ -47,7 +51,8 @@ class RunNow:
     at least if it takes `every` turn that is ready.
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
     what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
-    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session.
+    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session. `branches`: tenants' own that are
+    trained.
     """
 
     at: float
@@ -74,6 +79,7 @@ class RunNow:
     every: bool = False
     dials: DialsNow | None = None
     compactions: CompactionsNow | None = None
+    branches: tuple[BranchNow, ...] = ()
 
 
 class RunFolds:
@@ -105,7 +111,16 @@ class RunFolds:
 class RunStateReader:
     """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
 
-    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, threads: Threads) -> None:
+    def __init__(
+        self,
+        run: Run,
+        log: RowLog,
+        questions: IndexQueries,
+        clock: Clock,
+        threads: Threads,
+        branches: BranchReader | None = None,
+    ) -> None:
+        self._branches = branches
         self._run, self._log, self._questions, self._clock, self._threads = run, log, questions, clock, threads
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)
@@ -144,13 +159,14 @@ class RunStateReader:
         return proposal is not None and proposal.candidate == policy
 
     def _shares(self) -> dict[str, float]:
-        """The shares of all users on the arms beside live. Control is dealt first, then verified, then the trial among the others."""
+        """The shares of all users on the arms beside live. Control is dealt first, then learner, verified, and the trial."""
         control, release = self._run.config.serve.control_share, self._run.config.release
+        learner = (1.0 - control) * self._run.config.serve.learner_share
         dealing = self._ledger.state.dealt(release.verified_share) or Dealing(salt="")
-        verified = (1.0 - control) * dealing.verified
-        left = 1.0 - control - verified
+        verified = (1.0 - control - learner) * dealing.verified
+        left = 1.0 - control - learner - verified
         trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
-        return {"control": control, **trial, "verified": verified}
+        return {"control": control, "learner": learner, **trial, "verified": verified}
 
     # ------------------------------------------------------------ one look
 
@@ -196,6 +212,7 @@ class RunStateReader:
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
             dials=dials,
             compactions=compactions_now(seen.compactions),
+            branches=() if self._branches is None else await self._branches.now(board),
         )
 
     def _pace(self, now: float, served: Cursor) -> float | None:
@@ -241,4 +258,4 @@ def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
     return tuple(sorted(found, key=lambda alarm: -alarm.at))
 
 
-ARMS = ("live", "canary", "control", "eval")
+ARMS = ("live", "canary", "learner", "control", "eval")

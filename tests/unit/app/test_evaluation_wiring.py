@@ -2,17 +2,21 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from ostinato.app.branches import branch_config
 from ostinato.app.evaluation import (
     COARSE,
     HEARING,
     NO_SUITE,
+    check_learner,
     check_suite,
     gate_rules,
     note_hearing,
     note_resolution,
     note_suite,
+    open_releases,
     open_suite,
     open_suites,
 )
@@ -21,7 +25,9 @@ from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm
 from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.demo import demo_overrides
+from ostinato.weights.publish.publisher import VersionPublisher
 
 ITEM = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}
 
@@ -113,6 +119,57 @@ def test_several_suites_have_several_names(tmp_path):
     assert [each.suite.name for each in open_suites(config).compared] == ["suite", "other"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ([], "without a suite no training step can be tested"),
+        (["evaluate.suite=demo", "learn.source=worlds"], "nothing is learned from users"),
+    ],
+)
+def test_nobody_follows_training_that_nothing_tests_or_that_learns_nothing_from_them(settings, told):
+    with pytest.raises(BadConfig, match=told) as caught:
+        check_learner(load(None, ["serve.learner_share=0.05", *settings]))
+    assert "serve.learner_share = 0" in str(caught.value), "the remedy"
+    check_learner(load(None, settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ([], {"learner", "learner-test", "world"}),
+        (["learn.source=both"], {"learner", "learner-test"}),
+        (["serve.learner_share=0.05"], set()),
+    ],
+)
+async def test_refs_that_nobody_moves_any_more_go_to_live_and_others_stay_with_those_who_move_them(
+    tmp_path, settings, idle
+):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", *settings])
+    with open_run(config) as run:
+        publisher = VersionPublisher(run.store)
+        versions = [
+            (
+                await publisher.publish(
+                    n, {"w": WeightArray("F32", (4,), np.full(16, n, np.uint8))}, run="r", base=None
+                )
+            ).policy
+            for n in range(2)
+        ]
+        refs = {"live": 0, "control": 0, "learner": 1, "learner-test": 1, "world": 1}
+        for ref, number in refs.items():
+            await run.store.move_ref(ref, None, versions[number].hash)
+        controller = open_releases(run)
+        await controller.bootstrap(versions[0])
+        await controller.follow()
+        held = {ref for ref in refs if await run.follower.resolve(ref) == versions[1]}
+    assert held == {"learner", "learner-test", "world"} - idle
+
+
+def test_a_branchs_own_run_has_nobody_who_follows_training(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "serve.learner_share=0.05", "evaluate.suite=demo"])
+    assert branch_config(config, "acme").serve.learner_share == 0.0
+
+
 def test_there_is_no_suite_unless_one_is_named():
     with pytest.raises(BadConfig, match=r"name a task file in evaluate\.suite"):
         open_suite(load())
@@ -128,6 +185,7 @@ async def test_trials_that_stop_listening_before_rewards_do_say_so(tmp_path):
         ["release.canary=true", "reward.options.window=60"],
         ["release.canary=true", "reward.options.window=30"],
         ["release.canary=true", "reward.function=yours:own"],
+        ["release.canary=true", "release.outcomes.maturity_s=3600", "reward.surrogate.truth_after_s=86400"],
     ):
         with open_run(load(None, [where, *settings])) as run:
             await note_hearing(run)
@@ -138,7 +196,9 @@ async def test_trials_that_stop_listening_before_rewards_do_say_so(tmp_path):
         (HEARING, "cleared"),
         (HEARING, "raised"),
         (HEARING, "cleared"),
+        (HEARING, "raised"),
     ]
+    assert "rewards for 86400 s (reward.surrogate.truth_after_s)" in alarms[-1].reason
     assert "for 30 s (release.outcomes.maturity_s), rewards for 3600 s" in alarms[0].reason
 
 

@@ -8,6 +8,8 @@ from ostinato.app.memory import check_memory, needed, weight_count
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.memory import GIB, Room
+from ostinato.launch.commands import checks
+from ostinato.launch.commands.checks import check_room
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 
@@ -65,6 +67,10 @@ def test_each_part_of_the_need_follows_its_setting(settings, tmp_path):
     wide = needed(settings("engine.kv_tokens=2048", "model.dtype='float32'"), tmp_path / "model", "serve")
     assert wide["KV cache"] == 4 * narrow["KV cache"] > 0
     assert narrow["weights of 2 versions"] == 2 * 2 * count
+    following = needed(settings("serve.learner_share=0.01"), tmp_path / "model", "serve")
+    assert following["weights of 4 versions"] == 4 * 2 * count, (
+        "the step that answers users, and the one that is tested"
+    )
     training = needed(settings(), tmp_path / "model", "train")
     assert training["fp32 masters, gradients and moments"] == 16 * count
     assert needed(settings("engine.kind='vllm'", "engine.urls=['http://one']"), tmp_path / "model", "serve") == {}
@@ -86,3 +92,27 @@ def test_a_lack_is_one_line_with_both_numbers_and_a_remedy(settings, tmp_path):
     assert "\n" not in said
     check_memory(settings(), tmp_path / "model", ("serve", "train"), Room(size=4 * GIB, bound="the machine"))
     check_memory(settings("model.device=cuda"), tmp_path / "model", ("serve",), room)
+
+
+def test_tenants_branches_count_a_trainer_and_their_versions_each(settings, tmp_path):
+    path, words = tmp_path / "model", ("serve.api_keys=['acme:sk-acme-0123456789abcdef']", "serve.branches=['acme']")
+    trained, count = settings(*words, "learn.tenants=['acme']"), weight_count(path)
+    assert needed(settings(*words), path, "serve")["weights of 3 versions"] == 3 * 2 * count
+    assert needed(trained, path, "serve")["weights of 4 versions"] == 4 * 2 * count
+    alone = sum(sum(needed(trained, path, part).values()) for part in ("serve", "train"))
+    both = alone + sum(needed(trained, path, "train").values())
+    check_memory(trained, path, ("serve", "train"), Room(size=both, bound="the machine"), branches=1)
+    for room in (alone, both - 1):
+        with pytest.raises(
+            BadConfig, match=r"trainers of 1 branches .*fewer branches \(serve.branches, learn.tenants\)"
+        ):
+            check_memory(trained, path, ("serve", "train"), Room(size=room, bound="the machine"), branches=1)
+
+
+def test_doctor_and_up_count_the_trainers_of_branches(settings, tmp_path, monkeypatch):
+    words = ("serve.api_keys=['acme:sk-acme-0123456789abcdef']", "serve.branches=['acme']", "learn.tenants=['acme']")
+    alone = sum(sum(needed(settings(*words), tmp_path / "model", part).values()) for part in ("serve", "train"))
+    monkeypatch.setattr(checks, "free_memory", lambda: Room(size=alone, bound="the machine"))
+    check_room(settings(*words, "learn.tenants=[]"))
+    with pytest.raises(BadConfig, match="trainers of 1 branches"):
+        check_room(settings(*words))

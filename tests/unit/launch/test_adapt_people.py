@@ -15,11 +15,12 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.learner import names_hash
 from ostinato.adapt.prior import Population
 from ostinato.adapt.privacy import gaussian_sigma
+from ostinato.adapt.styles import styles_of
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
-from ostinato.core.records import Consent, ConsentGiven, ReleaseEvent, SteeringBasis
+from ostinato.core.records import Consent, ConsentGiven, Pick, ReleaseEvent, Reward, SteeringBasis
 from ostinato.core.steering import DialSet, SetBy
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.adapt import reset, show, status
@@ -160,6 +161,30 @@ async def test_status_tells_what_priors_have_spent_of_their_privacy_budget(tmp_p
     assert told == {"epsilon": 2.0, "delta": 1e-6, "releases": 4, "released": 1, "without_noise": 1}
     assert "noise multiplier" in await said(print_log, config, "priors", 2)
     assert json.loads(await said(status, settings(tmp_path), machine=True))["privacy"] is None
+
+
+async def test_styles_are_shown_with_their_effects_and_only_where_there_are_any(tmp_path):
+    styled = settings(tmp_path, "adapt.styles.prompts={concise='Be brief.'}")
+    (style,) = styles_of(styled.adapt)
+    with open_log(styled) as log:
+        await fill(log)
+        for number in range(24):
+            arm = style.arm if number % 2 else "none"
+            turn = steered_turn(f"styled{number}:0", ("acme", "ann" if number % 3 else "bob"), 100.0 + number)
+            turn = replace(turn, steered=None, style=Pick(arm=arm, odds={"none": 0.5, style.arm: 0.5}))
+            value = float(number % 2)
+            reward = Reward(turn=turn.id, value=value, function="f@1", signals=(), at=200.0)
+            await log.append(turn, about(turn, f"styled{number}", value=value), reward)
+    assert "style" not in await shown(settings(tmp_path))
+    assert "styles" not in json.loads(await said(status, settings(tmp_path), machine=True))
+    told = (await shown(styled))["style"]
+    assert (told["off"]["reason"], told["ratings"]) == ("styles", 16)
+    assert [each["name"] for each in told["styles"]] == ["none", "concise"]
+    assert told["styles"][1]["low"] > 0.0
+    assert "not approved" in await said(show, styled, "acme", "ann")
+    (row,) = json.loads(await said(status, styled, machine=True))["styles"]
+    assert (row["arm"], row["approved"], row["turns"], row["rated"], row["gain"][0]) == (style.arm, False, 12, 12, 1.0)
+    assert "+1.000" in await said(status, styled)
 
 
 async def test_a_run_or_a_tenant_that_is_not_there_is_refused(tmp_path):

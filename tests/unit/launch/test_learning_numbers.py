@@ -15,8 +15,10 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEv
 from ostinato.core.steering import Basis, Steered
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import LearningNumbers, watch_learning
+from ostinato.launch.views.progress import Progress
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger
+from ostinato.reward.surrogate import SurrogateQuality
 from ostinato.status.summary import Summary, catch_up, keep
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_turn
@@ -190,3 +192,24 @@ async def test_a_log_that_is_away_is_read_later(tmp_path, monkeypatch):
         await until(lambda: of.summary is not None)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_how_well_late_rewards_are_predicted_is_the_trainers_newest_line(tmp_path):
+    of = LearningNumbers(summary=Summary(), train=tmp_path / "train.jsonl")
+    assert not any("surrogate" in name for name in page(of))
+    progress = Progress(tmp_path / "train.jsonl")
+    known = SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02)
+    progress.surrogate({"acme": replace(known, correlation=0.1)})
+    progress.surrogate({"acme": known, "new": SurrogateQuality(pairs=9, people=3, correlation=0.5, error=0.4)})
+    found = {name: value for name, value in page(of).items() if "surrogate" in name}
+    assert found == {
+        'ostinato_surrogate_pairs{tenant="acme"}': 500.0,
+        'ostinato_surrogate_pairs{tenant="new"}': 9.0,
+        'ostinato_surrogate_correlation{tenant="acme"}': 0.84,
+        'ostinato_surrogate_correlation{tenant="new"}': 0.5,
+        'ostinato_surrogate_correlation_lower{tenant="acme"}': pytest.approx(0.81, abs=0.01),
+        'ostinato_surrogate_correlation_upper{tenant="acme"}': pytest.approx(0.87, abs=0.01),
+        'ostinato_surrogate_gap{tenant="acme"}': 0.01,
+        'ostinato_surrogate_gap_lower{tenant="acme"}': pytest.approx(-0.029, abs=1e-3),
+        'ostinato_surrogate_gap_upper{tenant="acme"}': pytest.approx(0.049, abs=1e-3),
+    }

@@ -19,12 +19,14 @@ from ostinato.weights.publish.publisher import VersionPublisher
 
 
 def test_live_comes_after_the_arms_of_people_and_before_what_serves_nobody():
-    refs = served_refs(load(None, ["release.best_arm=true", "learn.source=both"]))
+    refs = served_refs(load(None, ["release.best_arm=true", "learn.source=both", "serve.learner_share=0.05"]))
     order = live_last(refs)
     assert sorted(order) == sorted(refs)
     at = {ref: place for place, ref in enumerate(order)}
-    assert all(at[ref] < at["live"] for ref in ("control", "canary", "previous", "verified"))
-    assert all(at[ref] > at["live"] for ref in ("evaluation", "evaluation-best", "world"))
+    assert all(at[ref] < at["live"] for ref in ("control", "canary", "previous", "verified", "learner"))
+    assert all(at[ref] > at["live"] for ref in ("evaluation", "evaluation-best", "learner-test", "world"))
+    off = served_refs(load(None, ["serve.control_share=0.05"]))
+    assert not {"learner", "learner-test"} & {*off}, "its versions take memory only where it is on"
 
 
 async def test_a_gateway_that_starts_never_serves_live_without_the_other_arms(monkeypatch):

@@ -19,6 +19,7 @@ from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import Proposal, State
 from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic
 from ostinato.reward.accounting import Accounting, TenantCoverage
+from ostinato.reward.surrogate import SurrogateQuality
 from ostinato.status.summary import LedgerLine, RatedTurn, Served, Summary
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
@@ -138,6 +139,10 @@ def test_where_turns_and_feedback_stand_is_shown():
         late=5,
         orphans=7,
         coverage={"acme": TenantCoverage(usual=0.62, turns=4_100, alarm=True)},
+        surrogate={
+            "acme": SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02),
+            "new": SurrogateQuality(pairs=9, people=3, correlation=0.5, error=0.4),
+        },
     )
     text = drawn(replace(RUN, accounting=found))
     assert "9 turns = 4 trained + 2 held back (2 arm:control) + 3 waiting, the longest for 42 s: balanced" in text
@@ -145,6 +150,9 @@ def test_where_turns_and_feedback_stand_is_shown():
     assert "feedback without effect: 5 late" in text
     assert "(7 still waiting for theirs)" in text
     assert "usual feedback of acme: on 62% of turns (4100 turns), SILENT NOW" in text
+    acme = "late rewards of 500 turns (61 people) were predicted with correlation 0.84, 95% [0.81, 0.87]; "
+    assert f"acme: {acme}predicted minus true, live minus control: +0.010 [-0.029, +0.049]" in text
+    assert "new: late rewards of 9 turns (3 people) were predicted with correlation 0.50, no interval yet" in text
     assert "NOT BALANCED" in drawn(replace(RUN, accounting=replace(found, ingested=10)))
 
 

@@ -14,7 +14,7 @@ from record_rows import EVERY, collect, signal
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Consent, ParsedCall, Row, Signal, Turn
+from ostinato.core.records import Consent, ParsedCall, Pick, Row, Signal, Turn
 from ostinato.core.steering import DialSet, SetBy, Steered
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
@@ -71,7 +71,16 @@ def written(one: Turn) -> list[bytes]:
 def redacted(one: Turn) -> Turn:
     asked = replace(one.sampling, grammar="")
     return replace(
-        one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"", sampling=asked, calls=None, steered=None
+        one,
+        prompt_ids=(),
+        sampled_ids=(),
+        logprobs=(),
+        text="",
+        routes=b"",
+        sampling=asked,
+        calls=None,
+        steered=None,
+        style=None,
     )
 
 
@@ -248,11 +257,12 @@ def stopping(i: int, user: str) -> Turn:
     steered = Steered(
         basis="9c1f", dials=(0.578125, -1.5), cap=0.1, budget=3.0, tokens=1, kl=0.0625, features=(1.34375, -2.0)
     )
-    return replace(made, sampling=asked, steered=steered)
+    style = Pick(arm="concise@a60d30c4", odds={"none": 0.171875, "concise@a60d30c4": 0.828125})
+    return replace(made, sampling=asked, steered=steered, style=style)
 
 
-WRITTEN = (STOP.encode(), b"4711", b"0.515625", b"0.578125", b"1.34375", b"9c1f")
-"""Of its stop strings, bias, penalties, dials, features and basis."""
+WRITTEN = (STOP.encode(), b"4711", b"0.515625", b"0.578125", b"1.34375", b"9c1f", b"a60d30c4", b"0.828125")
+"""Of its stop strings, bias, penalties, dials, features, basis, style and its odds."""
 
 
 @pytest.mark.parametrize("grammar", ["", 'start: "a"'])

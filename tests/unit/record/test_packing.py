@@ -284,7 +284,7 @@ async def test_who_only_reads_a_segment_digests_no_dictionary_for_packing(
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.table)
 def test_every_field_of_a_record_is_stored(kind: Any):
     apart = (
-        {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes", "nucleus", "calls", "steered"}
+        {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes", "nucleus", "calls", "steered", "style"}
         if kind is TURNS
         else set()
     )

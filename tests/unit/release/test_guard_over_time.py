@@ -79,6 +79,21 @@ async def test_a_control_arm_whose_version_moves_is_one_comparison(moves):
     assert any(found) is moves, "of one version after another no slot is enough"
 
 
+async def test_who_follows_training_changes_nothing_and_a_month_of_its_steps_takes_no_room():
+    without, beside = Product(), Product()
+    for product in (without, beside):
+        for step in range(40):
+            if product is beside:
+                at = BEGAN + product.rounds * SLOT_S + 1.0
+                for n in range(40, 50):
+                    made = a_turn(f"l{step}:{n}", user=f"u{n}", arm=Arm.LEARNER, version=100 + step, ended_at=at)
+                    turn = replace(made, propensity=0.05)
+                    await product.log.append(turn, a_signal(turn, "rejected", at=at, id=turn.id))
+            await product.round(0.6)
+    assert beside.watch.test.effects() == without.watch.test.effects()
+    assert len(beside.watch._outcomes._met) == len(without.watch._outcomes._met) + 1, "not one for each step"
+
+
 async def test_a_slot_is_looked_at_once_and_a_restart_goes_on_in_the_same_period():
     product = Product()
     for _ in range(PERIOD + 3):

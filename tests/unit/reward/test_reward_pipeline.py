@@ -42,6 +42,7 @@ async def test_every_kind_of_turn_gets_the_outcome_and_reward_it_should(log, now
         (turn(0), None, True),
         (turn(1, finish=Finish.LENGTH), None, True),
         (turn(2, finish=Finish.TOOL_CALLS, arm=Arm.CANARY), None, True),
+        (turn(13, arm=Arm.LEARNER), None, True),
         (turn(3, finish=Finish.ABORT), "finish:abort", False),
         (turn(12, finish=Finish.LEFT), None, True),
         (turn(4, finish=Finish.ERROR, arm=Arm.CONTROL), "finish:error", False),
@@ -61,11 +62,11 @@ async def test_every_kind_of_turn_gets_the_outcome_and_reward_it_should(log, now
     assert log.reasons(Holdback) == {t.id: why for t, why, _ in cases if why}
     assert [row.turn for row in log.of(Reward)] == [t.id for t, _, rewarded in cases if rewarded]
     learnable = [t.id for t, why, _ in cases if why is None]
-    assert [each.id for each in await desk.ready(0, 5)] == learnable
-    assert await desk.ready(0, 6) == []
+    assert [each.id for each in await desk.ready(0, 6)] == learnable
+    assert await desk.ready(0, 7) == []
     found = await recount(log)
     assert found.balanced
-    assert (found.ingested, found.waiting, found.rewarded) == (13, 5, 10)
+    assert (found.ingested, found.waiting, found.rewarded) == (14, 6, 11)
     assert found.held == {
         "arm:control": 1, "arm:eval": 1, "cold": 1, "empty": 1, "finish:abort": 1, "finish:error": 1, "greedy": 1, "top_p": 1,
     }  # fmt: skip

@@ -22,7 +22,17 @@ ADMIN = "admin-0123456789abcdef"
 
 class World:
     def __init__(
-        self, engine, log, config, renderer, admin_keys=(), dealer=None, privacy=None, adaptation=None, trained=()
+        self,
+        engine,
+        log,
+        config,
+        renderer,
+        admin_keys=(),
+        dealer=None,
+        privacy=None,
+        adaptation=None,
+        trained=(),
+        styles=None,
     ):
         self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
@@ -40,6 +50,7 @@ class World:
             dealer=dealer,
             room=lambda: self.room,
             adaptation=adaptation,
+            styles=styles,
             audit=lambda act, **facts: self.audited.append((act, facts)),
             privacy=privacy,
             trained=trained,
@@ -113,6 +124,7 @@ async def world(
     adaptation=None,
     privacy=None,
     trained=(),
+    styles=None,
     **config,
 ):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
@@ -127,6 +139,7 @@ async def world(
         privacy,
         adaptation,
         trained,
+        styles,
     )
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:

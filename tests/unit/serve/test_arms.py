@@ -1,6 +1,6 @@
 import pytest
 
-from ostinato.core.arm_assignment import Dealing
+from ostinato.core.arm_assignment import ANONYMOUS, Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.serve.arms import Arms
@@ -11,8 +11,8 @@ USERS = [f"user-{i}" for i in range(5_000)]
 OLD, NEW = PolicyVersion(number=0, hash="old"), PolicyVersion(number=1, hash="new")
 
 
-def arms_of(control=0.0, salt="ostinato", **dealing):
-    arms = Arms(control=control, salt=salt)
+def arms_of(control=0.0, salt="ostinato", learner=0.0, **dealing):
+    arms = Arms(control=control, learner=learner, salt=salt)
     if dealing:
         arms.deal(Dealing(**({"salt": "trial"} | dealing)))
     return arms
@@ -46,6 +46,38 @@ def test_who_stays_on_the_verified_release_takes_part_in_nothing_else():
     other = dealt(everywhere, **shares | {"verified_salt": "b"})
     assert sum(other[u].arm is Arm.VERIFIED for u in stays) / len(stays) < 0.25, "another release, other users"
     assert not [a for a in dealt(ALL, **shares).values() if a.arm is Arm.VERIFIED], "not while it is not loaded"
+
+
+def test_who_follows_training_takes_part_in_nothing_else_and_stays():
+    everywhere = {*ALL, "verified", "learner"}
+    shares = {"control": 0.2, "learner": 0.05}
+    trial = shares | {"verified": 0.1, "verified_salt": "a", "canary": 0.5}
+    before, plain, tried = (dealt(everywhere, **each) for each in ({"control": 0.2}, shares, trial))
+    expected = {Arm.CONTROL: 0.2, Arm.LEARNER: 0.04, Arm.VERIFIED: 0.076, Arm.CANARY: 0.342, Arm.LIVE: 0.342}
+    for arm, share in expected.items():
+        mine = [each for each in tried.values() if each.arm is arm]
+        assert len(mine) / len(USERS) == pytest.approx(share, abs=0.02)
+        assert {round(each.propensity, 12) for each in mine} == {round(share, 12)}
+    assert all((plain[u].arm is Arm.CONTROL) == (before[u].arm is Arm.CONTROL) for u in USERS), "never control's users"
+    follows = [u for u in USERS if plain[u].arm is Arm.LEARNER]
+    other = dealt(everywhere, **trial | {"verified_salt": "b", "canary": 0.1})
+    wider = dealt(everywhere, **trial | {"learner": 0.1})
+    assert (
+        [u for u in USERS if tried[u].arm is Arm.LEARNER]
+        == [u for u in USERS if other[u].arm is Arm.LEARNER]
+        == follows
+    )
+    assert all(wider[u].arm is Arm.LEARNER for u in follows), "those who are there stay when the share grows"
+    absent = dealt({*ALL, "verified"}, **trial)
+    assert Arm.LEARNER not in {each.arm for each in absent.values()}, "not before a version for them is loaded"
+
+
+def test_nobody_without_a_name_and_nobody_of_a_tenant_with_a_version_of_its_own_follows_training():
+    arms = Arms(learner=0.5, branches=["acme"])
+    loaded = {"live", "learner", "branch/acme"}
+    assert arms.assign("other", ANONYMOUS, loaded).arm is Arm.LIVE
+    assert {arms.assign("acme", user, loaded).arm for user in USERS} == {Arm.BRANCH}
+    assert {arms.assign("other", user, loaded).arm for user in USERS} == {Arm.LIVE, Arm.LEARNER}
 
 
 def test_a_user_stays_while_a_share_grows_and_control_never_moves():

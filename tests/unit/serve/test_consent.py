@@ -108,7 +108,7 @@ def test_every_field_of_a_turn_is_either_erased_or_no_words():
     """A new field must be decided on: erased by `without_words`, or named here."""
     stays = "id episode parent user tenant arm propensity spans sampling finish started_at ended_at numerics group verified auto purpose"
     stays += " branch harness window consent secret"
-    erased = "prompt_ids sampled_ids logprobs text routes nucleus calls steered _packed_prompt"
+    erased = "prompt_ids sampled_ids logprobs text routes nucleus calls steered style _packed_prompt"
     assert {field.name for field in fields(Turn)} == {*stays.split(), *erased.split()}
 
 

@@ -183,5 +183,9 @@ async def test_only_an_operator_speaks_for_a_simulated_world(name):
         assert status == 401
         assert name in body["error"]["message"]
         assert w.log.signals() == [], "nothing of the list is taken"
+        squatter = EVENT | {"target": event["target"], "id": f"{name}:{event['target']}"}
+        status, _, body = await w.post("/v1/feedback", squatter)
+        assert (status, w.log.signals()) == (401, []), "nobody takes the place of its own events"
+        assert "ids that begin" in body["error"]["message"]
         status, _, _ = await w.post("/v1/feedback", event, headers={"X-Ostinato-Key": ADMIN})
         assert (status, w.log.signals()[0].name) == (202, name)

@@ -16,9 +16,10 @@ from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.commands.release import accept_alarm, show_alarms
 from ostinato.launch.views.page import RunActs
+from ostinato.launch.views.screen import arms_table
 from ostinato.status.index_queries import IndexQueries, TurnQuery
 from ostinato.status.release_evidence import carried
 from ostinato.status.releases import LedgerEvent
@@ -99,6 +100,25 @@ async def test_the_facts_of_a_run_are_its_logs(seen):
     assert await seen.facts.turn("a:0", "acme") is None
     release = await seen.facts.release(policy.hash[:12])
     assert (release.live, release.kept, release.events[0][1]) == (policy, True, {"n": 1})
+
+
+async def test_those_who_follow_training_are_a_share_and_an_arm_of_their_own(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "serve.control_share=0.2", "serve.learner_share=0.05"])
+    with open_run(config) as run, open_log(config) as log:
+        made = Observed(run, log)
+        step = await made.publish(3, "learner")
+        live, follows = a_turn("a:0", ended_at=900.0), a_turn("b:0", arm=Arm.LEARNER, ended_at=900.0)
+        rewards = [
+            Reward(turn=t.id, value=v, function="f@1", signals=("x",), at=960.0)
+            for t, v in ((live, 1.0), (follows, -1.0))
+        ]
+        await made.fill(live, follows, *rewards)
+        now = await made.facts.now()
+        made.facts.close()
+    assert {arm: round(share, 9) for arm, share in now.shares.items() if share} == {"control": 0.2, "learner": 0.04}
+    assert now.refs["learner"] == step
+    assert [(arm.arm, arm.point.acceptance) for arm in now.arms] == [("live", 1.0), ("learner", 0.0)], "not live's"
+    assert arms_table(now.arms, "arm", "now").row_count == 2
 
 
 async def test_a_second_look_reads_only_what_is_new_and_one_look_serves_all(seen):

@@ -89,6 +89,7 @@ async def test_learning_says_how_much_of_what_could_teach_is_used_and_how_large_
         reply = await w.get("/learning", ADMIN)
         assert "96.7% were trained on" in reply.text
         assert "A step takes at least 144 turns" in reply.text
+        assert "(61 people) were predicted with correlation 0.84, 95% [0.81, 0.87]" in reply.text
         assert "at least 144 turns a step" in (await w.get("/", ADMIN)).text
 
 

@@ -1,15 +1,16 @@
 """`ostinato adapt`: fits the dials' directions to the live version, tries them against a suite of safety, writes the basis to the log;
-shows and resets people's dials.
+approves styles; shows and resets people's dials.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -19,19 +20,22 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
-from ostinato.app.dials import BasisCheck, Safety, Told, check_live, fit_live
+from ostinato.adapt.styles import ALARM, NONE, StyleAdaptation, StyleApprovals, approval, styles_of
+from ostinato.app.dials import BasisCheck, Safety, Told, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Consent, SteeringBasis
-from ostinato.core.steering import DialSet, NotSteered, SetBy
+from ostinato.core.steering import DialSet, NotSteered, SetBy, StylesView
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import ago, counting_bar, plain
 from ostinato.record.person_cache import PersonCacheView
+from ostinato.release.auto.estimating import style_effects
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.run_directory import Run
 from ostinato.status.dials import refused_bases
@@ -121,6 +125,42 @@ def _show(found: BasisCheck, margin: float, console: Console) -> None:
         )
 
 
+async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
+    """Try every style with a version and write to the log which are approved. True if all are.
+
+    Raises NotFound, BadConfig, Unavailable, StorageFull.
+    """
+    existing(config)
+    policy = None if version == "live" else (await find_version(config, version)).policy
+    with open_run(config) as run:
+        await _settle(run, config.adapt.styles.prompts)
+        with _progress() as told:
+            tried, found = await check_styles(run, seed=seed, on_progress=told, version=policy)
+        table = Table("style", "scores more than none by", "bounds", "tasks", "approved")
+        margin = config.adapt.styles.margin
+        for each in found:
+            bounds = f"{100 * each.lower:+.1f} to {100 * each.upper:+.1f}"
+            why = f"scores {100 * each.gain:+.1f} pp, bounds {bounds}, margin {100 * margin:g}, on {each.tasks} tasks with {tried}"
+            await run.log.append(approval(each.style, tried, passed=each.passed, why=why, at=wall_clock()))
+            table.add_row(
+                each.style.name, f"{100 * each.gain:+.1f} pp", bounds, str(each.tasks), "yes" if each.passed else "no"
+            )
+        console.print(table)
+    console.print(f"for the version {tried}; a margin of {100 * margin:g} pp", highlight=False)
+    return all(each.passed for each in found)
+
+
+async def _settle(run: Run, configured: Collection[str]) -> None:
+    """Clear the alarms of styles that are configured no longer."""
+    newest = {row.name: row async for _, row in run.log.read(0, {Alarm}) if isinstance(row, Alarm)}
+    for name, row in newest.items():
+        style = name.removeprefix(ALARM)
+        if name.startswith(ALARM) and row.state is AlarmState.RAISED and style not in configured:
+            why, now = f"the style {style!r} is configured no longer", wall_clock()
+            gone = replace(row, id=f"{name}:{now:.6f}", state=AlarmState.CLEARED, reason=why, at=now, detail={})
+            await run.log.append(gone)
+
+
 @contextmanager
 def _progress() -> Generator[Told]:
     """A bar with a line for each thing that is told of."""
@@ -153,6 +193,18 @@ async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, P
             cache.close()
 
 
+@asynccontextmanager
+async def _styles(config: Config, run: Run) -> AsyncGenerator[StyleAdaptation]:
+    """Everybody's styles, likewise."""
+    cache = PersonCacheView(run.home.styles, run.log.keys, config.record.encrypt)
+    try:
+        found = StyleAdaptation(run.log, cache, config.adapt)
+        await found.follow()
+        yield found
+    finally:
+        cache.close()
+
+
 async def show(config: Config, tenant: str, user: str, console: Console, *, machine: bool = False) -> None:
     """Print what is known of a person's wishes. Raises NotFound without a run, or for a tenant that no key has."""
     from ostinato.serve.consent import ConsentChoices  # slow to import
@@ -164,12 +216,19 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
         refused = refused_bases(await asyncio.to_thread(last_lines, run.home.progress("serve")))
         view, choices = adaptation.view(person, weights="" if live in refused else live), ConsentChoices(run.log)
         compared = await _compared(run, live)
+        if config.adapt.styles.prompts:
+            policy = await run.follower.resolve("live")
+            async with _styles(config, run) as styles:
+                view = replace(view, styles=styles.view(person, policies=[] if policy is None else [policy]))
         if view.off is None and (compared & refused or not adaptation.fits(compared)):
             view = replace(view, off=NotSteered.TRIAL)
         await choices.refresh()
         allowed = Consent.strictest(choices.of(person), config.privacy.at_most(tenant))
-    if view.off not in (NotSteered.MODE, NotSteered.TENANT) and allowed not in (Consent.ADAPT, Consent.YES):
-        view = replace(view, off=NotSteered.CONSENT)
+    if allowed not in (Consent.ADAPT, Consent.YES):
+        if view.off not in (NotSteered.MODE, NotSteered.TENANT):
+            view = replace(view, off=NotSteered.CONSENT)
+        if view.styles is not None and view.styles.off is not NotSteered.TENANT:
+            view = replace(view, styles=replace(view.styles, off=NotSteered.CONSENT))
     if machine:
         console.print_json(data={"user": user, **view.to_json()}, highlight=False)
         return
@@ -186,6 +245,44 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
         f"{view.ratings} ratings{began}; {view.resets} returns by themselves, {view.strikes} by reports; {view.nats:.2f} nats spent; "
         f"answers lean by {view.scale:.0%} of these values",
     )
+    if view.styles is not None:
+        _show_styles(view.styles, console)
+
+
+def _show_styles(told: StylesView, console: Console) -> None:
+    """Print a person's styles."""
+    words = "are dealt" if told.off is None else f"are not dealt: {told.off.words}"
+    chosen = "" if told.held is None else f"; {told.held} was set by hand"
+    _say(console, f"styles {words}; {told.ratings} ratings{chosen}")
+    table = Table("style", "more reward than none", "95%", "next conversation")
+    for each in told.styles:
+        chance = "not approved" if each.chance is None else f"{each.chance:.0%}"
+        table.add_row(each.name, f"{each.value:+.2f}", f"{each.low:+.2f} to {each.high:+.2f}", chance)
+    console.print(table)
+
+
+async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
+    """Each configured style, and each that was dealt: whether it is approved for the live version, and what it did."""
+    approvals, live = StyleApprovals(config.adapt.styles.versions), await run.follower.resolve("live")
+    async for _, row in run.log.read(0, {Alarm}):
+        if isinstance(row, Alarm):
+            approvals.take(row)
+    effects = {each.arm: each for each in await style_effects(run.log, NONE)}
+    arms = dict.fromkeys([*(style.arm for style in styles_of(config.adapt)), *effects])
+    rows: list[dict[str, Any]] = []
+    for arm in arms:
+        found = effects.get(arm)
+        gain = None if found is None else found.gain
+        rows.append(
+            {
+                "arm": arm,
+                "approved": live is not None and approvals.holds(arm, live),
+                "turns": 0 if found is None else found.turns,
+                "rated": 0 if found is None else found.rated,
+                "gain": None if gain is None else [gain.mean, gain.lower, gain.upper],
+            }
+        )
+    return rows
 
 
 async def _compared(run: Run, live: str) -> frozenset[str]:
@@ -210,7 +307,8 @@ async def reset(config: Config, tenant: str, user: str, console: Console) -> Non
 
 async def status(config: Config, console: Console, *, machine: bool = False) -> None:
     """Print whether answers lean, by which bases, and for how many people. Raises NotFound without a run."""
-    async with _states(config) as (_, adaptation, cache, live):
+    async with _states(config) as (run, adaptation, cache, live):
+        styles = await _style_rows(config, run) if config.adapt.styles.prompts else []
         bases, fold, people = adaptation.bases, adaptation.fold, 0
         if fold is not None:
             await fold.save()  # into memory, so that all are counted
@@ -232,6 +330,7 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
                 "people": people,
                 "resets": resets,
                 "privacy": None if budget is None else budget.state(priors, now),
+                **({"styles": styles} if styles else {}),
             },
             highlight=False,
         )
@@ -245,6 +344,15 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
     if live not in bases:
         _say(console, f"the live version {live[:12] or '(none)'} has no basis: run `ostinato adapt fit`")
     _say(console, f"{people} people with a state; {resets} returns to the prior by themselves")
+    if styles:
+        table = Table("style", "approved for live", "turns", "rewarded", "more reward than none", "95%")
+        for each in styles:
+            mean, low, high = each["gain"] or (None, None, None)
+            told = ("", "") if mean is None else (f"{mean:+.3f}", f"{low:+.3f} to {high:+.3f}")
+            table.add_row(
+                each["arm"], "yes" if each["approved"] else "no", str(each["turns"]), str(each["rated"]), *told
+            )
+        console.print(table)
     if budget is not None:
         _say(console, f"priors of dials: {budget.words(priors, now)}")
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ostinato.app.branches import branch_configs, check_branches
-from ostinato.app.evaluation import check_suite
+from ostinato.app.evaluation import check_learner, check_suite
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.server_loans import check_lending
@@ -43,6 +43,7 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
+    check_learner(config)
     for each in (config, *branch_configs(config)):
         if each.evaluate.suite:
             await check_suite(each)
@@ -93,12 +94,13 @@ async def check_world(config: Config) -> None:
 
 
 def check_room(config: Config) -> None:
-    """Raise BadConfig if serving and training need more memory than this machine and its container have left."""
+    """Raise BadConfig if serving and training, tenants' branches too, need more memory than this machine and its container have left."""
     directory = Path(config.model.source).expanduser()
     if config.model.source == "smollm2":
         directory = expanded(config.model.cache) / "smollm2-135m-instruct"
     if directory.is_dir():  # a model that is still to be converted or downloaded is measured by its workers
-        check_memory(config, directory, ("serve", "train"), free_memory())
+        branches = len(config.learn.tenants)
+        check_memory(config, directory, ("serve", "train"), free_memory(), branches=branches)
 
 
 def check_place(config: Config) -> Path:

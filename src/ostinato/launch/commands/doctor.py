@@ -265,14 +265,14 @@ def _suite(config: Config) -> str:
 
 
 def _reward(config: Config) -> str:
-    from ostinato.reward.runners import asker_of
+    from ostinato.reward.runners import asker_of, late_asker_of
 
     async def look() -> None:
-        asker = asker_of(config.reward)
-        try:
-            await asker.open()
-        finally:
-            await asker.close()
+        for asker in filter(None, (asker_of(config.reward), late_asker_of(config.reward))):
+            try:
+                await asker.open()
+            finally:
+                await asker.close()
 
     asyncio.run(look())
     found, times = f"{config.reward.function} can be loaded", config.reward.group_tokens / config.reward.batch_tokens

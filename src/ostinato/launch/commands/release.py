@@ -48,7 +48,7 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     policy = await open_follower(config).resolve(slot)
     if policy is None:
         raise NotFound(
-            f"no ref {slot!r} in the weight store; use live, canary, previous, verified, control or evaluation",
+            f"no ref {slot!r} in the weight store; use live, canary, previous, verified, learner, control or evaluation",
             field="slot",
         )
     runner = open_runner(config, url, open_suite(config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,12 +13,14 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.app.branches import open_branches
 from ostinato.app.storage import Home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
+from ostinato.core.records import Arm
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, step_line, swap_line
 from ostinato.release.config import ReleaseConfig
@@ -27,6 +29,7 @@ from ostinato.reward.accounting import Accounting
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import summary
 from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.branches import BranchNow, BranchReader, branch_line
 from ostinato.status.compactions import compactions_line, compactions_now
 from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_line, dials_now
@@ -64,6 +67,7 @@ def accounts(found: Accounting, now: float) -> list[str]:
         f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
         for tenant, each in sorted(found.coverage.items())
     ]
+    lines += [f"{tenant}: {each.in_words()}" for tenant, each in sorted(found.surrogate.items())]
     return lines
 
 
@@ -88,7 +92,7 @@ class Overview:
     bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
 
     `who` is the heading of the arms: people, or the demo's programs. `warnings`, by worker, say what the configuration leaves unguarded.
-    `dials`: None if nobody has any.
+    `dials`: None if nobody has any. `branches`: tenants' own that are trained; `tenant`: whose this run's own branch is.
     """
 
     directory: str
@@ -106,6 +110,8 @@ class Overview:
     free: int
     warnings: Mapping[str, str] = field(default_factory=dict[str, str])
     dials: DialsNow | None = None
+    branches: Sequence[BranchNow] = ()
+    tenant: str = ""
 
 
 def overview(run: Overview) -> list[RenderableType]:
@@ -117,6 +123,7 @@ def overview(run: Overview) -> list[RenderableType]:
         for name, (reason, at) in sorted(run.summary.alarms.items())
     ]
     parts += [Text(words, "yellow") for words in run.warnings.values()]
+    parts += [Text(branch_line(each), "yellow" if each.troubles else "") for each in run.branches]
     parts += [*_arms(run), *([] if run.dials is None else [Text(dials_line(run.dials))])]
     compactions = compactions_now(run.summary.compactions)
     parts += [*([] if compactions is None else [Text(compactions_line(compactions))]), *_learning(run)]
@@ -177,10 +184,18 @@ def _arms(run: Overview) -> list[RenderableType]:
         return [Text(f"no answer has been rated yet{waiting}", "dim")]
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
+    arms = acceptance_by_arm(rated)
+    if (
+        run.tenant
+    ):  # in a branch's own log its people are on live, and those who stay on the shared version are its control
+        arms = [replace(each, arm=_OF_BRANCH.get(each.arm, each.arm)) for each in arms]
     return [
-        arms_table(acceptance_by_arm(run.summary.rated), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
+        arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
+
+
+_OF_BRANCH = {Arm.LIVE.value: Arm.BRANCH.value, Arm.CONTROL.value: Arm.SHARED.value}
 
 
 def _learning(run: Overview) -> list[RenderableType]:
@@ -239,6 +254,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
         "dials": run.dials and asdict(run.dials),
         "compactions": compactions and asdict(compactions),
+        "branches": {each.tenant: asdict(each) for each in run.branches},
         "unproven_users": run.warnings.get("train"),
         "warnings": list(run.warnings.values()),
         "steps": seen.step,
@@ -300,6 +316,9 @@ async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
     lines = {name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")}
     live = found.ledger.state.live
     refs = {name: root for name, root in every.items() if not name.startswith(VERSIONS)}
+    board = read_board(place.workers)
+    with open_branches(config) as opened:
+        branches = await BranchReader(opened).now(board)
     held = {
         "log": place.log,
         "weights": place.weights,
@@ -311,7 +330,7 @@ async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
         url=read_address(place.address),
         who="simulated users" if (place.root / DEMO_MARKER).exists() else "arm",
         now=wall_clock(),
-        board=read_board(place.workers),
+        board=board,
         summary=found.summary,
         ledger=found.ledger.state,
         rules=config.release,
@@ -322,6 +341,8 @@ async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
         free=shutil.disk_usage(place.root).free,
         warnings=config_warnings(config),
         dials=dials_now(config.adapt, found.summary, None if live is None else live.hash, lines["serve"]),
+        branches=branches,
+        tenant=config.run.tenant,
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -24,6 +25,7 @@ from ostinato.core.seams import Folds
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.branches import BranchNow, BranchReader
 from ostinato.status.compactions import CompactionsNow, compactions_now
 from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_now
 from ostinato.status.progress_lines import last_lines
@@ -99,7 +101,8 @@ _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
 @dataclass(slots=True, eq=False)
 class LearningNumbers(Collector):
     """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state. `adapt`: the settings of
-    dials; `serve`: the serving worker's progress, which tells the bases that are not used.
+    dials; `serve`: the serving worker's progress, which tells the bases that are not used; `train`: the trainer's, which tells how well
+    late rewards are predicted, None if none is.
     """
 
     summary: Summary | None = None
@@ -108,9 +111,12 @@ class LearningNumbers(Collector):
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
     dials: DialsNow | None = None
     serve: Path | None = None
+    train: Path | None = None
+    branches: Sequence[BranchNow] = ()
 
     def collect(self) -> Iterable[Metric]:
-        """The metric families of one scrape; none until there is a summary."""
+        """The metric families of one scrape; none but branches' until there is a summary."""
+        yield from _branches(self.branches)
         seen = self.summary
         if seen is None:
             return
@@ -127,6 +133,8 @@ class LearningNumbers(Collector):
             yield from _dials(self.dials)
         if (compactions := compactions_now(seen.compactions)) is not None:
             yield from _compactions(compactions)
+        if self.train is not None:
+            yield from _surrogate(last_lines(self.train))
         if self.ledger is not None and live is not None:
             ahead = seen.lineage.lag(seen.step, live.number)
             age = wall_clock() - self.ledger.shipped_at
@@ -217,11 +225,73 @@ def _compactions(found: CompactionsNow) -> Iterable[Metric]:
             yield GaugeMetricFamily(f"ostinato_compaction_{name}", description, value=value)
 
 
+def _branches(found: Sequence[BranchNow]) -> Iterable[Metric]:
+    """Of tenants' branches, by tenant; none without any."""
+    for name, description, figures in (
+        (
+            "version",
+            "Number of the version that answers the tenant.",
+            [each.version and each.version.number for each in found],
+        ),
+        (
+            "parent_version",
+            "The shared version that it began at.",
+            [each.parent and each.parent.number for each in found],
+        ),
+        ("learned_turns", "Turns that it learned from.", [each.learned for each in found]),
+        (
+            "contrast",
+            "Acceptance of its people less that of those on live.",
+            [each.contrast and each.contrast.mean for each in found],
+        ),
+        (
+            "contrast_lower",
+            "Its lower bound, 95%, people as clusters.",
+            [each.contrast and each.contrast.lower for each in found],
+        ),
+        ("contrast_upper", "Its upper bound.", [each.contrast and each.contrast.upper for each in found]),
+        ("troubles", "What its workers wait for, and its alarms.", [len(each.troubles) for each in found]),
+    ):
+        family = GaugeMetricFamily(f"ostinato_branch_{name}", description, labels=["tenant"])
+        for each, value in zip(found, figures, strict=True):
+            if value is not None:
+                family.add_metric([each.tenant], value)
+        if family.samples:
+            yield family
+
+
+def _surrogate(lines: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
+    """How well late rewards are predicted, by the trainer's newest line about it."""
+    tenants = next((line["tenants"] for line in reversed(lines) if line["kind"] == "surrogate"), {})
+    for name, description in (
+        ("pairs", "Turns whose late reward was predicted before it was known, the newest."),
+        ("correlation", "Correlation of their late rewards with what was predicted."),
+        ("correlation_lower", "Its lower bound, 95%, people as clusters."),
+        ("correlation_upper", "Its upper bound."),
+        ("gap", "Predicted minus late reward in the mean, live's less control's."),
+        ("gap_lower", "Its lower bound, 95%, people as clusters."),
+        ("gap_upper", "Its upper bound."),
+    ):
+        family = GaugeMetricFamily(f"ostinato_surrogate_{name}", description, labels=["tenant"])
+        for tenant, figures in sorted(tenants.items()):
+            if name in figures:
+                family.add_metric([tenant], figures[name])
+        if family.samples:
+            yield family
+
+
 def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:
     family = CounterMetricFamily(name, description, labels=[label])
     for value, count in sorted(counted.items()):
         family.add_metric([value], count)
     return family
+
+
+async def watch_branches(branches: BranchReader, board: Path, numbers: LearningNumbers) -> None:
+    """Until cancelled, set the tenants' branches in `numbers`. `board`: the file of the workers' states."""
+    while True:
+        numbers.branches = await branches.now(await asyncio.to_thread(read_board, board))
+        await asyncio.sleep(_LEARNING_S)
 
 
 async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbers: LearningNumbers) -> None:

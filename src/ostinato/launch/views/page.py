@@ -27,6 +27,7 @@ from ostinato.record.sqlite import connect, driver, remove
 from ostinato.release.controller import ReleaseController
 from ostinato.release.monitors.watcher import accept
 from ostinato.serve.gateway import Page
+from ostinato.status.branches import BranchReader
 from ostinato.status.gateway_address import read_address
 from ostinato.status.run_facts import INDEX, RunFacts
 from ostinato.status.worlds.run_worlds import RunWorlds
@@ -168,15 +169,15 @@ def _named(policy: PolicyVersion | None) -> str:
 class RunPage:
     """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
 
-    def __init__(self, run: Run, log: RowLog, audit: Audit) -> None:
-        self._run, self._log, self._audit = run, log, audit
+    def __init__(self, run: Run, log: RowLog, audit: Audit, branches: BranchReader) -> None:
+        self._run, self._log, self._audit, self._branches = run, log, audit, branches
         self._facts: RunFacts | None = None
         self._worlds: RunWorlds | None = None
         self._pages: Pages | None = None
 
     def routes(self, renderer: Renderer) -> Page:
         """The routes for a gateway with this renderer. Call it once."""
-        self._facts = RunFacts(self._run, self._log, renderer.token_bytes)
+        self._facts = RunFacts(self._run, self._log, renderer.token_bytes, branches=self._branches)
         self._worlds = RunWorlds(
             self._run.home,
             self._run.config,
@@ -215,10 +216,10 @@ class RunPage:
 
 
 @contextlib.contextmanager
-def open_page(run: Run, audit: Audit) -> Generator[RunPage]:
+def open_page(run: Run, audit: Audit, branches: BranchReader) -> Generator[RunPage]:
     """The page of a run, with a log connection of its own. `audit` receives what is done on it."""
     with open_log(run.config) as log:
-        page = RunPage(run, log, audit)
+        page = RunPage(run, log, audit, branches)
         try:
             yield page
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ostinato.app.numerics import NumericsMode
     from ostinato.app.server_loans import Lent
     from ostinato.release.pace import Pace
+    from ostinato.reward.surrogate import SurrogateQuality
     from ostinato.weights.publish.publisher import Published
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,10 @@ class Progress:
         if lent.why:
             logger.info("to rollouts: %s", lent.why)
         self.write("lent", **asdict(lent))
+
+    def surrogate(self, qualities: Mapping[str, SurrogateQuality]) -> None:
+        """Record how well late rewards are predicted, by tenant."""
+        self.write("surrogate", tenants={tenant: each.figures() for tenant, each in qualities.items()})
 
     def dials(self, spread: DialSpread) -> None:
         """Record how people's dials differ."""

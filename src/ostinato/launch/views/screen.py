@@ -60,6 +60,7 @@ _ORDER = [
         Arm.CANARY,
         Arm.PREVIOUS,
         Arm.VERIFIED,
+        Arm.LEARNER,
         Arm.BRANCH,
         Arm.SHARED,
         Arm.CONTROL,

@@ -7,6 +7,7 @@ import logging
 
 from ostinato.app.branches import CopyWatch
 from ostinato.app.evaluation import (
+    check_learner,
     check_suite,
     note_hearing,
     note_resolution,
@@ -14,6 +15,7 @@ from ostinato.app.evaluation import (
     open_evaluation,
     open_monitors,
     open_releases,
+    open_step_check,
 )
 from ostinato.app.storage import Home, Run, home, serving_run
 from ostinato.config import Config
@@ -42,21 +44,22 @@ async def release(config: Config, life: Life) -> None:
 async def _judge(run: Run, life: Life) -> None:
     config = run.config
     life.starting(config)("looking at the suite")
+    check_learner(config)
     suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
     life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
     await unless(life.stopping, prepared(run))
     await note_suite(run)
     await note_hearing(run)
-    evaluation = None
+    evaluation, steps = None, None
     if suite is None:
         life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
     else:
         life.pulse.begin("waiting for the gateway")
         url = config.evaluate.gateway or await unless(life.stopping, gateway(home(serving_run(config))))
-        evaluation = open_evaluation(config, url)
+        evaluation, steps = open_evaluation(config, url), open_step_check(config, url)
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
     monitors = open_monitors(run)
-    controller = open_releases(run, evaluation, monitors)
+    controller = open_releases(run, evaluation, monitors, steps)
     copying = CopyWatch(run) if config.run.tenant else None
 
     def troubles() -> list[str | None]:

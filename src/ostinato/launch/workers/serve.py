@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.app.branches import open_branches
 from ostinato.app.evaluation import open_ledger
 from ostinato.app.gateway import Serving, journal_of, open_serving
 from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
@@ -26,7 +27,7 @@ from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import bind, handed_down, remove_address, write_address
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.views.audit import AuditFile
-from ostinato.launch.views.numbers import LearningNumbers, RunNumbers, watch_alarms, watch_learning
+from ostinato.launch.views.numbers import LearningNumbers, RunNumbers, watch_alarms, watch_branches, watch_learning
 from ostinato.launch.views.page import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.http_server import listen
@@ -40,6 +41,7 @@ from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind, client_keys
 from ostinato.serve.gateway import GatewayApp
 from ostinato.serve.wire.connections import Connections
+from ostinato.status.branches import BranchReader
 
 # ---------------------------------------------------------------- loading weights
 
@@ -170,11 +172,12 @@ async def serve(config: Config, life: Life) -> None:
         path = await unless(life.stopping, _prepared(run, starting))
         starting("loading the model")
         audit = AuditFile(run.home.audit)
-        page = stack.enter_context(open_page(run, audit)) if config.serve.page else None
+        branches = BranchReader(stack.enter_context(open_branches(run.config)))
+        page = stack.enter_context(open_page(run, audit, branches)) if config.serve.page else None
         progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
         with announced(starting):
             serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent, audit))
-        await _run(run, serving, listener, life, page, progress)
+        await _run(run, serving, listener, life, page, progress, branches)
 
 
 async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
@@ -218,7 +221,13 @@ class Saying:
 
 
 async def _run(
-    run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None, progress: Progress
+    run: Run,
+    serving: Serving,
+    listener: socket.socket,
+    life: Life,
+    page: RunPage | None,
+    progress: Progress,
+    branches: BranchReader,
 ) -> None:
     engine, address = serving.engine, run.home.address
     contract = engine.contract()
@@ -245,6 +254,7 @@ async def _run(
                 group.create_task(attend(engine, _longest_s(run.config))),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
+                group.create_task(watch_branches(branches, run.home.workers, learning)),
                 group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
                 *([] if page is None else [group.create_task(page.keep(life.stopping))]),
                 *([] if serving.lending is None else [group.create_task(serving.lending.run())]),
@@ -283,7 +293,10 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
 
 
 def _learning_of(run: Run) -> LearningNumbers:
-    return LearningNumbers(adapt=run.config.adapt, serve=run.home.progress("serve"))
+    home, late = run.home, run.config.reward.surrogate.truth_after_s > 0
+    return LearningNumbers(
+        adapt=run.config.adapt, serve=home.progress("serve"), train=home.progress("train") if late else None
+    )
 
 
 async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:

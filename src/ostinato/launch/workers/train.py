@@ -33,7 +33,7 @@ from ostinato.launch.workers.worker_main import Life, act
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
-from ostinato.reward.runners import asker_of
+from ostinato.reward.runners import asker_of, late_asker_of
 from ostinato.train.checkpoint import ALL, newest_step, thin
 from ostinato.train.sharding.trainer import return_freed_memory
 from ostinato.weights.follow.follower import run_of, versions_between
@@ -255,6 +255,8 @@ class TrainWorker:
             return
         with self._refusals():
             await parts.stored.begin(await step(parts.learner))
+            if quality := parts.desk.surrogate:
+                self._progress.surrogate(quality)
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 await self._checkpoint()
 
@@ -376,6 +378,9 @@ async def _train(run: Run, life: Life) -> None:
     try:
         life.starting(run.config)("loading the reward function")
         await asker.open()
+        if (late := late_asker_of(run.config.reward)) is not None:  # the desk opens it again, when a late reward is due
+            await late.open()
+            await late.close()
         await _learn(run, life, asker)
     finally:
         await asker.close()

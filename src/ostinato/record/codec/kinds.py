@@ -212,6 +212,14 @@ def _dials(dials: Mapping[str, float | None]) -> dict[str, float | None]:
     return {text(name): None if value is None else real(value) for name, value in dials.items()}
 
 
+def _named(values: tuple[tuple[str, float], ...]) -> list[list[Any]]:
+    return [[text(name), real(value)] for name, value in values]
+
+
+def _to_named(value: Any) -> tuple[tuple[str, float], ...]:
+    return tuple((name, number) for name, number in value)
+
+
 def _number_lists(named: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
     return {text(name): [real(value) for value in values] for name, values in named.items()}
 
@@ -238,6 +246,7 @@ FORMS: Mapping[str, Form] = {
     "tuple[str, ...]": Form(_texts, tuple),
     "tuple[float, ...]": Form(lambda values: [real(value) for value in values], tuple),
     "Mapping[str, Any]": Form(dict),
+    "tuple[tuple[str, float], ...]": Form(_named, _to_named),
     "Mapping[str, tuple[float, ...]]": Form(_number_lists, _to_number_lists),
     "PolicyVersion": _POLICY,
     "PolicyVersion | None": _or_none(_POLICY),
@@ -338,7 +347,9 @@ SIGNALS = Kind(
 SMALL = (
     SIGNALS,
     Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
-    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines", "reach")),
+    Kind(
+        "rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines", "reach", "early")
+    ),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
     Kind(

@@ -1,7 +1,7 @@
 """A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text if the tokens do not spell it.
 
-Behind the log-probabilities stand, each only if there is any, the steering, the nucleus sets, the parsed tool calls and the grammar: what
-is encrypted with the turn.
+Behind the log-probabilities stand, each only if there is any, the style, the steering, the nucleus sets, the parsed tool calls and the
+grammar: what is encrypted with the turn.
 
 Packing has two steps. `prepare` checks a row of any kind and packs it as far as possible without knowing its segment, so it can refuse a
 turn before any lock is taken. The rest depends on the segment that the turn is written to: the numbers of its policies there, its base,
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Identity, ParsedCall, PolicyVersion, Row, Span, Turn, identity
+from ostinato.core.records import Identity, ParsedCall, Pick, PolicyVersion, Row, Span, Turn, identity
 from ostinato.core.seams import Cursor
 from ostinato.core.steering import CLIP, Steered
 from ostinato.record.codec.kinds import TURNS, Kind, dump, key_of, kind_of, load, real, text, to_json, whole
@@ -34,6 +34,7 @@ from ostinato.record.codec.tokens import (
 )
 
 _WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
+_STYLED = b"\5"  # precedes the length and the JSON of the style's arm and odds
 _STEERED = b"\4"  # precedes the length and the JSON of the steering
 _NUCLEUS = b"\3"  # precedes the length and the compressed nucleus sets
 _CALLED = b"\2"  # precedes the length and the JSON of the parsed calls; the length is 0 if they are not known
@@ -43,7 +44,7 @@ _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty.
-    `calls`: the steering, the nucleus sets and the parsed tool calls, packed; empty for none.
+    `calls`: the style, the steering, the nucleus sets and the parsed tool calls, packed; empty for none.
     """
 
     head: bytes
@@ -128,9 +129,29 @@ def prepare_turn(turn: Turn) -> Prepared:
         calls = _pack_nucleus(turn.nucleus) + calls
         field = "steered"
         calls = _pack_steered(turn.steered) + calls
+        field = "style"
+        calls = _pack_style(turn.style) + calls
     except (ValueError, TypeError) as error:
         raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
     return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", calls)
+
+
+def _pack_style(style: Pick | None) -> bytes:
+    """Raises TypeError, ValueError."""
+    if style is None:
+        return b""
+    packed = to_json([text(style.arm), {text(arm): real(chance) for arm, chance in style.odds.items()}]).encode()
+    return _STYLED + write_ints(len(packed)) + packed
+
+
+def _unpack_style(packed: bytes) -> tuple[Pick | None, bytes]:
+    """The inverse of `_pack_style`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
+    if packed[:1] != _STYLED:
+        return None, packed
+    (size,), at = read_ints(packed[1:], 1)
+    end = 1 + at + size
+    arm, odds = json.loads(packed[1 + at : end])
+    return Pick(arm=arm, odds=odds), packed[end:]
 
 
 def _pack_steered(steered: Steered | None) -> bytes:
@@ -283,6 +304,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     except KeyDestroyed:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
+    style, beside = _unpack_style(beside)
     steered, beside = _unpack_steered(beside)
     nucleus, beside = _unpack_nucleus(beside)
     calls, grammar = _unpack_calls(beside)
@@ -299,6 +321,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         nucleus=nucleus,
         calls=calls if calls or home.knows_calls else None,
         steered=steered,
+        style=style,
     )
 
 

@@ -31,6 +31,7 @@ from ostinato.release.auto.offpolicy import (
     LoggedTurns,
     PolicyValue,
     cross_fitted,
+    difference,
     doubly_robust,
     earned,
     ips,
@@ -222,3 +223,59 @@ def _drift(dealt: Sequence[_Dealt], arm: str, level: float) -> tuple[float, floa
     error = math.sqrt(sum(each**2 for each in influence.values()) * fewest / (fewest - 1))
     beyond = abs(means[1] - means[0]) > -float(special.stdtrit(fewest - 1, level / 2.0)) * error
     return (means[0], means[1]) if beyond else None
+
+
+# ---------------------------------------------------------------- styles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StyleEffect:
+    """What a style did: its turns, those of them whose reward is known, and by how much more reward per turn all people would have given
+    with it than without any, by the odds of the draws. `gain` is None while it cannot be told.
+
+    Example: ``StyleEffect(arm="concise@a60d30c4", turns=812, rated=310, gain=PolicyValue(...))``
+    """
+
+    arm: str
+    turns: int
+    rated: int
+    gain: PolicyValue | None
+
+
+async def style_effects(log: Log, none: str) -> list[StyleEffect]:
+    """The effect of each style that was dealt, against the arm `none`, by all turns of conversations that could have had either. What a
+    person set by hand is no draw. Turns without a reward are left out: if a style changes who says something, it is of those who do.
+
+    The intervals hold for one look at the log.
+    """
+    turns, styled, rewards = list[tuple[str, Person, Pick]](), set[str](), dict[str, float]()
+    async for _, row in log.read(await log.horizon(), {Turn, Reward}):
+        if isinstance(row, Turn) and row.style is not None and row.counts:
+            turns.append((row.id, row.person, row.style))
+            styled.add(row.id)
+        elif isinstance(row, Reward) and row.turn in styled:
+            rewards[row.turn] = row.value
+    arms = sorted({pick.arm for _, _, pick in turns} - {none})
+    return [_effect(arm, none, turns, rewards) for arm in arms]
+
+
+def _effect(
+    arm: str, none: str, turns: Sequence[tuple[str, Person, Pick]], rewards: Mapping[str, float]
+) -> StyleEffect:
+    mine = [id for id, _, pick in turns if pick.arm == arm]
+    both = [
+        each for each in turns if each[0] in rewards and min(each[2].odds.get(arm, 0), each[2].odds.get(none, 0)) > 0
+    ]
+    people = {person: number for number, person in enumerate(dict.fromkeys(person for _, person, _ in both))}
+    gain = None
+    if len(people) >= 2 and {arm, none} <= {pick.arm for _, _, pick in both}:
+        names = sorted({name for _, _, pick in both for name in pick.odds})
+        odds_NA = np.array([[pick.odds.get(name, 0.0) for name in names] for _, _, pick in both])
+        logged = LoggedTurns(
+            users_N=np.array([people[person] for _, person, _ in both]),
+            arms_N=np.array([names.index(pick.arm) for _, _, pick in both]),
+            odds_NA=odds_NA,
+            rewards_N=np.array([rewards[id] for id, _, _ in both]),
+        )
+        gain = difference(logged, names.index(arm), names.index(none))
+    return StyleEffect(arm=arm, turns=len(mine), rated=sum(id in rewards for id in mine), gain=gain)

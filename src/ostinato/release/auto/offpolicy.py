@@ -128,6 +128,33 @@ def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> P
     return _value(logged, mean, weights_N * (logged.rewards_N - mean), weights_N, weights_N, confidence)
 
 
+def difference(logged: LoggedTurns, arm: int, other: int, confidence: float = 0.95) -> PolicyValue:
+    """By how much more all would have earned with one arm than with another, each by SNIPS with h = 1. The error is that of
+    the linearised difference, users as clusters (Liang and Zeger 1986). `turns`: those of the rarer arm that tell as
+    much. Where one of the two could not be drawn a turn must be left out before.
+
+    Raises:
+        ValueError: no turn of one of the two arms.
+    """
+    from scipy import special  # takes a quarter of a second to import
+
+    residuals_N, told, means = np.zeros_like(logged.rewards_N), list[float](), list[float]()
+    for sign, each in ((1.0, arm), (-1.0, other)):
+        weights_N = (logged.arms_N == each) / logged.propensities_N
+        total = float(weights_N.sum())
+        if total <= 0.0:
+            raise ValueError("one of the arms was never drawn: nothing is known of it")
+        means.append(float(weights_N @ logged.rewards_N) / total)
+        residuals_N = residuals_N + sign * weights_N * (logged.rewards_N - means[-1]) / total
+        told.append(total**2 / float(weights_N @ weights_N))
+    _, cluster_N = np.unique(logged.users_N, return_inverse=True)
+    sums_U = np.bincount(cluster_N, weights=residuals_N)
+    error = math.sqrt(len(sums_U) / (len(sums_U) - 1) * float(sums_U @ sums_U))
+    half = float(special.stdtrit(len(sums_U) - 1, 0.5 + confidence / 2)) * error
+    mean = means[0] - means[1]
+    return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=len(sums_U), turns=min(told))
+
+
 def doubly_robust(
     logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats, confidence: float = 0.95
 ) -> PolicyValue:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
+from ostinato.core.verdicts import LATE
 from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, Task, facts_of, tasks_of
 
@@ -40,7 +41,7 @@ class Reacted:
     def known(self, until: float = math.inf) -> dict[str, float]:
         """Facts and signals by name, with the signals received by `until`."""
         values = self.said.values(until)
-        return {**values, **self.facts, HEARD: float(bool(values))}
+        return {**values, **self.facts, HEARD: float(not values.keys() <= LATE)}
 
 
 def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None:

@@ -3,6 +3,7 @@
 - turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
 - rewards -> people who teach against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
+- turns -> how alike answers to different people are, live and control: `users_alike`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
 - the release ledger -> the gate's results on best-of-k, on how answers differ and on opinions: `best_of_k`, `answers_alike`, `sycophancy`
 """
@@ -22,8 +23,9 @@ from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
 from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
+from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 
-FORMAT = "monitors@8"
+FORMAT = "monitors@9"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
@@ -48,18 +50,26 @@ class Monitors:
         self._owners = TurnOwners(config.most_turns)
         self._gold = GoldWatch(config)
         self._outcomes = OutcomeGapWatch(config)
+        self._sameness = SamenessWatch(config)
         self._influence = InfluenceWatch(config)
         self._gated = {name: NarrowingWatch(name) for name in (NAME, ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` never."""
+        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` and
+        `users_alike` never.
+        """
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        return [*self.behaviour.names, *self._others, *self._gated[ALIKE].standing]
+        return [*self.behaviour.names, *self._others, *self._gated[ALIKE].standing, *self._sameness.standing]
+
+    @property
+    def readings(self) -> list[Sameness]:
+        """How alike answers to different people were, for each of the last releases."""
+        return list(self._sameness.readings)
 
     @property
     def crowded(self) -> bool:
@@ -68,7 +78,7 @@ class Monitors:
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
-        for watch in (self.behaviour, self._gold, self._outcomes, self._influence, *self._gated.values()):
+        for watch in (self.behaviour, *self._accepting):
             watch.begin(alarms)
 
     def apply(self, seq: Cursor, row: Watched | Forgotten) -> list[Alarm]:
@@ -77,10 +87,14 @@ class Monitors:
         Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
         """
         if isinstance(row, Forgotten):
-            for watch in (self.behaviour, self._owners, self._gold, self._outcomes, self._influence):
+            for watch in (self.behaviour, self._owners, self._gold, self._outcomes, self._influence, self._sameness):
                 watch.forget(row)
             return []
         return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
+
+    @property
+    def _accepting(self) -> tuple[GoldWatch | OutcomeGapWatch | InfluenceWatch | SamenessWatch | NarrowingWatch, ...]:
+        return (self._gold, self._outcomes, self._influence, self._sameness, *self._gated.values())
 
     @property
     def _others(self) -> list[str]:
@@ -93,7 +107,7 @@ class Monitors:
                 yield from self._turn(row)
             case Alarm():
                 self.behaviour.alarm(row)
-                for watch in (self._gold, self._outcomes, self._influence, *self._gated.values()):
+                for watch in self._accepting:
                     watch.alarm(row)
             case ReleaseEvent():
                 yield from self._release(row)
@@ -111,10 +125,12 @@ class Monitors:
         if row.arm.people:
             self._owners.see(row)
             self._outcomes.turn(row)
+            yield from self._sameness.turn(row)
         yield from self.behaviour.turn(row)
 
     def _release(self, row: ReleaseEvent) -> Iterator[Alarm]:
         yield from self.behaviour.release(row)
+        yield from self._sameness.release(row)
         for watch in self._gated.values() if self._enabled else ():
             yield from watch.release(row)
 
@@ -131,6 +147,7 @@ class Monitors:
             "owners": self._owners.snapshot(),
             "gold": self._gold.snapshot(),
             "outcomes": self._outcomes.snapshot(),
+            "sameness": self._sameness.snapshot(),
             "influence": self._influence.snapshot(),
             "gated": {name: watch.snapshot() for name, watch in self._gated.items()},
         }
@@ -146,6 +163,7 @@ class Monitors:
         self._owners.restore(state["owners"])
         self._gold.restore(state["gold"])
         self._outcomes.restore(state["outcomes"])
+        self._sameness.restore(state["sameness"])
         self._influence.restore(state["influence"])
         for name, watch in self._gated.items():
             watch.restore(state["gated"][name])

@@ -114,7 +114,7 @@ def _lost_coverage(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] |
 
 
 def _grew_alike(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """The same of answers that differ less often, as `core.report.AnswerDiversity.fell`."""
+    """The same of answers that differ less often (`core.report.AnswerDiversity`), by more than a third."""
     told = report["diversity"]
     if float(told["excess"]["upper"]) >= 0.0:
         return None

@@ -129,6 +129,9 @@ class PersonCrowd(Generic[T]):
         self._tenants: dict[str, dict[str, T]] = {}
         self.full = False
 
+    def __len__(self) -> int:
+        return self._size
+
     def __iter__(self) -> Iterator[tuple[Person, T]]:
         return (((tenant, user), each) for tenant, users in self._tenants.items() for user, each in users.items())
 
@@ -387,8 +390,8 @@ class OutcomeGapWatch:
         self._stands = OUTCOME_GAP in alarms and alarms[OUTCOME_GAP].state is AlarmState.RAISED
 
     def turn(self, turn: Turn) -> None:
-        """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out."""
-        if not self._on or not turn.arm.people or turn.propensity >= 1.0:
+        """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
+        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER or turn.propensity >= 1.0:
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
         if self._today is None or day > self._today:

@@ -18,7 +18,7 @@ from ostinato.core.named_function import find_function
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Batch, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
-from ostinato.release.monitors import pass_at_k, proxy_gap
+from ostinato.release.monitors import pass_at_k, proxy_gap, sameness
 from ostinato.release.monitors.active_alarms import ACCEPTED, is_about_a_rate
 from ostinato.release.monitors.behaviour import REFERENCE
 from ostinato.release.monitors.config import MonitorsConfig
@@ -130,6 +130,7 @@ class MonitorWatcher:
         # a snapshot may miss rows that retention has dropped since, which does monitors no harm
         self._follower = FoldFollower(log, self._fold, name=NAME, folds=folds, every=config.fold_rows, gaps=True)
         self._complained: set[str] = set()
+        self._read: sameness.Sameness | None = None
         self.trouble: str | None = None
 
     @property
@@ -148,6 +149,11 @@ class MonitorWatcher:
         return self._fold.monitors.standing
 
     @property
+    def readings(self) -> list[sameness.Sameness]:
+        """How alike answers to different people were beside control's, for each of the last releases that a hundred people were served."""
+        return self._fold.monitors.readings
+
+    @property
     def failures(self) -> Mapping[str, int]:
         """By rate: turns on which its function raised or left [0, 1]."""
         return self._fold.monitors.behaviour.failures
@@ -162,6 +168,10 @@ class MonitorWatcher:
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._complain()
+        found = self.readings
+        for read in found[found.index(self._read) + 1 if self._read in found else 0 :]:
+            logger.info("monitors: %s", sameness.told(read, self._config.gold_alpha))
+        self._read = found[-1] if found else None
 
     async def save(self) -> None:
         """Save the monitors' state. Raises StorageFull; the previous snapshot is kept then."""
@@ -213,6 +223,7 @@ _OTHERS = frozenset(
         pass_at_k.NAME,
         pass_at_k.ALIKE,
         pass_at_k.SYCOPHANCY,
+        sameness.USERS_ALIKE,
         BY_PERSON,
         BY_TENANT,
     }

@@ -403,6 +403,8 @@ class Answer:
             headers.append((b"x-ostinato-sampling", call.overridden.encode()))
         if call.steering is not None:
             headers.append((b"x-ostinato-adapted", self._adapted(call.steering.basis.hash)))
+        if call.style is not None:
+            headers.append((b"x-ostinato-style", call.style.arm.partition("@")[0].encode()))
         if call.auto is not None:
             headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
         if self._policy is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
-from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Role
+from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Message, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, Sampling
 from ostinato.core.seams import Renderer
@@ -272,6 +272,44 @@ def steering_of(
     ):
         return None
     return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
+
+
+def style_texts(
+    parts: Parts, caller: Caller, placement: Placement | None, exchange: Exchange, conversation: Conversation
+) -> Mapping[str, str]:
+    """The styles that a person's conversation may be in now, by arm: none where no answer of theirs leans (`steering_of`), for the
+    holdout, and for calls with tools or a demanded form, whose words a program reads. A summary keeps its conversation's style. While a
+    trial compares releases only styles that are approved for all of them count. Raises BadRequest.
+    """
+    styles, slots = parts.styles, parts.engine.slots()
+    policy = None if placement is None else slots.get(placement.slot)
+    if styles is None or placement is None or policy is None or caller.slot is not None or caller.user == ANONYMOUS:
+        return {}
+    if conversation.demand is not None or _has_tools(conversation) or exchange.text("X-Ostinato-Adapt") == "off":
+        return {}
+    purpose = Purpose.COMPACTION if conversation.summarises else purpose_of(exchange.headers, conversation)
+    arm, allowed = placement.assignment.arm, caller.consent in (Consent.ADAPT, Consent.YES)
+    if purpose not in (*_LEANING, Purpose.COMPACTION) or arm in (Arm.CONTROL, Arm.OUTSIDE) or not allowed:
+        return {}
+    if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
+        return {}
+    compared = parts.arms.compared(slots)
+    policies = {policy, *(each for each in slots.values() if each.hash in compared)}
+    return styles.texts(policies, shared=arm is not Arm.BRANCH)
+
+
+def with_style(conversation: Conversation, text: str) -> Conversation:
+    """A conversation with a text behind the client's system prompt, or as its system prompt if it has none.
+
+    Example: ``with_style(asked, "Answer in one sentence.").messages[0].role is Role.SYSTEM``
+    """
+    if not text:
+        return conversation
+    messages = conversation.messages
+    leading = next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
+    before = messages[leading - 1].text.rstrip() if leading else ""
+    system = Message(role=Role.SYSTEM, text=f"{before}\n\n{text}" if before else text)
+    return replace(conversation, messages=(*messages[: max(0, leading - 1)], system, *messages[leading:]))
 
 
 # ---------------------------------------------------------------- auto's draws

@@ -73,6 +73,7 @@ class Call:
     window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
     steering: Steering | None = None  # a person's dials
+    style: Pick | None = None  # what their conversation was dealt
     consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
     secret: bool = False  # its prompt holds what keeps it from training
@@ -342,6 +343,7 @@ class Capture:
             window=call.window,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
             steered=choice.steered,
+            style=call.style,
             consent=call.consent,
             secret=call.secret or (call.finds is not None and call.finds(text)),
         )
@@ -410,6 +412,7 @@ def again(turns: Sequence[Turn]) -> Call:
         harness=first.harness,
         verified=first.verified,
         auto=first.auto,
+        style=first.style,
         purpose=first.purpose,
         branch=first.branch,
         window=first.window,

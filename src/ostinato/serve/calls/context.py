@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
+from ostinato.core.conversation import PART_CHARS, CompactionBlock, Conversation, Message, Role
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Consent, Purpose, Sampling, Turn
-from ostinato.serve.calls.caller import Caller, CallRoute, Placement, for_auto, purpose_of
+from ostinato.core.records import Consent, Pick, Purpose, Sampling, Turn
+from ostinato.serve.calls.caller import (
+    Caller,
+    CallRoute,
+    Placement,
+    for_auto,
+    purpose_of,
+    style_texts,
+    with_style,
+)
 from ostinato.serve.calls.compaction import SummaryTurn
-from ostinato.serve.calls.conversations import AUTO, ConversationScope, Prompt, Sessions, chain_of
+from ostinato.serve.calls.conversations import AUTO, ConversationScope, PendingPrompt, Prompt, Sessions, chain_of
 from ostinato.serve.calls.response_store import ResponseStore
 from ostinato.serve.config import SamplingRule
 from ostinato.serve.dialects.anthropic import CountRequest, MessagesRequest
@@ -70,7 +78,8 @@ class EnginePrompt:
     each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
     `told`: the messages as the client sent them; `edits`: what was cleared of them; `compacted`: the summary that the answer begins with,
     and `tries`: the turns that were to write it.
-    `scrubber` masked it, if anything is masked here; `secret`: it holds what keeps its turns from training.
+    `style`: what its conversation was dealt. `scrubber` masked it, if anything is masked here; `secret`: it holds what keeps its turns from
+    training.
     """
 
     prompt: Prompt
@@ -85,6 +94,7 @@ class EnginePrompt:
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
     left: Callable[[str, Message], None] | None = None
+    style: Pick | None = None
     scrubber: Scrubber | None = None
     secret: bool = False
 
@@ -178,9 +188,14 @@ class Prompts:
         self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
 
     async def ask(
-        self, asked: CallContext, told: Conversation | None = None, summary: SummaryTurn | None = None
+        self,
+        asked: CallContext,
+        told: Conversation | None = None,
+        summary: SummaryTurn | None = None,
+        style: Pick | None = None,
     ) -> EnginePrompt:
         """The prompt of a request, or of a conversation made of it: `told`, which begins with the gateway's own `summary` if there is one.
+        `style`: that of the conversation that was summarised.
 
         Raises BadRequest.
         """
@@ -197,6 +212,7 @@ class Prompts:
         if not told.hashed:
             rough += said // PER_PARSED + PART_CHARS * told.parts
         masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
+        masked, style, goes_on = await self._styled(asked, masked, style)
         conversation, edits = await self.edited(tenant, request, masked)
         sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, masked)
         chars, chain, origin = await self._thread.run(tenant, rough, weighed)
@@ -217,6 +233,7 @@ class Prompts:
             conversation=conversation,
             told=told,
             edits=edits,
+            style=question.style if goes_on else style,
             scrubber=scrubber,
             secret=secret,
         )
@@ -224,12 +241,24 @@ class Prompts:
             return found
         if not ours:
             self._overheard.note(tenant, question, purpose)
+        return self._remembering(tenant, request, question, found, conversation.block if ours else None)
+
+    def _remembering(
+        self,
+        tenant: str,
+        request: ConversationRequest,
+        question: PendingPrompt,
+        found: EnginePrompt,
+        block: CompactionBlock | None,
+    ) -> EnginePrompt:
+        """The prompt with the callbacks that keep what comes of it. `block`: the gateway's own summary with which it begins."""
+        sessions, previous, scrubber = self._sessions[tenant], self._previous[tenant], found.scrubber
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
             sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
-            if not conversation.summarises:
+            if not question.conversation.summarises:
                 said = answer if scrubber is None else unmasked_message(answer, scrubber.values)
-                previous.keep(request, turn, said, conversation.block if ours else None)
+                previous.keep(request, turn, said, block)
 
         return replace(
             found,
@@ -237,6 +266,38 @@ class Prompts:
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
             left=partial(self._overheard.left, question) if self._overheard.on else None,
         )
+
+    async def _styled(
+        self, asked: CallContext, conversation: Conversation, style: Pick | None
+    ) -> tuple[Conversation, Pick | None, bool]:
+        """The conversation in its style, the draw if it begins here, and whether it goes on instead: then it keeps the style of the turn
+        that it continues, and has none if no turn of it is known here. `style`: that of a conversation that was summarised.
+        """
+        styles = self._parts.styles
+        texts = style_texts(self._parts, asked.caller, asked.placement, asked.exchange, conversation)
+        if not texts or styles is None or (style is not None and style.arm not in (*texts, styles.none)):
+            return conversation, None, False
+        if style is None and not conversation.answered and conversation.block is None:
+            style = styles.deal((asked.caller.tenant, asked.caller.user), texts)
+            if style is None:
+                return conversation, None, False
+        if style is not None:
+            return with_style(conversation, texts.get(style.arm, "")), style, False
+        tenant, scope, sessions = asked.caller.tenant, asked.scope, self._sessions[asked.caller.tenant]
+
+        def forms() -> list[tuple[Conversation, list[bytes]]]:
+            made = (conversation, *(with_style(conversation, text) for text in texts.values()))
+            return [(form, chain_of(scope, form)) for form in made]
+
+        tried = await self._thread.run(tenant, PER_HASHED * conversation.parts * (1 + len(texts)), forms)
+        for form, chain in tried:
+            if sessions.knows(scope, form, chain):
+                return form, None, True
+        for form, chain in tried:
+            cost = form.chars + PART_CHARS * form.parts
+            if await self._thread.run(tenant, cost, partial(sessions.knows_cold, scope, form, chain)):
+                return form, None, True
+        return conversation, None, True
 
     async def edited(
         self, tenant: str, request: Request | CountRequest, conversation: Conversation

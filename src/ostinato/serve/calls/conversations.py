@@ -20,7 +20,7 @@ from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Arm, Branch, ParsedCall, Purpose, Turn, Window, WindowMaker
+from ostinato.core.records import Arm, Branch, ParsedCall, Pick, Purpose, Turn, Window, WindowMaker
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.calls.compaction import SummaryIndex, SummaryTurn
 
@@ -199,6 +199,7 @@ class _Entry:
     text: str  # the sampled text of a turn that was read from the log; else ""
     task: bool
     window: Window | None
+    style: Pick | None
 
     @property
     def ids(self) -> array[int]:
@@ -239,6 +240,12 @@ class PendingPrompt:
         if (entry := self.entry or self.cleared) is not None:
             return entry.window
         return None if self.summary is None else self.summary.next_window()
+
+    @property
+    def style(self) -> Pick | None:
+        """The style of the conversation that it continues, as it was dealt."""
+        entry = self.entry or self.cleared
+        return None if entry is None else entry.style
 
     @property
     def before(self) -> bytes:
@@ -408,6 +415,18 @@ class Sessions:
 
     # ------------------------------------------------------------ finding
 
+    def knows(self, scope: ConversationScope, conversation: Conversation, chain: list[bytes]) -> bool:
+        """True if a turn of this process is found that a conversation continues. For callers with a name."""
+        return any(self._find(chain[i + 1], scope.episode) is not None for i in _spoken(conversation.messages))
+
+    def knows_cold(self, scope: ConversationScope, conversation: Conversation, chain: list[bytes]) -> bool:
+        """True if one of an earlier process is. It only reads, and renders the conversation."""
+        spoken = _spoken(conversation.messages)
+        asked = PendingPrompt(scope=scope, conversation=conversation, chain=chain, spoken=spoken, known=0, entry=None)
+        with suppress(BadRequest):
+            self._find_cold(asked)
+        return asked.entry is not None
+
     def _find(self, key: bytes, episode: str | None) -> _Entry | None:
         place = (key, episode if episode is not None else self._latest.get(key, ""))
         entry = self._entries.get(place)
@@ -512,6 +531,7 @@ class Sessions:
             text=text,
             task=turn.purpose is Purpose.TASK,
             window=turn.window,
+            style=turn.style,
         )
 
     # ------------------------------------------------------------ memory

@@ -437,7 +437,7 @@ class CallHandlers:
             await self._hand_over(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
             return None
         attempt.again()
-        after = await self._prompts.ask(asked, begun_with(told, block), summary)
+        after = await self._prompts.ask(asked, begun_with(told, block), summary, question.style)
         heard = {
             "answered": question.answered,
             "left": question.left,
@@ -659,6 +659,7 @@ class CallHandlers:
             steering=steering_of(
                 self._parts, caller, placement, asked.exchange, question.purpose, sampling, question.conversation
             ),
+            style=question.style,
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
             secret=question.secret and caller.slot is None,  # of a rollout or an evaluation no person is part

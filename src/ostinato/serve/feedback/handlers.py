@@ -412,11 +412,15 @@ _EVENT = 100  # characters that a tokenizer takes in the time in which an event 
 
 
 def _refuse_reserved(signals: Sequence[Signal]) -> None:
-    """Raise Unauthorized for event names that only the rollout worker may use."""
+    """Raise Unauthorized for names of events, and beginnings of ids, that only Ostinato's own workers may use."""
     for signal in signals:
         if signal.name in RESERVED:
             raise Unauthorized(
-                f"The event name {signal.name!r} is a simulated world's and needs an admin key; send another name."
+                f"The event name {signal.name!r} is Ostinato's own and needs an admin key; send another name."
+            )
+        if signal.id.partition(":")[0] in RESERVED:
+            raise Unauthorized(
+                f"Event ids that begin with {signal.id.partition(':')[0]!r} are Ostinato's own and need an admin key; send another id."
             )
 
 

@@ -62,7 +62,7 @@ class Intake:
         self._thread = parts.thread
         self._metrics = parts.metrics
         self._timeout_s = parts.config.store_timeout_s
-        self._adaptation = parts.adaptation
+        self._learners = [each for each in (parts.adaptation, parts.styles) if each is not None]
         self._room, self._least_free_mb = parts.room, parts.config.least_free_mb
         self._scrubbing = parts.scrubbing
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
@@ -106,8 +106,8 @@ class Intake:
                 ]
                 late = {signal.turn for signal in signals if signal.turn in self._decided}
                 await asyncio.shield(self._writes.begin(self._log.append(*signals)))
-                if self._adaptation is not None:
-                    self._adaptation.heard()
+                for each in self._learners:
+                    each.heard()
                 stored = await self._stored(signals)
         except (BadRequest, QuotaExceeded):
             raise

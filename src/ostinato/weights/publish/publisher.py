@@ -350,7 +350,8 @@ class Candidates:
         every: steps between two candidates.
         on_published: called with each version that is stored.
         numerics: the id of the trainer's contract.
-        newest: a ref that is moved to each version as soon as it is stored, for rollouts; None: no such ref.
+        newest: a ref that is moved to each version as soon as it is stored, for rollouts and the learner arm; None: no such
+            ref.
     """
 
     def __init__(
@@ -411,7 +412,7 @@ class Candidates:
         await self._publisher.close()
 
     async def _follow(self) -> None:
-        """Move the ref for rollouts to the last version, but never back while steps are repeated."""
+        """Move the ref of the newest version to the last one, but never back while steps are repeated."""
         if self._newest is not None and self._naming and self.last is not None:
             await self._publisher.name(self.last, self._newest)
 

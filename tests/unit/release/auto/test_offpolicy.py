@@ -8,6 +8,7 @@ import pytest
 from ostinato.release.auto.offpolicy import (
     LoggedTurns,
     cross_fitted,
+    difference,
     doubly_robust,
     earned,
     evaluation_weights,
@@ -193,3 +194,27 @@ def test_what_does_not_fit_is_refused():
         snips(logged, np.array([[0.0, 1.0], [1.0, 0.0]]))
     with pytest.raises(ValueError, match="predictions"):
         doubly_robust(logged, np.full((2, 2), 0.5), np.full((2, 2), np.nan))
+
+
+def test_a_difference_of_arms_is_that_of_their_self_normalised_means_with_users_as_clusters():
+    rng, rows = np.random.default_rng(2), []
+    for user in range(12):
+        for _ in range(6):
+            odds = rng.dirichlet([2.0, 2.0, 2.0])
+            arm = int(rng.choice(3, p=odds))
+            rows.append((user, arm, odds, float(rng.random() < (0.7, 0.4, 0.5)[arm])))
+    users, arms, odds, rewards = (np.array(column) for column in zip(*rows, strict=True))
+    logged = LoggedTurns(users_N=users, arms_N=arms, odds_NA=odds, rewards_N=rewards)
+    means, errors = [], np.zeros(12)
+    for sign, each in ((1.0, 0), (-1.0, 2)):
+        weights = [(user, 1.0 / odd[each], reward) for user, arm, odd, reward in rows if arm == each]
+        total = sum(weight for _, weight, _ in weights)
+        means.append(sum(weight * reward for _, weight, reward in weights) / total)
+        for user, weight, reward in weights:
+            errors[user] += sign * weight * (reward - means[-1]) / total
+    found = difference(logged, 0, 2)
+    assert found.mean == pytest.approx(means[0] - means[1], rel=1e-12)
+    assert found.error == pytest.approx((12 / 11 * float(errors @ errors)) ** 0.5, rel=1e-12)
+    assert found.upper - found.mean == pytest.approx(2.200985 * found.error, rel=1e-5)  # Student's t with 11
+    with pytest.raises(ValueError, match="never drawn"):
+        difference(LoggedTurns(users_N=users, arms_N=0 * arms, odds_NA=odds, rewards_N=rewards), 0, 2)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.records import Arm, Consent, Finish, Pick, PolicyVersion, Span
-from ostinato.release.metrics.facts import tasks_of
+from ostinato.core.verdicts import LATE_REWARD
+from ostinato.release.metrics.facts import HEARD, tasks_of
 from ostinato.release.metrics.reactions import reacted
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_signal, a_turn
 
 ONE, OTHER = (Span(policy=PolicyVersion(number=i, hash=str(i) * 8), tokens=1) for i in (1, 2))
 TURN = replace(a_turn("a:0"), arm=Arm.LIVE, finish=Finish.STOP, spans=(ONE, ONE))
@@ -52,3 +53,11 @@ def test_a_turns_tasks_are_how_its_prompt_begins_and_all_of_it_unless_it_goes_on
     assert {tenant for tenant, _ in tasks_of(replace(long, tenant="bolt"))} == {"bolt"}
     assert len(tasks_of(replace(long, prompt_ids=(1, 2, 3)))) == 1
     assert tasks_of(long.without_words()) == ()
+
+
+def test_late_rewards_are_values_but_nobody_has_said_them():
+    found = reacted(TURN, [], "-")
+    found.said.hear(a_signal(TURN, LATE_REWARD, value=0.75))
+    assert (found.known()[LATE_REWARD], found.known()[HEARD]) == (0.75, 0.0)
+    found.said.hear(a_signal(TURN, "accepted"))
+    assert found.known()[HEARD] == 1.0

@@ -377,3 +377,10 @@ async def test_the_watcher_reads_signals_only_for_outcomes_that_are_signals():
     await watcher.refresh()
     (person,) = watcher._fold.monitors.snapshot()["outcomes"]["people"]
     assert person[2:4] == [False, {"survived": (0.25, 1.0), "": (1.0, 1.0)}]
+
+
+def test_people_who_follow_training_are_on_neither_side():
+    watch = gap()
+    for arm in (Arm.LEARNER, Arm.LIVE, Arm.CONTROL):
+        watch.turn(replace(a_turn(arm.value, user=arm.value, arm=arm), propensity=0.3))
+    assert sorted(person[1] for person in watch.snapshot()["people"]) == ["control", "live"]

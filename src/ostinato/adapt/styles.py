@@ -1,0 +1,300 @@
+"""Styles: operator-written additions to the system prompt as arms of a Bayesian bandit for each person, with exact propensities.
+
+A rating of an answer in style a is c + e_a + noise: c is the person's mean reward, and e_a the effect of the style, no style included. So a
+person's state is that of the dials' regression (`adapt.learner`), with one feature for each arm, and everything that is true of dials'
+states is true of these: the log's order does not matter, old ratings lose weight by later ones, a CUSUM returns to the prior, the prior
+is fitted to the population and to tenants.
+
+**The odds** are Thompson's (1933): each arm with the probability that it is the best under the posterior. The integral over the effects,
+which are correlated, is a quasi-Monte Carlo rule with fixed nodes: the share of 2,048 points of a rank-1 lattice (the generalised golden
+ratio) at which the arm is best. An arm is drawn with just that share, mixed with the floor, so the recorded propensity is that of the
+draw to the last bit, however well the rule integrates; as an integral it is right to two hundredths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from random import SystemRandom
+from statistics import NormalDist
+
+import numpy as np
+
+from ostinato.adapt.config import AdaptConfig
+from ostinato.adapt.dials import PersonAdaptation
+from ostinato.adapt.learner import Floats, PersonPosterior, PersonState, names_hash
+from ostinato.adapt.safety import ViolationRules
+from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Consent, Person, Pick, PolicyVersion, Turn
+from ostinato.core.seams import Clock, Cursor, PersonCache
+from ostinato.core.steering import NotSteered, StylesView, StyleView
+
+NONE = "none"
+"""The arm of no style."""
+ALARM = "style:"
+"""What the names of the alarms begin with that say which styles are approved: one that is clear is an approval."""
+_EFFECT = (
+    2.5  # an arm's feature: the flat prior's slopes deviate by 0.055, so an arm's effect deviates by 0.14 of a rating
+)
+_NODES = 2048
+_DEVIATIONS = 1.96  # of a 95% interval
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """A style as it is configured. `arm`: its name and a hash of its text, so that another text is another style.
+
+    Example: ``Style(name="concise", text="Answer in one sentence.").arm == "concise@a60d30c4"``
+    """
+
+    name: str
+    text: str
+
+    @property
+    def arm(self) -> str:
+        """What it is called in the log."""
+        return f"{self.name}@{blake2b(self.text.encode(), digest_size=4).hexdigest()}"
+
+
+def styles_of(config: AdaptConfig) -> tuple[Style, ...]:
+    """The configured styles."""
+    return tuple(Style(name=name, text=text) for name, text in config.styles.prompts.items())
+
+
+def approval(style: Style, policy: PolicyVersion, *, passed: bool, why: str, at: float) -> Alarm:
+    """The row that says what the gate found of a style with this version: the newest about a version and an arm counts."""
+    return Alarm(
+        id=f"{ALARM}{style.arm}:{policy.hash[:16]}:{at:.6f}",
+        name=f"{ALARM}{style.name}",
+        state=AlarmState.CLEARED if passed else AlarmState.RAISED,
+        reason=why,
+        at=at,
+        detail={"arm": style.arm, "weights": policy.hash, "number": policy.number},
+    )
+
+
+class StyleApprovals:
+    """Which styles are approved for which versions, by the log's alarms.
+
+    Example: ``approvals.holds("concise@a60d30c4", live)``
+    """
+
+    def __init__(self, versions: int) -> None:
+        self._versions = versions
+        self._found: dict[
+            str, dict[str, tuple[int, bool]]
+        ] = {}  # by arm and weights: the number, and whether it passed
+
+    def take(self, row: Alarm) -> None:
+        """Take in a row of the log; those that are about no style are ignored."""
+        if row.name.startswith(ALARM) and "arm" in row.detail:
+            told = (int(row.detail["number"]), row.state is AlarmState.CLEARED)
+            self._found.setdefault(str(row.detail["arm"]), {})[str(row.detail["weights"])] = told
+
+    def holds(self, arm: str, policy: PolicyVersion, *, shared: bool = True) -> bool:
+        """True if an arm is approved for a version: by what was found with it, or else with the newest one before it that is at most
+        `versions` older. `shared` is False for a version of a tenant's branch, which only its own approval counts for.
+        """
+        found = self._found.get(arm, {})
+        if policy.hash in found:
+            return found[policy.hash][1]
+        before = [told for told in found.values() if policy.number - self._versions <= told[0] < policy.number]
+        return shared and bool(before) and max(before)[1]
+
+
+def thompson_odds(mean_A: Floats, covariance_AA: Floats, floor: float) -> Floats:
+    """The probabilities with which each of A arms is drawn: at least `floor` each, the rest by how likely each is the best.
+
+    Raises numpy.linalg.LinAlgError for a covariance that is not positive definite.
+    """
+    size = len(mean_A)
+    root_AA = np.linalg.cholesky(covariance_AA + _ROUNDING * np.eye(size))
+    best_N = np.argmax(mean_A + _normal_nodes(size) @ root_AA.T, axis=1)
+    return floor + (1.0 - size * floor) * np.bincount(best_N, minlength=size) / _NODES
+
+
+@lru_cache(maxsize=16)
+def _normal_nodes(size: int) -> Floats:
+    """Standard normal points, shape [2048, size], the same everywhere."""
+    ratio = 2.0
+    for _ in range(64):  # the root of x^(size + 1) = x + 1
+        ratio = (1.0 + ratio) ** (1.0 / (size + 1))
+    steps_A = ratio ** -np.arange(1.0, size + 1)
+    uniform_NA = np.modf(0.5 + np.arange(1.0, _NODES + 1)[:, None] * steps_A)[0]
+    inverse = NormalDist().inv_cdf
+    return np.array([[inverse(min(1.0 - 1e-9, max(1e-9, place))) for place in row] for row in uniform_NA.tolist()])
+
+
+class StyleFold(StateFold):
+    """Everybody's states, by ratings of answers in a style: one feature for each arm."""
+
+    def _features(self, turn: Turn) -> tuple[float, ...] | None:
+        """One feature for the arm that the answer was dealt; None if it counts for nobody's state."""
+        rules, style = self._rules, turn.style
+        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in rules.without
+        if style is None or not allowed or style.arm not in rules.names:
+            return None
+        return tuple(_EFFECT * (name == style.arm) for name in rules.names)
+
+
+class StyleAdaptation(PersonAdaptation):
+    """`core.seams.StyleDealer` by each person's ratings. It never delays a request or a feedback for the log.
+
+    Args:
+        log: tells ratings, and which styles are approved.
+        cache: keeps states.
+        config: the settings.
+        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
+        clock: decides when a prior is fitted anew.
+        chance: a number in [0, 1) for each draw.
+
+    Example::
+
+        styles = StyleAdaptation(log, cache, config.adapt)
+        await styles.start()
+        styles.deal(("acme", "ann"), styles.texts([live]))
+    """
+
+    _states = StyleFold
+
+    def __init__(
+        self,
+        log: PlacedLog,
+        cache: PersonCache,
+        config: AdaptConfig,
+        *,
+        consent: Callable[[str], Consent] = lambda _: Consent.YES,
+        clock: Clock = wall_clock,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(log, cache, config, consent=consent, clock=clock)
+        self._chance = chance or SystemRandom().random
+        self._styles = {style.arm: style for style in styles_of(config)}
+        self._names = (NONE, *self._styles)
+        self._approvals, self._read = StyleApprovals(config.styles.versions), Cursor(0)
+
+    @property
+    def none(self) -> str:
+        return NONE
+
+    @property
+    def arms(self) -> Mapping[str, str]:
+        return {NONE: NONE, **{style.name: arm for arm, style in self._styles.items()}}
+
+    def texts(self, policies: Collection[PolicyVersion], *, shared: bool = True) -> Mapping[str, str]:
+        holds = self._approvals.holds
+        return {
+            arm: style.text
+            for arm, style in self._styles.items()
+            if policies and all(holds(arm, policy, shared=shared) for policy in policies)
+        }
+
+    def entitled(self, person: Person, *, verified: bool) -> bool:
+        known = verified or not self.verified_only
+        return known and person[0] not in self._config.without and not self.held_out(person)
+
+    def deal(self, person: Person, arms: Collection[str]) -> Pick | None:
+        if not arms:
+            return None
+        try:
+            odds = self.odds(person, [NONE, *arms])
+        except OstinatoError as error:
+            self._trouble(error)
+            return None
+        if not odds:
+            return None
+        place, edge = self._chance(), 0.0
+        for arm, chance in odds.items():
+            edge += chance
+            if place < edge:
+                return Pick(arm=arm, odds=odds)
+        return Pick(arm=max(odds, key=odds.__getitem__), odds=odds)  # the sum fell short of 1 by a rounding
+
+    def odds(self, person: Person, arms: Sequence[str]) -> dict[str, float]:
+        """With what probability a person's next conversation is dealt each of these arms; {} before the log was read. One that they set
+        by hand is certain, or no style while it is not among the arms. Raises Unavailable.
+        """
+        fold, rules = self.fold, self._rules
+        if fold is None or rules is None:
+            return {}
+        state, held = fold.state(person), None
+        if state is not None and (held := _held(state, rules)) is not None:
+            return {held if held in arms else NONE: 1.0}
+        posterior = self._posterior(state, person, rules)
+        places = [rules.names.index(arm) for arm in arms]
+        mean_A = _EFFECT * posterior.mean_D[places]
+        covariance_AA = _EFFECT**2 * posterior.covariance_DD[np.ix_(places, places)]
+        odds_A = thompson_odds(mean_A, covariance_AA, self._config.styles.floor)
+        return {arm: float(chance) for arm, chance in zip(arms, odds_A, strict=True)}
+
+    def _posterior(self, state: PersonState | None, person: Person, rules: StateRules) -> PersonPosterior:
+        state = state or PersonState.new(names_hash(rules.names), len(rules.names))
+        state = replace(state, held=())  # what somebody chose says nothing of how it pleases them
+        return state.posterior(self.prior_of(person[0]), rules.regression)
+
+    async def shown(self, person: Person, *, policies: Collection[PolicyVersion]) -> StylesView:
+        await self._caught_up()
+        return self.view(person, policies=policies)
+
+    def view(self, person: Person, *, policies: Collection[PolicyVersion]) -> StylesView:
+        """As `shown`, by what was taken in so far."""
+        fold, rules, arms = self.fold, self._rules, [NONE, *self.texts(policies)]
+        if fold is None or rules is None:
+            return StylesView(styles=(), held=None, off=NotSteered.STYLES)
+        off = None
+        if person[0] in rules.without:
+            off = NotSteered.TENANT
+        elif self.held_out(person):
+            off = NotSteered.HOLDOUT
+        elif len(arms) == 1:
+            off = NotSteered.STYLES
+        state = fold.state(person)
+        odds = self.odds(person, arms)
+        told, names = self._posterior(state, person, rules), {arm: name for name, arm in self.arms.items()}
+        styles: list[StyleView] = []
+        for number, arm in enumerate(rules.names):
+            more = _EFFECT * float(told.mean_D[number] - told.mean_D[0])
+            covariance_DD = told.covariance_DD
+            spread = covariance_DD[number, number] + covariance_DD[0, 0] - 2.0 * covariance_DD[number, 0]
+            wide = _DEVIATIONS * _EFFECT * float(np.sqrt(max(0.0, spread)))
+            chance = odds.get(arm, 0.0) if arm in arms else None
+            styles.append(StyleView(name=names[arm], value=more, low=more - wide, high=more + wide, chance=chance))
+        held = None if state is None else _held(state, rules)
+        rated = (
+            0 if state is None else state.evidence(state.prior(rules.prior, rules.regression), rules.regression).ratings
+        )
+        return StylesView(styles=tuple(styles), held=None if held is None else names[held], off=off, ratings=rated)
+
+    async def follow(self) -> None:
+        """Take in the log's new rows, with new approvals. Raises Corrupt, StorageFull, Unavailable."""
+        async for seq, row in self._log.read(self._read, {Alarm}):
+            if isinstance(row, Alarm):
+                self._approvals.take(row)
+            self._read = seq
+        await super().follow()
+
+    async def refit(self) -> bool:
+        """As for dials; but while their prior has noise (`adapt.privacy`), styles begin with the flat one, and spend nothing."""
+        return False if self._config.privacy.epsilon else await super().refit()
+
+    def _rules_of(self, names: tuple[str, ...]) -> StateRules:
+        rules = super()._rules_of(names)
+        return StateRules(
+            names=names,
+            signals=rules.signals,
+            regression=rules.regression,
+            prior=rules.prior,
+            without=rules.without,
+            violations=ViolationRules(),
+        )
+
+
+def _held(state: PersonState, rules: StateRules) -> str | None:
+    """The arm that a person set by hand."""
+    return next((rules.names[number] for number, value in state.held if value > 0.0), None)

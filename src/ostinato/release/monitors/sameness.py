@@ -1,0 +1,276 @@
+"""Sameness across users: do answers to different people become alike, beyond those of control at the same time?
+
+A policy that collapses to a few answers can hold every rate and please every thumb (mode collapse). What is estimated is the expected
+similarity of two answers, to two people of one arm whose prompts begin alike: the Jaccard index of their sets of three-token runs. Live's
+is compared with control's, which is dealt by chance and so is asked the same. Each person counts with one answer for each release, so pairs
+are of different people, and a mean over pairs is a U-statistic (Hoeffding 1948) whose variance the jackknife gives (Arvesen 1969).
+
+No text is kept. An answer is stored as a b-bit minwise hash of its runs (Broder 1997; Li and König 2010, arXiv 0908.4136): sixteen bytes, a
+share of which equal to the Jaccard index agrees between two answers in the mean, and one in 256 of the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
+from ostinato.core.records import Arm, ReleaseEvent, Turn
+from ostinato.release.metrics.facts import tasks_of
+from ostinato.release.monitors.active_alarms import ACCEPTED
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, LOOK_S, PersonCrowd
+from ostinato.release.trial.contrast import lower_bound, upper_bound
+
+USERS_ALIKE = "users_alike"
+"""The name of the alarm that answers to different people are more alike on live than on control."""
+
+TOLERATED = 0.02
+"""How much higher live's similarity may be."""
+
+MOST_PEOPLE = 2_000  # on each side
+_SETTLED = (
+    100  # people on live from which on a release is read by itself; a release with fewer is read together with the next
+)
+_LEAST = 10  # people on either side of those whose prompts begin alike
+_READINGS = 20
+_RUN, _HASHES, _LONGEST = 3, 16, 1_024
+_ODD = np.array(
+    [int.from_bytes(blake2b(bytes([k]), digest_size=8).digest()) | 1 for k in range(_RUN + _HASHES)], dtype=np.uint64
+)
+
+# ---------------------------------------------------------------- similarity
+
+
+def answer_hash(ids: Sequence[int]) -> str:
+    """The minwise hash of an answer's first 1,024 tokens, as 32 hexadecimal digits; an answer below three tokens is one run.
+
+    Example: the share of equal bytes of two is about the Jaccard index of the answers' three-token runs.
+    """
+    ids_T = np.array(ids[:_LONGEST], dtype=np.uint64)
+    width = min(_RUN, ids_T.size)
+    runs_N = np.zeros(ids_T.size - width + 1, dtype=np.uint64)
+    for place in range(width):
+        runs_N = (runs_N + ids_T[place : place + runs_N.size] + np.uint64(1)) * _ODD[place]
+    runs_N ^= runs_N >> np.uint64(31)
+    hashed_KN = _ODD[_RUN:, None] * runs_N
+    hashed_KN ^= hashed_KN >> np.uint64(29)
+    return (hashed_KN.min(axis=1) & np.uint64(0xFF)).astype(np.uint8).tobytes().hex()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sameness:
+    """The expected similarity of two people's answers, from 0 to 1, on both sides, and live minus control with its variance.
+
+    `live` and `control` count people, `policy` is the release that live's answers are of.
+
+    Example: ``Sameness(policy="v7@aa", live=400, control=100, similarity=0.31, usual=0.12, difference=0.19, variance=0.0004)``
+    """
+
+    policy: str
+    live: int
+    control: int
+    similarity: float
+    usual: float
+    difference: float
+    variance: float
+
+
+Answered = tuple[str, str, str]
+"""Tenant, hash of how the prompt begins, and `answer_hash`, of one person."""
+
+
+def sameness(live: Iterable[Answered], control: Iterable[Answered], policy: str = "") -> Sameness | None:
+    """Compare both sides among people of a tenant whose prompts begin alike, or of all its others where those are few; None with fewer
+    than 20 people on a side.
+    """
+    sides = [list(live), list(control)]
+    fewest = {
+        key: min(count[key] for count in counts)
+        for counts in [[Counter(each[:2] for each in side) for side in sides]]
+        for key in counts[0] | counts[1]
+    }
+    groups: list[dict[tuple[str, str], list[str]]] = [{}, {}]
+    for side, grouped in zip(sides, groups, strict=True):
+        for tenant, opening, hashed in side:
+            key = (tenant, opening if fewest[tenant, opening] >= _LEAST else "")
+            grouped.setdefault(key, []).append(hashed)
+    shared = [key for key in groups[0] if min(len(group.get(key, ())) for group in groups) >= _LEAST]
+    n_SG = np.array([[len(group[key]) for key in shared] for group in groups], dtype=np.float64)
+    if n_SG.size == 0 or n_SG.sum(axis=1).min() < LEAST_PEOPLE:
+        return None
+    found = np.array([[_similarity(group[key]) for key in shared] for group in groups])
+    weight_G = n_SG[0] * n_SG[1] / n_SG.sum(axis=0)
+    weight_G /= weight_G.sum()
+    similarity, usual = found[:, :, 0] @ weight_G
+    return Sameness(
+        policy=policy,
+        live=int(n_SG[0].sum()),
+        control=int(n_SG[1].sum()),
+        similarity=float(similarity),
+        usual=float(usual),
+        difference=float(similarity - usual),
+        variance=float((found[:, :, 1] @ weight_G**2).sum()),
+    )
+
+
+def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
+    """The mean similarity of all pairs of three answers or more, and the jackknife's estimate of its variance.
+
+    Answers that are all the same, or all without a run in common, do not make it certain: one person's counts as if it were like no
+    other, or like one.
+    """
+    n = len(hashes)
+    bytes_NK: NDArray[np.uint8] = np.frombuffer(bytes.fromhex("".join(hashes)), dtype=np.uint8).reshape(n, _HASHES)
+    agree_N = np.zeros(n)  # the sum of an answer's similarities to all others
+    for column_N in bytes_NK.T:
+        agree_N += (np.bincount(column_N, minlength=256)[column_N] - 1) / _HASHES
+    total = float(agree_N.sum())
+    without_N = (total - 2.0 * agree_N) / ((n - 1) * (n - 2))
+    variance = float((n - 1) / n * ((without_N - without_N.mean()) ** 2).sum())
+    mean = total / (n * (n - 1))
+    return mean, max(variance, (2.0 * max(mean, 1.0 / n) / n) ** 2)
+
+
+# ---------------------------------------------------------------- the watch
+
+
+class SamenessWatch:
+    """Turns and releases in, alarms out.
+
+    Live's people are counted anew after each release that a hundred were served, both sides' after a week (`gold_s`). They are compared
+    each hour, by a bound that holds at all looks. The level of the counts that begin in a week is `gold_alpha`: each gets half of it times
+    the part of a week that the one before it lasted. The alarm pauses nothing, since a model that has learned the one right form of answer
+    repeats it, too. It stands until a count ends within what is tolerated, or a person accepts it. `readings` are those of the last twenty
+    counts, oldest first.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self._live, self._control = (PersonCrowd[Answered](min(MOST_PEOPLE, config.most_people)) for _ in range(2))
+        self._tolerated, self._last = TOLERATED, 0.0
+        self._policy = ""
+        self._since: float | None = None  # of live's count
+        self._control_since = self._looked = 0.0
+        self._alpha = config.gold_alpha / 2.0
+        self._stands = False
+        self.readings: deque[Sameness] = deque(maxlen=_READINGS)
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return [USERS_ALIKE] if self._stands else []
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self._stands = USERS_ALIKE in alarms and alarms[USERS_ALIKE].state is AlarmState.RAISED
+
+    def turn(self, turn: Turn) -> Iterator[Alarm]:
+        """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count."""
+        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL) or turn.propensity >= 1.0:
+            return
+        at, asked = turn.ended_at, tasks_of(turn)
+        if not asked or not turn.sampled_ids or not turn.finish.complete:
+            return
+        if self._since is None:
+            self._since = self._control_since = self._looked = at
+        if at - self._control_since >= self._config.gold_s:
+            yield from self._anew(at)
+            self._control.clear()
+            self._control_since = at
+        own, other = (self._live, self._control) if turn.arm is Arm.LIVE else (self._control, self._live)
+        other.drop(turn.person)
+        own.get(turn.person, lambda: (*asked[0], answer_hash(turn.sampled_ids)))
+        if at - self._looked >= LOOK_S:
+            self._looked = at
+            yield from self._look(at)
+
+    def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
+        """Take in a line of the ledger: another release went live."""
+        if event.action in ("shipped", "rolled_back"):
+            if len(self._live) >= _SETTLED:
+                yield from self._anew(event.at)
+            self._policy = str(event.policy)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the difference that was found last. Other rows are ignored."""
+        if row.name == USERS_ALIKE and row.detail.get(ACCEPTED) is True:
+            self._stands, self._tolerated = False, max(self._tolerated, self._last)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's answers."""
+        self._live.forget(row)
+        self._control.forget(row)
+
+    def _anew(self, at: float) -> Iterator[Alarm]:
+        """End live's count, with a last look at it."""
+        yield from self._look(at)
+        read = self._read()
+        if read is not None:
+            self.readings.append(read)
+            if self._stands and read.difference <= self._tolerated:
+                why = f"{self._policy or 'live'} does not show it: {told(read, self._alpha)}"
+                yield self._row(AlarmState.CLEARED, why, at)
+        lasted = at - (at if self._since is None else self._since)
+        self._alpha = self._config.gold_alpha / 2.0 * min(1.0, max(lasted / self._config.gold_s, 1e-4))
+        self._live.clear()
+        self._since = at
+
+    def _read(self) -> Sameness | None:
+        return sameness((each for _, each in self._live), (each for _, each in self._control), self._policy)
+
+    def _look(self, at: float) -> Iterator[Alarm]:
+        read = self._read()
+        if read is None or lower_bound(read.difference, read.variance, self._alpha) <= self._tolerated:
+            return
+        self._last = read.difference
+        if not self._stands:
+            yield self._row(AlarmState.RAISED, told(read, self._alpha), at, asdict(read) | {"pauses": False})
+
+    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
+        self._stands = state is AlarmState.RAISED
+        return Alarm(id="", name=USERS_ALIKE, state=state, reason=reason, at=at, detail=detail or {})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "sides": [[[*person, *each] for person, each in side] for side in (self._live, self._control)],
+            "tolerated": self._tolerated,
+            "last": self._last,
+            "policy": self._policy,
+            "since": self._since,
+            "control_since": self._control_since,
+            "looked": self._looked,
+            "alpha": self._alpha,
+            "stands": self._stands,
+            "readings": [asdict(each) for each in self.readings],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        for side, rows in zip((self._live, self._control), state["sides"], strict=True):
+            side.clear()
+            for tenant, user, own, opening, hashed in rows:
+                side.put((str(tenant), str(user)), (str(own), str(opening), str(hashed)))
+        self._tolerated, self._last = max(TOLERATED, float(state["tolerated"])), float(state["last"])
+        self._policy, self._alpha = str(state["policy"]), float(state["alpha"])
+        self._since = None if state["since"] is None else float(state["since"])
+        self._control_since, self._looked = float(state["control_since"]), float(state["looked"])
+        self._stands = bool(state["stands"])
+        self.readings = deque((Sameness(**each) for each in state["readings"]), maxlen=_READINGS)
+
+
+def told(read: Sameness, alpha: float) -> str:
+    """A reading in words, with bounds that hold at all looks at this level."""
+    lower, upper = (100 * bound(read.difference, read.variance, alpha / 2.0) for bound in (lower_bound, upper_bound))
+    return (
+        f"two answers to different people share {read.similarity:.1%} of their runs of three tokens among {read.live} people on "
+        f"{read.policy or 'live'}, {read.usual:.1%} among {read.control} on control: {100 * read.difference:+.1f} pp "
+        f"[{lower:+.1f}, {upper:+.1f}]"
+    )

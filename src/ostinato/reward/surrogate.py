@@ -1,0 +1,417 @@
+"""A surrogate for late truth: a turn's late reward, predicted from what is known early by an online ridge regression, tenant by tenant.
+
+What a product really wants is often known a day later, and a policy that waits a day learns of weights that are long gone. So a turn is
+learned from when its window closes, with the late reward that is expected given what was seen by then (the surrogate index: Athey, Chetty,
+Imbens and Kang, 2019). The late reward itself, when it comes, teaches the regression and is compared with what was predicted before it was
+seen (prequentially); it is never trained on. The gradient is that of the late reward if the early values screen off the answer: given them,
+what was answered tells nothing more about the late reward (surrogacy), and live and control share one link (comparability). Whoever makes
+early values that promise more than they keep is rewarded for it until the regression has seen it: a day later. Two alarms watch both.
+
+A fold: the rows alone decide. A tenant's link is learned from its own people alone, since another's feedback is not to be trusted with it.
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Person, Reward, Signal
+from ostinato.core.verdicts import LATE_REWARD
+from ostinato.reward.alarms import SURROGATE, SURROGATE_GAP, Alarms
+from ostinato.reward.config import SurrogateConfig
+from ostinato.reward.functions import considered
+from ostinato.reward.ledger_entries import Said, TurnFacts
+
+Floats = NDArray[np.float64]
+
+MOST_VALUE = 10.0  # absolute values of signals beyond it count as it
+ROWS = 50_000  # late rewards remembered of all tenants together
+LEAST_PEOPLE, LEAST_PAIRS = 20, 50  # that an interval rests on, on each side
+SURE, GAP_SURE = 3.0, 4.0  # standard errors beyond which an alarm is raised, however often it is looked at
+
+
+def early_values(reward: Reward, ended_at: float, signals: Sequence[Signal], names: Sequence[str]) -> dict[str, float]:
+    """What is known of a turn when its window closes, by name, zeros left out: the function's own value, whether all were silent, the
+    logarithm of the seconds until somebody reacted, and of each signal in `names` whether it was there, and its last value.
+
+    Example: ``{"reward": 0.75, "delay": 0.34, "has:lines_kept_5m": 1.0, "value:lines_kept_5m": 0.5}``
+    """
+    heard = considered(signals, reward.at)
+    first = min((signal.received_at for signal in heard), default=ended_at)
+    found = {"reward": reward.value, "silent": float(not heard), "delay": math.log1p(max(0.0, first - ended_at)) / 10.0}
+    for name in names:
+        values = [signal.value for signal in heard if signal.name == name]
+        if values:
+            found |= {f"has:{name}": 1.0, f"value:{name}": min(MOST_VALUE, max(-MOST_VALUE, values[-1]))}
+    return {name: value for name, value in found.items() if value or name == "reward"}
+
+
+# ---------------------------------------------------------------- what is remembered
+
+
+@dataclass(slots=True, kw_only=True)
+class AwaitedTruth:
+    """A turn with a predicted reward, whose late reward is to come. `said`: about it so far; `cap`: whom it counts for."""
+
+    seq: int
+    turn: str
+    person: Person
+    cap: Person
+    control: bool
+    ended_at: float
+    function: str
+    early: dict[str, float]
+    predicted: float
+    said: list[Said] = field(default_factory=list[Said])
+
+
+class TruthPair(NamedTuple):
+    """What was known early of a turn, what was predicted then, and what came."""
+
+    person: Person
+    cap: Person
+    control: bool
+    function: str
+    early: dict[str, float]
+    predicted: float
+    truth: float
+
+
+_awaited: TypeAdapter[list[AwaitedTruth]] = TypeAdapter(list[AwaitedTruth])
+_pairs: TypeAdapter[dict[str, list[TruthPair]]] = TypeAdapter(dict[str, list[TruthPair]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurrogateQuality:
+    """How well late rewards were predicted before they were known, over a tenant's newest `pairs` turns of `people`.
+
+    `correlation`: of prediction and truth; None if all truths are equal. `error`: the standard error of its Fisher transform, people as
+    clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error; both None
+    with fewer than 20 people on a side.
+
+    Example: ``SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02)``
+    """
+
+    pairs: int
+    people: int
+    correlation: float | None
+    error: float
+    gap: float | None = None
+    gap_error: float | None = None
+
+    def bounds(self, errors: float = 1.96) -> tuple[float, float] | None:
+        """The correlation's interval, that many standard errors wide on each side; None with too few people or turns."""
+        if self.correlation is None or self.people < LEAST_PEOPLE or self.pairs < LEAST_PAIRS:
+            return None
+        middle = math.atanh(self.correlation)
+        return math.tanh(middle - errors * self.error), math.tanh(middle + errors * self.error)
+
+    def figures(self) -> dict[str, float]:
+        """What is known, with 95% intervals, by name: `pairs`, `people`, `correlation` and `gap`, with `_lower` and `_upper`."""
+        found: dict[str, float] = {"pairs": self.pairs, "people": self.people}
+        if self.correlation is not None:
+            found["correlation"] = self.correlation
+        if (bounds := self.bounds()) is not None:
+            found |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
+        if self.gap is not None and self.gap_error is not None:
+            half = 1.96 * self.gap_error
+            found |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
+        return found
+
+    def in_words(self) -> str:
+        """One line for a screen."""
+        if self.correlation is None:
+            return f"late rewards of {self.pairs} turns do not differ, so nothing is known of their predictions"
+        figures, interval = self.figures(), "no interval yet"
+        if "correlation_lower" in figures:
+            interval = f"95% [{figures['correlation_lower']:.2f}, {figures['correlation_upper']:.2f}]"
+        whose = f"{self.pairs} turns ({self.people} people)"
+        line = f"late rewards of {whose} were predicted with correlation {self.correlation:.2f}, {interval}"
+        if "gap" not in figures:
+            return line
+        between = f"{figures['gap']:+.3f} [{figures['gap_lower']:+.3f}, {figures['gap_upper']:+.3f}]"
+        return f"{line}; predicted minus true, live minus control: {between}"
+
+
+# ---------------------------------------------------------------- the surrogate
+
+
+class Surrogate:
+    """Predicts late rewards, waits for them, and learns from them. Rows in the order of the log.
+
+    The weights of a tenant's regression solve (S + L) w = s + L w0 with S = sum f^age x x^T over the remembered rows, f = `forget`. w0 is
+    the early reward itself, so without evidence nothing is changed; L is `ridge` times the mean square of a feature where it is not 0:
+    it counts as that many turns, on any scale. Predictions stay within the truths seen and the early reward.
+
+    Rows are kept, and not their sums: so whoever is forgotten is taken out to the last bit, and no person holds more than the share
+    `user_cap` of a tenant's rows, or 2 / people if that is more.
+
+    Args:
+        config: what is remembered, and how it is fitted.
+        user_cap: see above.
+        most_wait_s: seconds after which a late reward is not awaited any more.
+    """
+
+    def __init__(self, config: SurrogateConfig, user_cap: float, most_wait_s: float) -> None:
+        self._config, self._user_cap, self._most_wait_s = config, user_cap, most_wait_s
+        named = (f"{kind}:{name}" for name in config.signals for kind in ("has", "value"))
+        self._names = ("reward", "silent", "delay", *named)
+        self.awaited: dict[str, AwaitedTruth] = {}
+        self._levels: Counter[str] = Counter()  # by tenant: one turn in 2 ** level is followed
+        self._rows: dict[str, list[TruthPair]] = {}
+        self._held: dict[str, Counter[Person]] = {}  # by tenant, how many of its rows are whose
+        self._weights: dict[tuple[str, str], tuple[Floats, float, float]] = {}
+        self._quality: dict[str, SurrogateQuality] = {}
+
+    # ------------------------------------------------------------ predictions
+
+    def predicted(self, tenant: str, reward: Reward, early: Mapping[str, float], most: float) -> Reward:
+        """The reward with the late reward that is expected in place of the function's own value, of magnitude at most `most`."""
+        function = f"{reward.function} -> {self._config.label}" if not reward.early else reward.function
+        value, (weights_F, low, high) = early["reward"], self._fitted(tenant, function)
+        expected = float(np.array(self._features(early)) @ weights_F)
+        expected = min(max(high, value), max(min(low, value), expected))
+        return Reward(
+            turn=reward.turn,
+            value=min(most, max(-most, expected)),
+            function=function,
+            signals=reward.signals,
+            at=reward.at,
+            upto=reward.upto,
+            lines=reward.lines,
+            reach=reward.reach,
+            early=tuple(early.items()),
+        )
+
+    def _features(self, early: Mapping[str, float]) -> list[float]:
+        return [1.0, *(early.get(name, 0.0) for name in self._names)]
+
+    def _fitted(self, tenant: str, function: str) -> tuple[Floats, float, float]:
+        """A tenant's weights for values of this function, and the least and the largest truth seen."""
+        if (tenant, function) not in self._weights:
+            rows = [row for row in self._rows.get(tenant, ()) if row.function == function]
+            prior_F = np.zeros(1 + len(self._names))
+            prior_F[1] = 1.0
+            if not rows:
+                return prior_F, math.inf, -math.inf
+            truths_R = np.array([row.truth for row in rows])
+            features_RF = np.array([self._features(row.early) for row in rows])
+            kept_R = self._config.forget ** np.arange(len(rows) - 1, -1, -1)
+            squares_F = np.einsum("rf,rf->f", features_RF, features_RF)
+            present_F = np.count_nonzero(features_RF, axis=0)
+            ridge_F = self._config.ridge * np.where(present_F, squares_F / np.maximum(1, present_F), 1.0)
+            moments_FF = np.einsum("r,rf,rg->fg", kept_R, features_RF, features_RF) + np.diag(ridge_F)
+            targets_F = np.einsum("r,r,rf->f", kept_R, truths_R, features_RF) + ridge_F * prior_F
+            weights_F = np.linalg.solve(moments_FF, targets_F).astype(np.float64, copy=False)
+            self._weights[tenant, function] = weights_F, float(truths_R.min()), float(truths_R.max())
+        return self._weights[tenant, function]
+
+    # ------------------------------------------------------------ truths
+
+    def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool, now: float) -> None:
+        """Wait for the late reward of a turn, or of one in 2, 4, ... turns of a tenant where there are too many to wait for."""
+        while self.awaited and (oldest := next(iter(self.awaited.values()))).ended_at + self._most_wait_s < now:
+            del self.awaited[oldest.turn]
+        if _place(facts.id) >= 0.5 ** self._levels[facts.tenant]:
+            return
+        self.awaited[facts.id] = AwaitedTruth(
+            seq=facts.seq,
+            turn=facts.id,
+            person=facts.person,
+            cap=facts.context.person,
+            control=control,
+            ended_at=facts.ended_at,
+            function=reward.function,
+            early=dict(reward.early),
+            predicted=reward.value,
+            said=list(said),
+        )
+        if len(self.awaited) > self._config.most_awaited:
+            counts = Counter(each.person[0] for each in self.awaited.values())
+            largest = min(counts, key=lambda tenant: (-counts[tenant], tenant))
+            self._levels[largest] += 1
+            self._drop_awaited(
+                lambda each: each.person[0] == largest and _place(each.turn) >= 0.5 ** self._levels[largest]
+            )
+
+    def hear(self, tenant: str, turn: str, said: Said, most: int) -> None:
+        """Take in a signal about a turn whose reward is decided; of one turn at most `most` count."""
+        entry = self.awaited.get(turn)
+        if entry is not None and entry.person[0] == tenant and len(entry.said) < most:
+            entry.said.append(said)
+
+    def learn(self, signal: Signal) -> None:
+        """Take in what became of a turn's late reward."""
+        entry = self.awaited.get(signal.turn)
+        if entry is None or entry.person[0] != signal.tenant:
+            return
+        del self.awaited[signal.turn]
+        if len(self.awaited) * 4 < self._config.most_awaited and self._levels[signal.tenant]:
+            self._levels[signal.tenant] -= 1
+        if signal.name != LATE_REWARD:
+            return
+        rows = self._rows.setdefault(signal.tenant, [])
+        rows.append(
+            TruthPair(
+                person=entry.person,
+                cap=entry.cap,
+                control=entry.control,
+                function=entry.function,
+                early=entry.early,
+                predicted=entry.predicted,
+                truth=signal.value,
+            )
+        )
+        held = self._held.setdefault(signal.tenant, Counter())
+        held[entry.cap] += 1
+        if held[entry.cap] > max(self._user_cap, 2.0 / len(held)) * self._config.memory:
+            self._drop_row(signal.tenant, next(i for i, row in enumerate(rows) if row.cap == entry.cap))
+        elif len(rows) > self._config.memory:
+            self._drop_row(signal.tenant, 0)
+        self._changed(signal.tenant)
+        if sum(map(len, self._rows.values())) > ROWS:
+            largest = max(self._rows, key=lambda tenant: (len(self._rows[tenant]), tenant))
+            self._drop_row(largest, 0)
+            self._changed(largest)
+
+    def forget(self, gone: Callable[[Person], bool]) -> None:
+        """Take out these people's turns, known and awaited."""
+        self._drop_awaited(lambda each: gone(each.person))
+        for tenant, rows in self._rows.items():
+            self._rows[tenant] = [row for row in rows if not gone(row.person)]
+            self._held[tenant] = Counter(row.cap for row in self._rows[tenant])
+            self._changed(tenant)
+
+    def _drop_row(self, tenant: str, place: int) -> None:
+        cap, held = self._rows[tenant].pop(place).cap, self._held[tenant]
+        held[cap] -= 1
+        if not held[cap]:
+            del held[cap]
+
+    def _drop_awaited(self, gone: Callable[[AwaitedTruth], bool]) -> None:
+        self.awaited = {turn: each for turn, each in self.awaited.items() if not gone(each)}
+
+    def _changed(self, tenant: str) -> None:
+        self._weights = {key: fitted for key, fitted in self._weights.items() if key[0] != tenant}
+        self._quality.pop(tenant, None)
+
+    # ------------------------------------------------------------ quality
+
+    def qualities(self) -> dict[str, SurrogateQuality]:
+        """By tenant, how well late rewards were predicted; tenants of which none is known are left out."""
+        for tenant, rows in self._rows.items():
+            if rows and tenant not in self._quality:
+                newest = [row for row in rows if row.function == rows[-1].function]
+                self._quality[tenant] = _quality(newest[-max(LEAST_PAIRS, self._config.memory // 4) :])
+        return dict(self._quality)
+
+    def due(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
+        """The rows about alarms that have to be written now."""
+        standing, qualities = alarms.standing(), self.qualities()
+        if not self._config.truth_after_s:
+            for name in standing:
+                if name.startswith((SURROGATE, SURROGATE_GAP)):
+                    yield alarms.row(name, AlarmState.CLEARED, "reward.surrogate.truth_after_s is 0", at)
+            return
+        least = self._config.least_correlation
+        for tenant, each in qualities.items():
+            detail = {"pairs": each.pairs, "people": each.people, "correlation": each.correlation, "gap": each.gap}
+            name, sure = SURROGATE + tenant, each.bounds(SURE)
+            if name not in standing and sure is not None and sure[1] < least:
+                why = (
+                    f"{each.in_words()}, where reward.surrogate.least_correlation is {least:g}: what turns are learned from says too "
+                    "little of their late rewards. Look at what sends the early signals, and name better ones in reward.surrogate.signals"
+                )
+                yield alarms.row(name, AlarmState.RAISED, why, at, detail)
+            elif name in standing and each.correlation is not None and each.correlation >= least:
+                yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
+            name = SURROGATE_GAP + tenant
+            if each.gap is None or each.gap_error is None:
+                continue
+            if name not in standing and abs(each.gap) > GAP_SURE * each.gap_error:
+                why = (
+                    f"{each.in_words()}: live's early signals promise {'more' if each.gap > 0 else 'less'} than control's do, so the model "
+                    "is changing what they mean. Look at live's answers with a high reward and a low late_reward"
+                )
+                yield alarms.row(name, AlarmState.RAISED, why, at, detail)
+            elif name in standing and abs(each.gap) < GAP_SURE / 2 * each.gap_error:
+                yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
+
+    # ------------------------------------------------------------ the snapshot
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "awaited": _awaited.dump_python(list(self.awaited.values()), mode="json"),
+            "levels": +self._levels,
+            "rows": _pairs.dump_python(self._rows, mode="json"),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`."""
+        self.awaited = {each.turn: each for each in _awaited.validate_python(state["awaited"])}
+        self._levels = Counter(state["levels"])
+        self._rows = _pairs.validate_python(state["rows"])
+        self._held = {tenant: Counter(row.cap for row in rows) for tenant, rows in self._rows.items()}
+        self._weights, self._quality = {}, {}
+
+
+def _place(turn: str) -> float:
+    """Where a hash puts a turn in [0, 1)."""
+    return int.from_bytes(blake2b(turn.encode(), digest_size=6).digest(), "big") / 2.0**48
+
+
+def _quality(rows: Sequence[TruthPair]) -> SurrogateQuality:
+    people = {person: i for i, person in enumerate(dict.fromkeys(row.person for row in rows))}
+    owner_R = np.array([people[row.person] for row in rows])
+    predicted_R, truth_R = np.array([row.predicted for row in rows]), np.array([row.truth for row in rows])
+    correlation, error = _correlation(predicted_R, truth_R, owner_R)
+    control_R, gap, gap_error = np.array([row.control for row in rows]), None, None
+    sides = [_clustered((predicted_R - truth_R)[side_R], owner_R[side_R]) for side_R in (~control_R, control_R)]
+    if all(count >= LEAST_PEOPLE for _, _, count in sides):
+        gap = sides[0][0] - sides[1][0]
+        gap_error = math.sqrt(sides[0][1] + sides[1][1])
+    return SurrogateQuality(
+        pairs=len(rows), people=len(people), correlation=correlation, error=error, gap=gap, gap_error=gap_error
+    )
+
+
+def _clustered(values_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float, float, int]:
+    """A mean, its variance with people as clusters, and the number of people."""
+    if not len(values_R):
+        return 0.0, 0.0, 0
+    mean = float(values_R.mean())
+    sums_P = np.bincount(owner_R, weights=values_R - mean)
+    return mean, float((sums_P**2).sum()) / len(values_R) ** 2, len(np.unique(owner_R))
+
+
+def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float | None, float]:
+    """The correlation, 0 for predictions that are all equal and None for such truths, and its error by leaving out each person."""
+    p_R, t_R = predicted_R - predicted_R.mean(), truth_R - truth_R.mean()
+    columns = (np.ones(len(p_R)), p_R, t_R, p_R * p_R, t_R * t_R, p_R * t_R)
+    by_person_CP = np.stack([np.bincount(owner_R, weights=column) for column in columns])
+    total_C = by_person_CP.sum(axis=1)
+    if not t_R.any():
+        return None, 0.0
+
+    def z(sums: Floats) -> Floats:
+        n, p, t, pp, tt, pt = sums
+        n = np.maximum(n, 1.0)
+        square = np.maximum(0.0, pp - p * p / n) * np.maximum(0.0, tt - t * t / n)
+        ratio = np.where(square > 1e-24, (pt - p * t / n) / np.sqrt(np.maximum(square, 1e-24)), 0.0)
+        return np.arctanh(np.clip(ratio, -0.999999, 0.999999))
+
+    without_P = z(total_C[:, None] - by_person_CP)
+    count = len(without_P)
+    error = math.sqrt((count - 1) / count * float(((without_P - without_P.mean()) ** 2).sum()))
+    return float(np.tanh(z(total_C))), error

@@ -1,0 +1,158 @@
+"""A tenant's branch, as an operator sees it: the version that answers, what it learned, its gate, and its people beside those on live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ostinato.core.arm_assignment import ANONYMOUS
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.seams import Clock
+from ostinato.evaluate.acceptance import difference_of
+from ostinato.evaluate.statistics import Estimate
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.run_directory import Run
+from ostinato.status.run_state import RunFolds
+from ostinato.status.summary import RatedTurn, Summary
+from ostinato.status.worker_status import WorkerBoard
+
+_FRESH_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchNow:
+    """A branch that is trained, at one moment.
+
+    `version` answers the tenant, `parent` is the shared version that training began at last. `learned`: turns behind `step` steps. `gate`:
+    the newest line of its release ledger, "" before the first. `contrast`: the share of the newest rated turns that its people accept less
+    that of the tenant's people who stay on the shared version, named people alone, with a 95% interval clustered by person; None without
+    turns of both. `answered`, `stayed`: how many turns that is of each. `troubles` are sentences.
+    """
+
+    tenant: str
+    version: PolicyVersion | None
+    parent: PolicyVersion | None
+    learned: int
+    step: int
+    gate: str
+    contrast: Estimate | None
+    answered: int
+    stayed: int
+    troubles: tuple[str, ...]
+
+    @property
+    def beside(self) -> str:
+        """The contrast in words, or what it lacks."""
+        if self.contrast is None:
+            return "nothing to compare with live yet (serve.branch_holdout)"
+        found, turns = self.contrast, f"{self.answered} turns beside {self.stayed} on live"
+        if found.df == 0.0:
+            return f"{100 * found.mean:+.1f} pp beside live, too few people for an interval ({turns})"
+        return f"{100 * found.mean:+.1f} pp beside live, 95% [{100 * found.lower:+.1f}, {100 * found.upper:+.1f}] ({turns})"
+
+
+def branch_line(found: BranchNow) -> str:
+    """A branch in one line.
+
+    Example: "branch of acme: v45 from v41; 812 turns learned in 31 steps; shipped v45: better; +4.1 pp beside live, 95% [+0.3, +7.9] (...)"
+    """
+    version, parent = (_named(each) for each in (found.version, found.parent))
+    said = [
+        f"branch of {found.tenant}: {version} from {parent}",
+        f"{found.learned} turns learned in {found.step} steps",
+    ]
+    return "; ".join([*said, *([found.gate] if found.gate else []), found.beside, *found.troubles])
+
+
+def _named(policy: PolicyVersion | None) -> str:
+    return "nothing yet" if policy is None else f"v{policy.number}"
+
+
+def contrast_of(rated: Iterable[RatedTurn]) -> tuple[Estimate | None, int, int]:
+    """The branch's acceptance less the shared version's, from the rated turns of a branch's own log, and how many turns that is of each.
+
+    People without a name are all on the branch, so that they are left out.
+    """
+    sides: dict[str, list[tuple[tuple[str, str], bool]]] = {Arm.LIVE.value: [], Arm.CONTROL.value: []}
+    for each in rated:
+        if each.served.arm in sides and each.served.person[1] != ANONYMOUS:
+            sides[each.served.arm].append((each.served.person, each.value > 0))
+    own, shared = sides[Arm.LIVE.value], sides[Arm.CONTROL.value]
+    return difference_of(own, shared) if own and shared else None, len(own), len(shared)
+
+
+class BranchReader:
+    """Looks at the branches of a run, at most every `_FRESH_S` seconds, reading on in their logs from look to look.
+
+    `opened` gives the runs of those that have begun.
+    """
+
+    def __init__(self, opened: Callable[[], Sequence[Run]], clock: Clock = wall_clock) -> None:
+        self._opened, self._clock, self._lock = opened, clock, asyncio.Lock()
+        self._folds: dict[str, RunFolds] = {}
+        self._at = 0.0
+        self._seen: tuple[BranchNow, ...] = ()
+
+    async def now(self, board: WorkerBoard | None) -> tuple[BranchNow, ...]:
+        """The branches, by tenant. One whose log cannot be read is there, with the reason as its trouble."""
+        async with self._lock:
+            now = self._clock()
+            if now - self._at >= _FRESH_S:
+                self._at = now
+                with contextlib.suppress(OstinatoError):  # one that cannot be opened: its own workers say so
+                    self._seen = tuple([await self._look(run, board) for run in self._opened()])
+            return self._seen
+
+    async def _look(self, run: Run, board: WorkerBoard | None) -> BranchNow:
+        tenant = run.config.run.tenant
+        unread: tuple[str, ...] = ()
+        folds = self._folds.get(tenant)
+        if folds is None:
+            folds = RunFolds(run.log, run.folds, run.config.reward, ReleaseLedger(run.log, self._clock))
+            self._folds[tenant] = folds
+        try:
+            await folds.catch_up()
+        except OstinatoError as error:
+            unread = (f"its log cannot be read: {error}",)
+        refs: dict[str, PolicyVersion | None] = {}
+        for ref in ("live", "base"):
+            with contextlib.suppress(OstinatoError):
+                refs[ref] = await run.follower.resolve(ref)
+        seen = folds.summary
+        contrast, answered, stayed = contrast_of(seen.rated)
+        return BranchNow(
+            tenant=tenant,
+            version=refs.get("live"),
+            parent=refs.get("base"),
+            learned=folds.accounts.trained,
+            step=seen.step,
+            gate=_gate(seen),
+            contrast=contrast,
+            answered=answered,
+            stayed=stayed,
+            troubles=(
+                *unread,
+                *_troubles(tenant, board),
+                *(f"alarm {name}: {why}" for name, (why, _) in seen.alarms.items()),
+            ),
+        )
+
+
+def _gate(seen: Summary) -> str:
+    if not seen.releases:
+        return ""
+    last = seen.releases[-1]
+    return f"{last.action.replace('_', ' ')} v{last.number}: {last.reason.partition(';')[0]}"
+
+
+def _troubles(tenant: str, board: WorkerBoard | None) -> list[str]:
+    """What its workers say that they wait for, or why one is down."""
+    own = [] if board is None else [worker for worker in board.workers if worker.name.endswith(f"@{tenant}")]
+    down = [
+        f"{each.name} is down: {each.reason or 'no reason was given'}" for each in own if each.condition == "failed"
+    ]
+    return [*down, *(f"{each.name} waits: {each.trouble}" for each in own if each.trouble)]
