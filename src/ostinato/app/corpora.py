@@ -13,7 +13,7 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.build import CorpusBuild
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.contamination import OverlapIndex, strings
+from ostinato.corpus.filters import OverlapIndex, strings
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
 from ostinato.worlds.building.sources import fetch_sdist, unpack, without_top
 

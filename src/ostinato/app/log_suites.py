@@ -26,8 +26,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
 from ostinato.core.records import Batch, Consent, ConsentGiven, Finish, Person, Reward, Turn
 from ostinato.core.seams import Log
-from ostinato.corpus.contamination import OverlapIndex, own_words, template_runs
-from ostinato.corpus.filters import CopyFinder, Document
+from ostinato.corpus.filters import CopyFinder, Document, OverlapIndex, own_words, template_runs
 from ostinato.reward.credit import of_world
 from ostinato.worlds.grading.grade import MAX_PATTERN
 from ostinato.worlds.grading.own import own_graders

@@ -1,4 +1,4 @@
-"""Files of a run: written atomically with a stated durability, and readable by nobody else, whatever the umask."""
+"""Files of a run: written atomically with a stated durability, and readable by nobody else, whatever the umask; and the disk they use."""
 
 from __future__ import annotations
 
@@ -97,3 +97,22 @@ def make_private(directory: Path, shut: Callable[[], bool] = lambda: True) -> st
 def older(path: Path) -> Path:
     """The path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
     return path.with_suffix(f".1{path.suffix}")
+
+
+def disk_use(path: Path) -> int:
+    """Bytes on disk of a file, or of everything below a directory. A file deleted during the scan counts 0 bytes."""
+    with contextlib.suppress(FileNotFoundError):
+        if not path.is_dir():
+            return path.stat().st_blocks * 512
+        with os.scandir(path) as entries:
+            return sum(
+                disk_use(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else _blocks(entry)
+                for entry in entries
+            )
+    return 0
+
+
+def _blocks(entry: os.DirEntry[str]) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    return 0

@@ -17,8 +17,7 @@ import numpy as np
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.core.files import install_directory
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.contamination import OverlapIndex
-from ostinato.corpus.filters import CopyFinder, Document, text_of
+from ostinato.corpus.filters import CopyFinder, Document, OverlapIndex, text_of
 from ostinato.corpus.shards import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare, TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.files import disk_use
 from ostinato.core.notices import Alarm
 from ostinato.core.records import Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Clock, Cursor, Identity, R
@@ -21,7 +22,6 @@ from ostinato.release.monitors.watcher import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.run_directory import Run
 from ostinato.status.branches import BranchReader
-from ostinato.status.disk import disk_use
 from ostinato.status.index_queries import (
     LONGEST_S,
     AlarmLine,

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull
 from ostinato.corpus.build import CorpusBuild
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.contamination import OverlapIndex
+from ostinato.corpus.filters import OverlapIndex
 from ostinato.corpus.order import Phase, held_out
 from ostinato.corpus.shards import MANIFEST, CorpusReader, ShardSet, read_manifest
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source

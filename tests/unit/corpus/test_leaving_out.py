@@ -6,8 +6,7 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.contamination import OverlapIndex, own_words, strings, template_runs
-from ostinato.corpus.filters import CopyFinder, Document, text_of
+from ostinato.corpus.filters import CopyFinder, Document, OverlapIndex, own_words, strings, template_runs, text_of
 
 CONFIG = CorpusConfig()
 CODE = "def add(first, second):\n    return first + second\n\n\ndef take(first, second):\n    return first - second\n"

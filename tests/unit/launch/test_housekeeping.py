@@ -11,6 +11,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.app.storage import open_follower, open_run
 from ostinato.config import load
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
+from ostinato.core.files import disk_use
 from ostinato.core.notices import Stamp
 from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Turn
 from ostinato.core.weights import WeightArray
@@ -19,7 +20,6 @@ from ostinato.launch.workers import housekeeping
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
 from ostinato.launch.workers.worker_main import Life
 from ostinato.reward.log_fold import LedgerFollower
-from ostinato.status.disk import disk_use
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.summary import FOLD, keep, summarise
 from ostinato.testing.records import a_turn

@@ -19,6 +19,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.files import disk_use
 from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.core.records import Arm
 from ostinato.launch.commands.log import existing
@@ -33,7 +34,6 @@ from ostinato.status.branches import BranchNow, BranchReader, branch_line
 from ostinato.status.compactions import compactions_line, compactions_now
 from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_line, dials_now
-from ostinato.status.disk import disk_use
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.release_state import releasing, releasing_json
