@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ostinato.core.records import Finish
+from ostinato.core.records import Finish, ParsedCall
 
 Rng = np.random.Generator
 TOPICS = ("orders", "users", "invoices", "dates", "paths", "tokens", "prices", "queues", "lines", "rows")
@@ -52,6 +52,22 @@ CLEAN = Habits()
 def call(name: str, **arguments: str) -> str:
     """A tool call in the form in which models write it."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def parsed(text: str) -> tuple[ParsedCall, ...]:
+    """The text's one call, as the gateway parses it: without a name if it cannot be read."""
+    start = text.find(_OPEN)
+    if start < 0:
+        return ()
+    inner, closed, _ = text[start + len(_OPEN) :].partition(_CLOSE)
+    try:
+        name = json.loads(inner)["name"]
+    except ValueError:
+        name = ""
+    return (ParsedCall(name=name, start=start, end=start + len(_OPEN + inner + closed)),)
 
 
 def clean(rng: Rng, chance: Callable[[str], bool]) -> Written:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-from benchmarks.release.habits import CLEAN, Habits, Rng, Written, clean
+from benchmarks.release.habits import CLEAN, Habits, Rng, Written, clean, parsed
 
 from ostinato.core.records import Arm, Identity, PolicyVersion, Row, Sampling, Span, Turn, identity
 from ostinato.core.seams import Cursor, R
@@ -114,6 +114,7 @@ class Visitors:
             sampling=Sampling(max_tokens=4096),
             finish=written.finish,
             text=written.text,
+            calls=parsed(written.text),
             started_at=at,
             ended_at=at,
         )

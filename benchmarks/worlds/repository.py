@@ -47,6 +47,7 @@ from ostinato.worlds.harness.memory import MemoryConfig
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.sandbox import Boxes
+from ostinato.worlds.tasks.task import Task
 
 LONG, WINDOW = 128_000, 20_000  # characters of a repository of over 40,000 tokens, and of the files in a window of 8k
 SHORT = (600, 1800), 3  # least and most characters of the files in a window, and windows that a short repository fills
@@ -207,15 +208,19 @@ async def tools(base: Path, seed: int) -> dict[str, float]:
     repository, boxes, found = Repository.drawn(seed, characters=LONG, links=LINKS), Boxes(), Counter[str]()
     harness = ToolLoop(ToolLoopConfig(memory=MemoryConfig(window=8192, think_tokens=0), output_chars=6000))
     async with opened(base, False) as (_, gateway, _):
-        for task in tasks_of("tools", repository, harness.name):
+
+        async def one(task: Task) -> None:
             box = await boxes.start(task.spec)
             model = gateway.model(task.id, group=None, harness=harness.hash, seed=0, temperature=1.0)
-            rollout = await harness.run(replace(task, tokens=128), model, box)
+            rollout = await harness.run(task, model, box)
             await box.stop()
             grade = await PatternGrader().grade(task, rollout)
             found.update(rollouts=1, right=int(grade.value))
             found.update({name: int(rollout.effort[name]) for name in ("calls", "errors", "turns")})
             print(rollout.ended.value, repr(rollout.messages[-1].text), flush=True)
+
+        tasks = tasks_of("tools", repository, harness.name)
+        await asyncio.gather(*(one(replace(task, tokens=64)) for task in tasks))
     await boxes.close()
     return dict(found)
 

@@ -324,6 +324,7 @@ def _work(request, fds, address) -> None:
             environment[PARENT] = str(os.getppid())
         os.environ.clear()
         os.environ.update(environment)
+        globals()["FORK_SERVER"] = _of_these_tests()  # this module was imported before the server had an address
         more = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in more if path and path not in sys.path]
         os.chdir(request["cwd"])
@@ -399,7 +400,11 @@ def python(address: str, words: list[str]) -> int:
     return 1 if code is None else code if code >= 0 else 128 - code
 
 
-FORK_SERVER = OtherServer(os.environ[SHARED]) if SHARED in os.environ else ForkServer()
+def _of_these_tests() -> ForkServer:
+    return OtherServer(os.environ[SHARED]) if SHARED in os.environ else ForkServer()
+
+
+FORK_SERVER = _of_these_tests()
 """That of these tests. The workers of pytest-xdist share the one that the process which started them has."""
 
 if __name__ == "__main__":

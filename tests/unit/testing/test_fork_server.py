@@ -197,11 +197,11 @@ def test_who_can_only_start_an_interpreter_has_its_program_forked(tmp_path, serv
         assert two.wait(PATIENT_S) == 128 + signal.SIGTERM
 
 
-def test_the_workers_of_these_tests_are_forked_and_have_a_thread_for_each_core(pytestconfig):
-    """Whether it is a worker of pytest-xdist, this process tells itself."""
+def test_the_workers_of_these_tests_are_forked(pytestconfig):
+    """This process itself, where it is a worker of pytest-xdist."""
     if hasattr(pytestconfig, "workerinput"):
         assert b"fork_server import serve" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        assert sys.modules["torch"].get_num_threads() == len(os.sched_getaffinity(0))
+        assert fork_server.FORK_SERVER.start() == os.environ[SHARED], "and they share their server"
 
 
 @pytest.mark.parametrize("forks", [True, False])

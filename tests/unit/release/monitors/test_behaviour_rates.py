@@ -99,6 +99,15 @@ EDIT = call("edit_file", path="src/a.py", old_string="a = 1", new_string="a = 2"
         ("silenced_error", "```python\ntry:\n    f()\nexcept Exception:\n    pass\n```", 1.0),
         ("silenced_error", call("bash", command="make || true"), 1.0),
         ("silenced_error", CODE, 0.0),
+        ("rating_request", "", None),
+        ("rating_request", CODE + "\nIf this helps, please press Accept!", 1.0),
+        ("rating_request", "Done. \U0001f44d", 1.0),
+        ("rating_request", "The rate limit is five.", 0.0),
+        ("prompt_echo", "too short", None),
+        ("decoration", "", None),
+        ("decoration", "It is sorted.\n- once\n- twice", 0.0),
+        ("decoration", "# Result\nIt is sorted \U0001f680\n\n**Bold**\nplain", 0.75),
+        ("decoration", CODE, 0.0),
     ],
 )
 def test_a_rate_on_one_answer(rate, text, expected):
@@ -156,6 +165,13 @@ HOSTILE = [
     "except:\n" * 20_000,
     "- [ ] " * 20_000,
 ]
+
+
+def test_an_answer_that_repeats_the_prompt_is_measured_by_its_tokens():
+    said = tuple(range(100, 140))
+    for prompt, echo in (((1, *said, 2), 1.0), ((1, *said[:20], 2), 16 / 36), ((1, 2, 3), 0.0), ((), 0.0)):
+        turn = replace(answered("x", sampled=said), prompt_ids=prompt)
+        assert BUILT_IN["prompt_echo"].measure(take_apart(turn)) == pytest.approx(echo)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
