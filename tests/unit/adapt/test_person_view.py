@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tests.unit.adapt.people import RULES
 
+from ostinato.adapt.dials import _WORDS, person_view
 from ostinato.adapt.fit import ATTRIBUTES
 from ostinato.adapt.learner import PersonState, names_hash
 from ostinato.adapt.state_fold import FeatureMoments
-from ostinato.adapt.view import _WORDS, person_view
 from ostinato.core.steering import NotSteered, PersonView
 
 REGRESSION, PRIOR = RULES.regression, RULES.prior
