@@ -343,9 +343,21 @@ class ReleaseController:
         """Lead the users who follow training to its newest step, once it has passed its test, or back to live."""
         step = await self._place_learner()
         if step is not None:
-            await self._learner.test(step, self.live)
+            await self._test_step(step)
             await self._place_learner()
         await self._learner.tell()
+
+    async def _test_step(self, step: PolicyVersion) -> None:
+        """Test a step, which may take an hour; a rollback or an alarm meanwhile takes the users back all the same, and ends the test."""
+        test = asyncio.create_task(self._learner.test(step, self.live))
+        try:
+            while not (await asyncio.wait({test}, timeout=self._config.poll_s))[0]:
+                if await self._place_learner() != step and not test.done():
+                    return
+            await test
+        finally:
+            test.cancel()
+            await asyncio.gather(test, return_exceptions=True)
 
     async def _place_learner(self) -> PolicyVersion | None:
         async with self._lock:

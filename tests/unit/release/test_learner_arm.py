@@ -1,4 +1,6 @@
-"""The learner arm: some users follow training, a step at a time, and go back to live at once where a step must not answer them."""
+"""The learner arm: some users follow training, a step at a time, and go back to live where a step must not answer them."""
+
+import asyncio
 
 import pytest
 from tests.fakes.release_world import (
@@ -157,6 +159,54 @@ async def test_an_alarm_during_the_test_of_a_step_keeps_it_from_users(disk):
     trained(disk, V3)
     await control.follow()
     assert served(disk) == "m0"
+
+
+@pytest.mark.parametrize("cause", ["guard", "monitor"])
+async def test_a_rollback_or_an_alarm_takes_its_users_back_while_a_step_is_tested_and_ends_that_test(disk, cause):
+    paused, steps, looks = [False], Steps(), []
+    control = await following(disk, steps=steps, paused=lambda: paused[0])
+    disk.publish(V3)
+    await control.ship(V3, "by hand", actor="ann")
+    trained(disk, V5)
+    await control.follow()
+
+    async def harm():
+        trained(disk, V8)
+        if cause == "guard":
+            await control._moves.take_back(V0, V3, "guard: harm", {})
+        else:
+            paused[0] = True
+        for _ in range(2_000):
+            looks.append(served(disk))
+            await asyncio.sleep(0.001)
+
+    steps.meanwhile = harm
+    trained(disk, V6)
+    await control.follow()
+    assert set(looks) <= {"m5", "m0" if cause == "guard" else "m3"}
+    assert len(looks) < 2_000, "the test was ended"
+    assert served(disk) == disk.refs["learner-test"] == disk.refs["live"]
+    assert await alarms(disk) == [], "nothing is known of the step"
+
+
+async def test_a_step_that_passed_is_served_though_a_newer_one_is_stored_during_each_test(disk):
+    steps = Steps(V6)
+    control = await following(disk, steps=steps)
+
+    async def quick_trainer():
+        assert disk.refs["learner-test"] == f"m{steps.asked[-1][0]}"
+        trained(disk, version(steps.asked[-1][0] + 1))
+        for _ in range(5):
+            await control._place_learner()
+        assert disk.refs["learner-test"] == f"m{steps.asked[-1][0]}", "the slot keeps what is tested in it"
+
+    steps.meanwhile = quick_trainer
+    trained(disk, V3)
+    found = []
+    for _ in range(6):
+        await control.follow()
+        found.append(served(disk))
+    assert found == ["m3", "m4", "m5", "m0", "m7", "m8"], "and live's weights after the step that failed"
 
 
 async def test_a_rollback_by_hand_takes_its_users_back_even_without_a_release_worker(disk):
