@@ -114,15 +114,19 @@ class LearnerArm:
             self._passed = step.hash
 
     async def tell(self) -> None:
-        """Raise the alarm once a step has failed, and clear it once one passes. Raises StorageFull, Unavailable; call it again then."""
+        """Raise the alarm once a step has failed, and clear it once one passes or nobody follows training any more.
+
+        Raises StorageFull, Unavailable; call it again then.
+        """
         raised = bool(self._why)
-        if self._raised is raised or not (self._passed or self._failed):
+        if self._raised is raised or not (self._passed or self._failed or self._judge is None):
             return
-        why = (
-            f"the newest step may not answer users, and those who follow training have live: {self._why}"
-            if raised
-            else "the newest step passed its test, and answers those who follow training"
-        )
+        if raised:
+            why = f"the newest step may not answer users, and those who follow training have live: {self._why}"
+        elif self._judge is None:
+            why = "nobody follows training any more"
+        else:
+            why = "the newest step passed its test, and answers those who follow training"
         await note(self._log, BROKEN, raised=raised, why=why, at=self._clock())
         self._raised = raised
 

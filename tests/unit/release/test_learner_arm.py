@@ -18,7 +18,7 @@ from tests.fakes.release_world import (
     went_back,
 )
 
-from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.errors import Conflict, StorageFull, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
 from ostinato.release.learner_arm import BROKEN
@@ -226,6 +226,31 @@ async def test_a_rollback_by_hand_takes_its_users_back_even_without_a_release_wo
     assert served(disk) == "m8", "trained from what stands"
 
 
+@pytest.mark.parametrize("error", [Conflict, Unavailable])
+async def test_a_rollback_by_hand_is_done_even_if_the_worker_moves_its_users_at_the_same_moment(
+    disk, monkeypatch, caplog, error
+):
+    worker, move = await following(disk), disk.move_ref
+    for policy in (V3, V5):
+        disk.publish(policy)
+        await worker.ship(policy, "by hand", actor="ann")
+    trained(disk, V8)
+    await worker.follow()
+
+    async def at_the_same_moment(ref, old, new):
+        if ref == "learner":
+            raise error("not now")
+        await move(ref, old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "move_ref", at_the_same_moment)
+        event = await controller(disk, BLOCKS, Time()).rollback(None, "people complain", actor="ann")
+    assert (event.action, event.policy, disk.refs["live"]) == ("rolled_back", V3, "m3")
+    assert "users who follow training on live at its next look: not now" in caplog.text
+    await worker.follow()
+    assert served(disk) == "m3"
+
+
 async def test_what_the_gate_blocks_and_what_live_has_passed_is_not_followed(disk):
     control = await following(disk)
     trained(disk, V3)
@@ -312,3 +337,14 @@ async def test_where_nobody_follows_any_more_its_refs_hold_live_and_keep_no_step
     await off.follow()
     assert {disk.refs[ref] for ref in ("learner", "learner-test", "newest")} == {"m5"}
     assert "never-there" not in disk.refs
+
+
+async def test_the_alarm_ends_where_nobody_follows_training_any_more(disk):
+    control = await following(disk, steps=Steps(V3))
+    trained(disk, V3)
+    await control.follow()
+    off = controller(disk, BLOCKS, Time())
+    for _ in range(3):
+        await off.follow()
+    assert await alarms(disk) == [AlarmState.RAISED, AlarmState.CLEARED]
+    assert disk.rows.rows[-1].reason == "nobody follows training any more"
