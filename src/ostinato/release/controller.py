@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
+from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Cursor, Log
@@ -237,7 +237,7 @@ class ReleaseController:
             event = await self._moves.take_back(target, self.live, reason, {"actor": actor})
             try:
                 await self._learner.leave(self.ledger.state, self.ledger.harmful)
-            except (Conflict, Unavailable) as error:  # the release worker moves it, too, and live has gone back
+            except (Conflict, StorageFull, Unavailable) as error:  # the release worker moves it, too, and live has gone back
                 logger.warning("the release worker puts users who follow training on live at its next look: %s", error)
             return event
 

@@ -226,7 +226,7 @@ async def test_a_rollback_by_hand_takes_its_users_back_even_without_a_release_wo
     assert served(disk) == "m8", "trained from what stands"
 
 
-@pytest.mark.parametrize("error", [Conflict, Unavailable])
+@pytest.mark.parametrize("error", [Conflict, StorageFull, Unavailable])
 async def test_a_rollback_by_hand_is_done_even_if_the_worker_moves_its_users_at_the_same_moment(
     disk, monkeypatch, caplog, error
 ):
