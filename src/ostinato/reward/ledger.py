@@ -562,10 +562,11 @@ class TurnLedger:
         facts, control = entry.facts, entry.facts.hold == CONTROL
         silent = facts.person in self.refusing or self._gold(facts.tenant, facts.user)
         if not silent and (control or (facts.hold is None and facts.id not in self.to_hold)):
-            self.surrogate.follow(facts, entry.said, row, control=control, now=self.orphans.time)
+            self.surrogate.follow(facts, entry.said, row, control=control)
 
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
         self.orphans.advance(row.at)
+        self.surrogate.expire(row.at)
         self.quarantined[kind_of(row.reason)] += 1
         if row.reason.startswith(FAILURES):
             self.alarms.failed(f"{facts.id}: {row.reason}")
@@ -579,6 +580,7 @@ class TurnLedger:
 
     def _holdback(self, seq: Cursor, row: Holdback) -> None:
         self.orphans.advance(row.at)
+        self.surrogate.expire(row.at)
         if row.reason.partition(":")[0] in TEACHING:
             self.teaching.begin(row)
         matured = self.matured.pop(row.turn, None)
@@ -608,6 +610,7 @@ class TurnLedger:
 
     def _batch(self, batch: Batch) -> None:
         self.orphans.advance(batch.at)
+        self.surrogate.expire(batch.at)
         self.teaching.catch_up()  # while what follows the turns that were held back is still here, as a desk does before it gives credit
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]

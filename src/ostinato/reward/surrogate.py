@@ -167,6 +167,7 @@ class Surrogate:
         named = (f"{kind}:{name}" for name in config.signals for kind in ("has", "value"))
         self._names = ("reward", "silent", "delay", *named)
         self.awaited: dict[str, AwaitedTruth] = {}
+        self._at = 0.0  # the time of the newest row that the desk dated
         self._levels: Counter[str] = Counter()  # by tenant: one turn in 2 ** level is followed
         self._rows: dict[str, list[TruthPair]] = {}
         self._held: dict[str, Counter[Person]] = {}  # by tenant, how many of its rows are whose
@@ -218,10 +219,18 @@ class Surrogate:
 
     # ------------------------------------------------------------ truths
 
-    def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool, now: float) -> None:
+    def expire(self, at: float) -> None:
+        """Wait no longer for late rewards of turns that ended too long before `at`; within a hundredth of the wait that is done once.
+
+        `at` is the desk's own time: a turn that another clock dates into the future ends nobody's wait.
+        """
+        step = self._most_wait_s / 100.0
+        if at // step != self._at // step:
+            self._drop_awaited(lambda each: each.ended_at + self._most_wait_s < at)
+        self._at = at
+
+    def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool) -> None:
         """Wait for the late reward of a turn, or of one in 2, 4, ... turns of a tenant where there are too many to wait for."""
-        while self.awaited and (oldest := next(iter(self.awaited.values()))).ended_at + self._most_wait_s < now:
-            del self.awaited[oldest.turn]
         if _place(facts.id) >= 0.5 ** self._levels[facts.tenant]:
             return
         self.awaited[facts.id] = AwaitedTruth(
@@ -353,6 +362,7 @@ class Surrogate:
         """Everything, as JSON's types."""
         return {
             "awaited": _awaited.dump_python(list(self.awaited.values()), mode="json"),
+            "at": self._at,
             "levels": +self._levels,
             "rows": _pairs.dump_python(self._rows, mode="json"),
         }
@@ -360,6 +370,7 @@ class Surrogate:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
         self.awaited = {each.turn: each for each in _awaited.validate_python(state["awaited"])}
+        self._at = float(state["at"])
         self._levels = Counter(state["levels"])
         self._rows = _pairs.validate_python(state["rows"])
         self._held = {tenant: Counter(row.cap for row in rows) for tenant, rows in self._rows.items()}

@@ -15,6 +15,7 @@ from ostinato.core.records import (
     Batch,
     Consent,
     ConsentGiven,
+    Holdback,
     NoReward,
     Pending,
     PolicyVersion,
@@ -280,6 +281,43 @@ async def test_nobody_else_can_say_a_late_reward_or_keep_it_from_being_asked_for
     assert len(log.rows) == rows, "it does not ask again and again for one whose place is taken"
 
 
+async def test_switched_off_it_keeps_no_row_from_retention():
+    log, now, folds = MemoryLog(), Now(), MemoryFolds()
+    desk = desk_of(log, now, folds=folds)
+    await told(log, a_turn("old", ended_at=0.0), "accepted")
+    now.at = 40.0
+    await desk.poll()
+    await log.append(Holdback(turn="old", reason="too_few: none came", at=now.at))
+    await desk.poll()
+    await desk.save()
+    assert await needed_above(folds, CONFIG, now.at) == 0, "it is still to be asked about"
+    assert await needed_above(folds, CONFIG, CONFIG.longest_wait_s + 1.0) == 5, "too long ago"
+    off = CONFIG.model_copy(update={"surrogate": SurrogateConfig()})
+    assert await needed_above(folds, off, now.at) == 5
+    without = RewardDesk(log, Inline(hour, max_abs=9.0), now, off, folds=folds)
+    await log.append(Holdback(turn="other", reason="too_few", at=CONFIG.longest_wait_s + 1.0))
+    await without.poll()
+    assert not without._reading.ledger.surrogate.awaited, "forgotten once its time is over"
+
+
+async def test_a_turn_from_the_future_ends_nobodys_wait():
+    log, now = MemoryLog(), Now()
+    at_once = Inline(lambda turn, signals, at: hour(replace(turn, ended_at=0.0), signals, at), max_abs=9.0)
+    desk = RewardDesk(log, at_once, now, CONFIG, late_asker=Inline(late, max_abs=9.0))
+    await told(log, a_turn("future", ended_at=1e9), "accepted", at=-1e9 + 5.0)
+    for i in range(3):
+        await told(log, replace(a_turn(f"t{i}", ended_at=float(i)), tenant="acme"), "accepted")
+    now.at = 40.0
+    await desk.poll()
+    assert list(desk._reading.ledger.surrogate.awaited) == ["future", "t0", "t1", "t2"]
+    now.at = 2000.0
+    await desk.poll()
+    assert [turn for turn, _, _ in late_rows(log)] == ["t0", "t1", "t2"]
+    await log.append(Holdback(turn="other", reason="too_few", at=2e9))
+    await desk.poll()
+    assert not desk._reading.ledger.surrogate.awaited
+
+
 # ---------------------------------------------------------------- the regression
 
 
@@ -298,7 +336,7 @@ def teach(found, number, kept, truth, *, user="ann", tenant="default", arm=Arm.L
     turn = replace(a_turn(f"{tenant}/{number}", user=user, arm=arm), tenant=tenant)
     reward, early = early_reward(turn, kept)
     reward = replace(reward, function="f@1 -> 10 s", early=tuple(early.items()))
-    found.follow(TurnFacts.of(number, turn, RewardConfig()), (), reward, control=arm is Arm.CONTROL, now=0.0)
+    found.follow(TurnFacts.of(number, turn, RewardConfig()), (), reward, control=arm is Arm.CONTROL)
     found.learn(
         replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth), source=Source.CODE, tenant=tenant)
     )
@@ -358,7 +396,7 @@ def test_too_many_to_wait_for_are_thinned_evenly_and_cost_no_other_tenant():
     for i in range(3000):
         for tenant in ("flood",) if i % 100 else ("flood", "quiet"):
             turn = replace(a_turn(f"{tenant}{i}"), tenant=tenant)
-            found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=False, now=0.0)
+            found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=False)
     held = Counter(each.person[0] for each in found.awaited.values())
     assert sum(held.values()) <= 100
     assert held["quiet"] == 30
@@ -398,7 +436,7 @@ async def test_a_replay_without_somebody_predicts_without_their_late_rewards():
             row = fresh.predicted("default", row, dict(row.early), run.config.max_abs)
             values[row.turn] = row.value
             facts = TurnFacts.of(0, turn, run.config)
-            fresh.follow(facts, (), row, control=turn.arm is Arm.CONTROL, now=0.0)
+            fresh.follow(facts, (), row, control=turn.arm is Arm.CONTROL)
         elif isinstance(row, Signal) and row.name == LATE_REWARD:
             fresh.learn(row)
     assert [row.predicted for row in left.surrogate._rows["default"]] == [
