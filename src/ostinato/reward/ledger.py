@@ -41,7 +41,7 @@ from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED, LATE, LATE_REWARD_FAILED, late_id
-from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
+from ostinato.reward.alarms import COVERAGE, FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
@@ -257,13 +257,18 @@ class TurnLedger:
             case Batch():
                 self._batch(row)
             case Alarm():
-                self.alarms.apply(row)
+                self._alarm(row)
             case ConsentGiven():
                 self._chosen(row)
             case Forgotten():
                 self._forget(row)
             case _:
                 pass
+
+    def _alarm(self, row: Alarm) -> None:
+        self.alarms.apply(row)
+        if row.name.startswith(COVERAGE):
+            self.surrogate.outage(row.name.removeprefix(COVERAGE), row.at)
 
     def first_open(self, unit: Unit) -> Cursor | None:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
@@ -558,9 +563,11 @@ class TurnLedger:
         return self._unbelievable(row), matured
 
     def _follow(self, entry: OpenTurn, row: Reward) -> None:
-        """Wait for a turn's late reward, unless its feedback must not teach: predictions are learned from."""
+        """Wait for a turn's late reward, unless its feedback must not teach or is lost: predictions are learned from."""
         facts, control = entry.facts, entry.facts.hold == CONTROL
-        silent = facts.person in self.refusing or self._gold(facts.tenant, facts.user)
+        silent = (
+            facts.person in self.refusing or self._gold(facts.tenant, facts.user) or self.alarms.silenced(facts.tenant)
+        )
         if not silent and (control or (facts.hold is None and facts.id not in self.to_hold)):
             self.surrogate.follow(facts, entry.said, row, control=control)
 

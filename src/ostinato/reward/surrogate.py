@@ -167,6 +167,9 @@ class Surrogate:
         named = (f"{kind}:{name}" for name in config.signals for kind in ("has", "value"))
         self._names = ("reward", "silent", "delay", *named)
         self.awaited: dict[str, AwaitedTruth] = {}
+        self._deaf_until: dict[
+            str, float
+        ] = {}  # by tenant: turns that ended before were served while its feedback was lost
         self._at = 0.0  # the time of the newest row that the desk dated
         self._levels: Counter[str] = Counter()  # by tenant: one turn in 2 ** level is followed
         self._rows: dict[str, list[TruthPair]] = {}
@@ -231,6 +234,8 @@ class Surrogate:
 
     def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool) -> None:
         """Wait for the late reward of a turn, or of one in 2, 4, ... turns of a tenant where there are too many to wait for."""
+        if facts.ended_at < self._deaf_until.get(facts.tenant, -math.inf):
+            return
         if _place(facts.id) >= 0.5 ** self._levels[facts.tenant]:
             return
         self.awaited[facts.id] = AwaitedTruth(
@@ -292,6 +297,11 @@ class Surrogate:
             largest = max(self._rows, key=lambda tenant: (len(self._rows[tenant]), tenant))
             self._drop_row(largest, 0)
             self._changed(largest)
+
+    def outage(self, tenant: str, at: float) -> None:
+        """The alarm about a tenant's lost feedback was raised or cleared: the silence of its turns so far is no late reward."""
+        self._deaf_until[tenant] = at
+        self._drop_awaited(lambda each: each.person[0] == tenant)
 
     def forget(self, gone: Callable[[Person], bool]) -> None:
         """Take out these people's turns, known and awaited."""
@@ -363,6 +373,7 @@ class Surrogate:
         return {
             "awaited": _awaited.dump_python(list(self.awaited.values()), mode="json"),
             "at": self._at,
+            "deaf_until": self._deaf_until,
             "levels": +self._levels,
             "rows": _pairs.dump_python(self._rows, mode="json"),
         }
@@ -371,6 +382,7 @@ class Surrogate:
         """The inverse of `snapshot`."""
         self.awaited = {each.turn: each for each in _awaited.validate_python(state["awaited"])}
         self._at = float(state["at"])
+        self._deaf_until = dict(state["deaf_until"])
         self._levels = Counter(state["levels"])
         self._rows = _pairs.validate_python(state["rows"])
         self._held = {tenant: Counter(row.cap for row in rows) for tenant, rows in self._rows.items()}

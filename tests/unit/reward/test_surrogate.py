@@ -9,7 +9,7 @@ import pytest
 from benchmarks.reward.late_truth import DAY, HOUR, Run, World, config_of, cosine
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.notices import Alarm, Forgotten
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -316,6 +316,34 @@ async def test_a_turn_from_the_future_ends_nobodys_wait():
     await log.append(Holdback(turn="other", reason="too_few", at=2e9))
     await desk.poll()
     assert not desk._reading.ledger.surrogate.awaited
+
+
+async def test_silence_while_feedback_is_lost_is_no_late_reward():
+    log, now, folds = MemoryLog(), Now(), MemoryFolds()
+    desk = desk_of(log, now, folds=folds)
+    other = replace(a_turn("other", ended_at=0.0), tenant="acme")
+    await told(log, other, "accepted")
+    await told(log, a_turn("before", ended_at=0.0), "accepted")
+    now.at = 40.0
+    await desk.poll()
+    lost = Alarm(id="coverage:default:1", name="coverage:default", state=AlarmState.RAISED, reason="lost", at=50.0)
+    await log.append(lost)
+    await told(log, a_turn("meanwhile", ended_at=60.0), "accepted")
+    await told(log, a_turn("at its end", ended_at=180.0), "accepted")
+    now.at = 100.0
+    await desk.poll()
+    assert list(desk._reading.ledger.surrogate.awaited) == ["other"]
+    await log.append(replace(lost, id="coverage:default:2", state=AlarmState.CLEARED, at=200.0))
+    await told(log, a_turn("after", ended_at=210.0), "accepted")
+    await desk.poll()
+    await desk.close()
+    desk = desk_of(log, now, folds=folds)
+    for now.at in (250.0, 3000.0):
+        await desk.poll()
+    assert {row.turn for row in log.rows if isinstance(row, Reward)} == {
+        *("other", "before", "meanwhile", "at its end", "after")
+    }
+    assert [turn for turn, _, _ in late_rows(log)] == ["other", "after"]
 
 
 # ---------------------------------------------------------------- the regression
