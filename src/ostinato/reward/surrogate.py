@@ -96,8 +96,8 @@ class SurrogateQuality:
     """How well late rewards were predicted before they were known, over a tenant's newest `pairs` turns of `people`.
 
     `correlation`: of prediction and truth; None if all truths are equal. `error`: the standard error of its Fisher transform, people as
-    clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error; both None
-    with fewer than 20 people on a side.
+    clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error, at
+    least a thousandth of the truths' standard deviation; both None with fewer than 20 people on a side.
 
     Example: ``SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02)``
     """
@@ -363,7 +363,7 @@ class Surrogate:
                     "is changing what they mean. Look at live's answers with a high reward and a low late_reward"
                 )
                 yield alarms.row(name, AlarmState.RAISED, why, at, detail)
-            elif name in standing and abs(each.gap) < GAP_SURE / 2 * each.gap_error:
+            elif name in standing and abs(each.gap) <= GAP_SURE / 2 * each.gap_error:
                 yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
 
     # ------------------------------------------------------------ the snapshot
@@ -403,7 +403,9 @@ def _quality(rows: Sequence[TruthPair]) -> SurrogateQuality:
     sides = [_clustered((predicted_R - truth_R)[side_R], owner_R[side_R]) for side_R in (~control_R, control_R)]
     if all(count >= LEAST_PEOPLE for _, _, count in sides):
         gap = sides[0][0] - sides[1][0]
-        gap_error = math.sqrt(sides[0][1] + sides[1][1])
+        largest = max(float(np.abs(predicted_R).max()), float(np.abs(truth_R).max()))
+        least_error = 1e-3 * float(truth_R.std()) + 1e-9 * largest  # of rounding errors nothing is to be said
+        gap_error = max(math.sqrt(sides[0][1] + sides[1][1]), least_error)
     return SurrogateQuality(
         pairs=len(rows), people=len(people), correlation=correlation, error=error, gap=gap, gap_error=gap_error
     )

@@ -1,5 +1,6 @@
 """Late rewards that are predicted from what is known early: learned from at once, compared with what came, and never trained on."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +26,8 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.verdicts import LATE, LATE_REWARD, LATE_REWARD_FAILED, NO_LATE_REWARD, late_id
-from ostinato.reward.config import RewardConfig, SurrogateConfig
+from ostinato.reward.alarms import Alarms
+from ostinato.reward.config import CoverageConfig, RewardConfig, SurrogateConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught, TurnFacts
@@ -436,6 +438,20 @@ def test_values_of_another_function_are_not_compared():
     found = taught(200, gone={"u3"})
     reward, early = early_reward(a_turn("q:0"), 0.1)
     assert found.predicted("default", replace(reward, function="f@2"), early, 100.0).value == 0.75
+
+
+@pytest.mark.parametrize(("more", "raised"), [(0.0, False), (0.1, True)])
+def test_rounding_errors_raise_no_alarm_about_a_gap(more, raised):
+    found, alarms = surrogate(), Alarms(CoverageConfig())
+    for i in range(200):
+        control, truth = bool(i % 2), (0.3, 0.6)[i % 4 // 2]
+        turn = a_turn(f"x{i}", user=f"u{i % 80}", arm=Arm.CONTROL if control else Arm.LIVE)
+        value = truth if control else math.nextafter(truth, 1.0) + more
+        reward = Reward(turn=turn.id, value=value, function="f", signals=(), at=1.0, early=(("reward", value),))
+        found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=control)
+        found.learn(replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth), source=Source.CODE))
+    assert found.qualities()["default"].gap > 0.0
+    assert [row.name for row in found.due(alarms, 1.0)] == ["surrogate_gap:default"] * raised
 
 
 # ---------------------------------------------------------------- erasure and settings
