@@ -40,8 +40,8 @@ from ostinato.core.records import (
 from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
-from ostinato.core.verdicts import CLOSED, LATE, LATE_REWARD_FAILED, late_id
-from ostinato.reward.alarms import COVERAGE, FAILURES, REMEDIES, Alarms
+from ostinato.core.verdicts import CLOSED, LATE, LATE_REWARD, LATE_REWARD_FAILED, late_id
+from ostinato.reward.alarms import COVERAGE, FAILURES, LATE_FUNCTION, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
@@ -467,9 +467,12 @@ class TurnLedger:
     def _signal(self, seq: Cursor, signal: Signal) -> None:
         self.orphans.advance(signal.received_at)
         if signal.name in LATE and signal.source is Source.CODE and signal.id == late_id(signal.turn):
-            self.surrogate.learn(signal)
-            if signal.name == LATE_REWARD_FAILED:
-                self.alarms.failed(f"{signal.turn}: its late reward (reward.surrogate); the trainer's log says why")
+            awaited = self.surrogate.learn(signal)
+            if awaited and signal.name == LATE_REWARD_FAILED:
+                why = f"{signal.turn}: its late reward (reward.surrogate); the trainer's log says why"
+                self.alarms.failed(why, LATE_FUNCTION)
+            elif awaited and signal.name == LATE_REWARD:
+                self.alarms.answered(LATE_FUNCTION)
             return
         entry = self.open.get(signal.turn)
         if entry is None:

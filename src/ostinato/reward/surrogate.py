@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Person, Reward, Signal
 from ostinato.core.verdicts import LATE_REWARD
-from ostinato.reward.alarms import SURROGATE, SURROGATE_GAP, Alarms
+from ostinato.reward.alarms import LATE_FUNCTION, SURROGATE, SURROGATE_GAP, Alarms
 from ostinato.reward.config import SurrogateConfig
 from ostinato.reward.functions import considered
 from ostinato.reward.ledger_entries import Said, TurnFacts
@@ -264,16 +264,16 @@ class Surrogate:
         if entry is not None and entry.person[0] == tenant and len(entry.said) < most:
             entry.said.append(said)
 
-    def learn(self, signal: Signal) -> None:
-        """Take in what became of a turn's late reward."""
+    def learn(self, signal: Signal) -> bool:
+        """Take in what became of a turn's late reward; False if it was not awaited, as in a log into which another one's is copied."""
         entry = self.awaited.get(signal.turn)
         if entry is None or entry.person[0] != signal.tenant:
-            return
+            return False
         del self.awaited[signal.turn]
         if len(self.awaited) * 4 < self._config.most_awaited and self._levels[signal.tenant]:
             self._levels[signal.tenant] -= 1
         if signal.name != LATE_REWARD:
-            return
+            return True
         rows = self._rows.setdefault(signal.tenant, [])
         rows.append(
             TruthPair(
@@ -297,6 +297,7 @@ class Surrogate:
             largest = max(self._rows, key=lambda tenant: (len(self._rows[tenant]), tenant))
             self._drop_row(largest, 0)
             self._changed(largest)
+        return True
 
     def outage(self, tenant: str, at: float) -> None:
         """The alarm about a tenant's lost feedback was raised or cleared: the silence of its turns so far is no late reward."""
@@ -337,10 +338,8 @@ class Surrogate:
     def due(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
         """The rows about alarms that have to be written now."""
         standing, qualities = alarms.standing(), self.qualities()
+        yield from self._ended(alarms, at)
         if not self._config.truth_after_s:
-            for name in standing:
-                if name.startswith((SURROGATE, SURROGATE_GAP)):
-                    yield alarms.row(name, AlarmState.CLEARED, "reward.surrogate.truth_after_s is 0", at)
             return
         least = self._config.least_correlation
         for tenant, each in qualities.items():
@@ -365,6 +364,17 @@ class Surrogate:
                 yield alarms.row(name, AlarmState.RAISED, why, at, detail)
             elif name in standing and abs(each.gap) <= GAP_SURE / 2 * each.gap_error:
                 yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
+
+    def _ended(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
+        """All-clears of the alarms that nothing is left to say of."""
+        qualities = self.qualities()
+        known = {SURROGATE + tenant for tenant in qualities}
+        known |= {SURROGATE_GAP + tenant for tenant, each in qualities.items() if each.gap is not None}
+        for name in alarms.standing():
+            if not self._config.truth_after_s and name.startswith((LATE_FUNCTION, SURROGATE, SURROGATE_GAP)):
+                yield alarms.row(name, AlarmState.CLEARED, "reward.surrogate.truth_after_s is 0", at)
+            elif name.startswith((SURROGATE, SURROGATE_GAP)) and name not in known:
+                yield alarms.row(name, AlarmState.CLEARED, "too few late rewards are left to say so", at)
 
     # ------------------------------------------------------------ the snapshot
 

@@ -44,8 +44,12 @@ SOON = {"truth_after_s": 6 * HOUR}
 QUICK = World(late_s=5 * HOUR)
 
 
+def states_of(log, name):
+    return [row.state.value for row in log.rows if isinstance(row, Alarm) and row.name == name]
+
+
 def states(run, name):
-    return [row.state.value for row in run.log.rows if isinstance(row, Alarm) and row.name == name]
+    return states_of(run.log, name)
 
 
 # ---------------------------------------------------------------- a planted truth
@@ -228,11 +232,54 @@ async def test_a_late_function_that_gives_none_waits_or_fails_costs_its_own_turn
         ("fine", LATE_REWARD, 0.75),
         ("none", NO_LATE_REWARD, 0.0),
     ]
-    assert [row.name for row in log.rows if isinstance(row, Alarm)] == ["reward_function"]
+    assert [row.name for row in log.rows if isinstance(row, Alarm)] == ["late_reward_function"]
     for now.at in np.arange(1300.0, 5000.0, 100.0):
         await desk.poll()
     assert ("waits", NO_LATE_REWARD, 0.0) in late_rows(log)
     assert not desk._reading.ledger.surrogate.awaited
+
+
+async def test_early_rewards_do_not_clear_what_a_late_one_raised_and_late_ones_do():
+    def sometimes(turn, signals, at):
+        return late(turn, signals, at) if turn.user == "late" else 1 / 0
+
+    log, now = MemoryLog(), Now()
+    desk = desk_of(log, now, sometimes)
+    for day, user in enumerate(("none", "late", "late")):
+        for i in range(25):
+            await told(log, a_turn(f"t{day}/{i}", user=user, ended_at=day * DAY), "accepted")
+        for now.at in (day * DAY + 40.0, day * DAY + 1100.0):
+            await desk.poll()
+        assert states_of(log, "late_reward_function") == ["raised", "cleared"][: 1 + (day > 0)]
+    assert not states_of(log, "reward_function")
+
+
+async def test_late_rewards_copied_from_another_log_raise_no_alarm():
+    log, now = MemoryLog(), Now()
+    desk, turn = desk_of(log, now), a_turn(ended_at=0.0)
+    failed = replace(a_signal(turn, LATE_REWARD_FAILED, id=late_id(turn.id), value=0.0), source=Source.CODE)
+    await log.append(turn, a_delivery(turn), failed)
+    now.at = 40.0
+    await desk.poll()
+    assert not [row for row in log.rows if isinstance(row, Alarm)]
+
+
+def test_alarms_end_with_what_they_rest_on():
+    found, alarms = surrogate(), Alarms(CoverageConfig())
+    for name in (
+        "surrogate:acme",
+        "surrogate_gap:acme",
+        "surrogate:gone",
+        "surrogate_gap:gone",
+        "late_reward_function",
+    ):
+        alarms.apply(alarms.row(name, AlarmState.RAISED, "", 1.0))
+    for i in range(60):
+        teach(found, i, 0.5, -float(i % 2), tenant="acme", user=f"u{i}")
+    cleared = {"surrogate_gap:acme", "surrogate:gone", "surrogate_gap:gone"}
+    assert {row.name for row in found.due(alarms, 2.0) if row.state is AlarmState.CLEARED} == cleared
+    off = Surrogate(SurrogateConfig(), 1.0, 1e6)
+    assert sorted(row.name for row in off.due(alarms, 2.0)) == sorted(alarms.standing())
 
 
 async def test_a_late_function_that_hangs_costs_two_processes_a_poll_and_no_early_reward():
