@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.reward.late_truth import DAY, HOUR, Run, World, config_of, cosine
 
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Corrupt
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import (
     Arm,
@@ -510,13 +510,16 @@ async def test_a_replay_without_somebody_predicts_without_their_late_rewards():
     users = {turn.id: turn.user for turn in run.log.turns()}
     gone = next(users[signal.turn] for signal in run.log.signals() if signal.name == LATE_REWARD)
 
-    async def ledger_of(people):
-        refold = CreditRefold(run.log, run.config, Taught(every=True), erased_people(dict.fromkeys(people, 1 << 40)))
+    async def ledger_of(people, config=run.config):
+        refold = CreditRefold(run.log, config, Taught(every=True), erased_people(dict.fromkeys(people, 1 << 40)))
         batches = [batch async for batch in refold.batches()]
         return refold._ledger, batches
 
     whole, batches = await ledger_of([("default", "nobody")])
     assert not any(batch.changed for batch in batches)
+    other = run.config.surrogate.model_copy(update={"ridge": 100.0})
+    with pytest.raises(Corrupt, match=r"reward\.surrogate"):
+        await ledger_of([("default", "nobody")], run.config.model_copy(update={"surrogate": other}))
     left, batches = await ledger_of([("default", gone)])
     assert any(batch.changed for batch in batches)
     fresh = Surrogate(run.config.surrogate, run.config.user_cap, run.config.longest_wait_s)
