@@ -18,7 +18,7 @@ from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, n
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@15"
+FORMAT = "ledger@16"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -168,7 +168,7 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     """The place in the log above which a desk that starts from its snapshot needs every row; 0 if it has no usable snapshot.
 
     A turn that ended in the future, by a wrong clock, would wait until then, so it does not keep rows in the log. If it is gone
-    when its time comes, its outcome says so.
+    when its time comes, its outcome says so. Nor does one whose late reward nobody asks for any more.
     """
     found = await folds.load(NAME)
     fold = LedgerFold(config)
@@ -177,7 +177,8 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     ledger = fold.ledger
     open_ = [entry for entry in ledger.open.values() if entry.facts.ended_at <= now]
     matured = [entry for entry in ledger.matured.values() if entry.facts.ended_at <= now]
-    awaited = [entry for entry in ledger.surrogate.awaited.values() if entry.ended_at <= now]
+    oldest = now - config.longest_wait_s if config.surrogate.truth_after_s else now
+    awaited = [entry for entry in ledger.surrogate.awaited.values() if oldest < entry.ended_at <= now]
     said = [place for entry in (*open_, *awaited) for place, _, _, _ in entry.said]
     turns = [*(entry.facts.seq for entry in (*open_, *matured)), *(entry.seq for entry in awaited)]
     return min([found[0], *(place - 1 for place in (*said, *turns))])

@@ -36,7 +36,7 @@ from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
-from ostinato.reward.alarms import FUNCTION
+from ostinato.reward.alarms import FUNCTION, LATE_FUNCTION
 from ostinato.reward.batching import (
     ChosenTurns,
     LearnablePart,
@@ -426,7 +426,7 @@ class RewardDesk:
                 await self._write(rows)
                 await self._settle(now)
         except Unloadable as error:
-            await self._alarm_unloadable(str(error), now)
+            await self._alarm_unloadable(str(error), now, LATE_FUNCTION)
 
     async def _settle(self, now: float) -> None:
         """Write the outcomes and alarms that follow from what was read."""
@@ -437,10 +437,10 @@ class RewardDesk:
         alarms = (*ledger.alarms.due(now, ledger.learnable), *ledger.surrogate.due(ledger.alarms, now))
         await self._write([*held, *alarms])
 
-    async def _alarm_unloadable(self, why: str, now: float) -> None:
+    async def _alarm_unloadable(self, why: str, now: float, function: str = FUNCTION) -> None:
         alarms = self._reading.ledger.alarms
-        if FUNCTION not in alarms.standing():
-            await self._write([alarms.row(FUNCTION, AlarmState.RAISED, why, now)])
+        if function not in alarms.standing():
+            await self._write([alarms.row(function, AlarmState.RAISED, why, now)])
 
     # ------------------------------------------------------------ batches
 
