@@ -305,11 +305,16 @@ def with_style(conversation: Conversation, text: str) -> Conversation:
     """
     if not text:
         return conversation
-    messages = conversation.messages
-    leading = next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
-    before = messages[leading - 1].text.rstrip() if leading else ""
+    messages, first = conversation.messages, leading(conversation)
+    before = messages[first - 1].text.rstrip() if first else ""
     system = Message(role=Role.SYSTEM, text=f"{before}\n\n{text}" if before else text)
-    return replace(conversation, messages=(*messages[: max(0, leading - 1)], system, *messages[leading:]))
+    return replace(conversation, messages=(*messages[: max(0, first - 1)], system, *messages[first:]))
+
+
+def leading(conversation: Conversation) -> int:
+    """With how many system messages a conversation begins."""
+    messages = conversation.messages
+    return next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
 
 
 # ---------------------------------------------------------------- auto's draws
