@@ -201,6 +201,24 @@ async def test_while_releases_are_compared_only_what_is_approved_for_both_is_dea
             assert {turn.style and turn.style.arm for turn in turns} == {CONCISE.arm if both else None}
 
 
+@pytest.mark.parametrize("missing", [V0, V1], ids=["verified", "live"])
+async def test_live_and_the_verified_release_have_the_same_styles_or_none(tmp_path, missing):
+    log = await approved(V1 if missing is V0 else V0)
+    engine = FakeEngine(lambda request: "hello", slots={"live": V1, "verified": V0})
+    async with world(engine=engine, log=log, styles=(styles := dealer(log, tmp_path, places=(0.5,)))) as w:
+        w.app.deal(Dealing(salt="a", verified=0.5, verified_salt="b"))
+        for approves in (False, True):
+            if approves:
+                await log.append(approval(CONCISE, missing, passed=True, why="it passed", at=2.0))
+            await styles.shown(("default", "ann"), policies=[V0])
+            before = len(log.turns())
+            for number in range(12):
+                await w.chat(user=f"u{number}", messages=said(f"question {approves}"))
+            turns = log.turns()[before:]
+            assert {turn.arm for turn in turns} == {"live", "verified"}
+            assert {turn.style and turn.style.arm for turn in turns} == {CONCISE.arm if approves else None}
+
+
 async def test_a_person_sets_a_style_lets_it_go_and_nobody_else_is_touched(tmp_path):
     log = await approved(V0)
     async with world(log=log, styles=dealer(log, tmp_path, places=(0.1,))) as w:
