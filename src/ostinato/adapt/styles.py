@@ -177,7 +177,8 @@ class StyleAdaptation(PersonAdaptation):
     ) -> None:
         super().__init__(log, cache, config, consent=consent, clock=clock)
         self._chance = chance or SystemRandom().random
-        self._styles = {style.arm: style for style in styles_of(config)}
+        # in the order of their arms, so that another order in the configuration changes nothing
+        self._styles = {style.arm: style for style in sorted(styles_of(config), key=lambda style: style.arm)}
         self._names = (NONE, *self._styles)
         self._approvals, self._read = StyleApprovals(config.styles.versions), Cursor(0)
 

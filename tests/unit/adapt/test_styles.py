@@ -217,6 +217,15 @@ async def test_a_reset_by_hand_forgets_ratings_and_what_was_set(tmp_path: Path):
     assert found.odds(ann, ARMS) == fresh
 
 
+def test_another_order_of_the_styles_keeps_everybodys_states(tmp_path: Path):
+    def rules(prompts: dict[str, str]) -> str:
+        made = adaptation(MemoryLog(), tmp_path, CONFIG.model_copy(update={"styles": StylesConfig(prompts=prompts)}))
+        return made._rules_of(made._names).hash
+
+    assert rules(PROMPTS) == rules(dict(reversed(PROMPTS.items())))
+    assert rules(PROMPTS) != rules({**PROMPTS, "warm": "Be warm."})
+
+
 async def test_whose_wishes_turn_is_returned_to_the_prior(tmp_path: Path):
     ann, log = ("acme", "ann"), MemoryLog()
     for number in range(60):
