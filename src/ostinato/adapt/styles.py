@@ -67,15 +67,17 @@ def styles_of(config: AdaptConfig) -> tuple[Style, ...]:
     return tuple(Style(name=name, text=text) for name, text in config.styles.prompts.items())
 
 
-def approval(style: Style, policy: PolicyVersion, *, passed: bool, why: str, at: float) -> Alarm:
-    """The row that says what the gate found of a style with this version: the newest about a version and an arm counts."""
+def approval(style: Style, policy: PolicyVersion, *, passed: bool, why: str, at: float, shared: bool = False) -> Alarm:
+    """The row that says what the gate found of a style with this version: the newest about a version and an arm counts. `shared`: the
+    version is of no tenant's branch, so that later ones may go by it.
+    """
     return Alarm(
         id=f"{ALARM}{style.arm}:{policy.hash[:16]}:{at:.6f}",
         name=f"{ALARM}{style.name}",
         state=AlarmState.CLEARED if passed else AlarmState.RAISED,
         reason=why,
         at=at,
-        detail={"arm": style.arm, "weights": policy.hash, "number": policy.number},
+        detail={"arm": style.arm, "weights": policy.hash, "number": policy.number, "shared": shared},
     )
 
 
@@ -87,24 +89,24 @@ class StyleApprovals:
 
     def __init__(self, versions: int) -> None:
         self._versions = versions
-        self._found: dict[
-            str, dict[str, tuple[int, bool]]
-        ] = {}  # by arm and weights: the number, and whether it passed
+        # by arm and weights: the number, whether it passed, and whether the version is of the shared line
+        self._found: dict[str, dict[str, tuple[int, bool, bool]]] = {}
 
     def take(self, row: Alarm) -> None:
         """Take in a row of the log; those that are about no style are ignored."""
         if row.name.startswith(ALARM) and "arm" in row.detail:
-            told = (int(row.detail["number"]), row.state is AlarmState.CLEARED)
+            told = (int(row.detail["number"]), row.state is AlarmState.CLEARED, row.detail.get("shared") is True)
             self._found.setdefault(str(row.detail["arm"]), {})[str(row.detail["weights"])] = told
 
     def holds(self, arm: str, policy: PolicyVersion, *, shared: bool = True) -> bool:
-        """True if an arm is approved for a version: by what was found with it, or else with the newest one before it that is at most
-        `versions` older. `shared` is False for a version of a tenant's branch, which only its own approval counts for.
+        """True if an arm is approved for a version: by what was found with it, or else with the newest one of the shared line before it
+        that is at most `versions` older. `shared` is False for a version of a tenant's branch, which only its own approval counts for.
         """
         found = self._found.get(arm, {})
         if policy.hash in found:
             return found[policy.hash][1]
-        before = [told for told in found.values() if policy.number - self._versions <= told[0] < policy.number]
+        oldest = policy.number - self._versions
+        before = [told for told in found.values() if told[2] and oldest <= told[0] < policy.number]
         return shared and bool(before) and max(before)[1]
 
 
@@ -175,7 +177,8 @@ class StyleAdaptation(PersonAdaptation):
     ) -> None:
         super().__init__(log, cache, config, consent=consent, clock=clock)
         self._chance = chance or SystemRandom().random
-        self._styles = {style.arm: style for style in styles_of(config)}
+        # in the order of their arms, so that another order in the configuration changes nothing
+        self._styles = {style.arm: style for style in sorted(styles_of(config), key=lambda style: style.arm)}
         self._names = (NONE, *self._styles)
         self._approvals, self._read = StyleApprovals(config.styles.versions), Cursor(0)
 

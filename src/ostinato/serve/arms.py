@@ -81,6 +81,14 @@ class Arms:
         beside = self.releases(loaded) & {Arm.CANARY, Arm.PREVIOUS}
         return frozenset(loaded[slot].hash for slot in (*beside, Arm.LIVE) if slot in loaded) if beside else frozenset()
 
+    def beside(self, arm: Arm, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
+        """The hashes of the weights with whose people an arm's are compared, in a trial or for `release.best_arm`, its own included."""
+        compared, measured = self.compared(loaded), (Arm.LIVE, Arm.VERIFIED)
+        dealt = self._dealing is not None and self._dealing.verified > 0.0 and Arm.VERIFIED in loaded
+        if dealt and arm in (*measured, Arm.CANARY, Arm.PREVIOUS):
+            compared |= {loaded[slot].hash for slot in measured if slot in loaded}
+        return compared
+
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
         if tenant in self._branches:

@@ -110,7 +110,7 @@ def test_an_approval_is_for_a_text_and_a_version_and_those_after_it_that_are_ask
     style, v3, v5 = STYLES[0], PolicyVersion(number=3, hash="3" * 64), PolicyVersion(number=5, hash="5" * 64)
     strict, lenient = StyleApprovals(0), StyleApprovals(2)
     for approvals in (strict, lenient):
-        approvals.take(approval(style, v3, passed=True, why="", at=1.0))
+        approvals.take(approval(style, v3, passed=True, why="", at=1.0, shared=True))
         assert approvals.holds(style.arm, v3)
         assert not approvals.holds(replace(style, text="Be brief.").arm, v3)
         assert not approvals.holds(STYLES[1].arm, v3)
@@ -118,7 +118,7 @@ def test_an_approval_is_for_a_text_and_a_version_and_those_after_it_that_are_ask
     assert not strict.holds(style.arm, v5)
     assert not lenient.holds(style.arm, PolicyVersion(number=6, hash="6" * 64))
     assert not lenient.holds(style.arm, PolicyVersion(number=2, hash="2" * 64)), "an earlier version was not tried"
-    lenient.take(approval(style, v5, passed=False, why="", at=2.0))
+    lenient.take(approval(style, v5, passed=False, why="", at=2.0, shared=True))
     assert not lenient.holds(style.arm, v5)
     assert not lenient.holds(style.arm, PolicyVersion(number=6, hash="6" * 64))
     assert lenient.holds(style.arm, v3)
@@ -217,6 +217,15 @@ async def test_a_reset_by_hand_forgets_ratings_and_what_was_set(tmp_path: Path):
     assert found.odds(ann, ARMS) == fresh
 
 
+def test_another_order_of_the_styles_keeps_everybodys_states(tmp_path: Path):
+    def rules(prompts: dict[str, str]) -> str:
+        made = adaptation(MemoryLog(), tmp_path, CONFIG.model_copy(update={"styles": StylesConfig(prompts=prompts)}))
+        return made._rules_of(made._names).hash
+
+    assert rules(PROMPTS) == rules(dict(reversed(PROMPTS.items())))
+    assert rules(PROMPTS) != rules({**PROMPTS, "warm": "Be warm."})
+
+
 async def test_whose_wishes_turn_is_returned_to_the_prior(tmp_path: Path):
     ann, log = ("acme", "ann"), MemoryLog()
     for number in range(60):
@@ -298,3 +307,14 @@ async def test_the_recorded_odds_tell_what_each_style_is_worth_to_everybody_wher
         assert abs(effect.gain.mean) < 0.12
     assert concise.turns == len(plain) + 1 == concise.rated + 1
     assert await style_effects(MemoryLog(), NONE) == []
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_what_was_found_with_a_branchs_version_counts_for_that_version_alone(passed):
+    style, found = styles_of(CONFIG)[0], StyleApprovals(3)
+    shared, branch, live = (PolicyVersion(number=number, hash=str(number) * 64) for number in (6, 7, 8))
+    found.take(approval(style, branch, passed=passed, why="", at=1.0))
+    assert found.holds(style.arm, branch, shared=False) == passed
+    assert not found.holds(style.arm, live)
+    found.take(approval(style, shared, passed=not passed, why="", at=2.0, shared=True))
+    assert found.holds(style.arm, live) != passed, "only the shared line's own says something of it"

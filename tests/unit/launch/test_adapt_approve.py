@@ -88,6 +88,7 @@ async def test_what_costs_no_quality_is_approved_for_its_text_and_version_and_wh
     for row in rows:
         found.take(row)
     assert [found.holds(style.arm, live) for style in (concise, rude)] == [True, False]
+    assert all(row.detail["shared"] for row in rows), "no tenant's branch has this version"
     config = await a_run(tmp_path)  # the rude one was taken out
     assert await approve(config, seed=1, console=Console(file=io.StringIO()))
     assert {row.name: row.state for row in (await alarms(config))[1]}["style:rude"] is AlarmState.CLEARED

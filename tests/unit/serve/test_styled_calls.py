@@ -1,15 +1,16 @@
 """Which conversations are dealt a style, that they keep it, what the log and the client are told, and what a person sees and sets."""
 
+import json
 from collections import Counter
 
 import pytest
-from tests.unit.serve.gateway_world import ADMIN, V0, V1, world
+from tests.unit.serve.gateway_world import ADMIN, V0, V1, eventually, world
 
 from ostinato.adapt.config import AdaptConfig, StylesConfig
 from ostinato.adapt.styles import StyleAdaptation, approval, styles_of
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.conversation import Conversation, Message, Role
-from ostinato.core.records import Pick
+from ostinato.core.records import Pick, Signal
 from ostinato.record.config import Encrypt
 from ostinato.record.person_cache import SqlPersonCache
 from ostinato.serve.calls.caller import with_style
@@ -200,6 +201,24 @@ async def test_while_releases_are_compared_only_what_is_approved_for_both_is_dea
             assert {turn.style and turn.style.arm for turn in turns} == {CONCISE.arm if both else None}
 
 
+@pytest.mark.parametrize("missing", [V0, V1], ids=["verified", "live"])
+async def test_live_and_the_verified_release_have_the_same_styles_or_none(tmp_path, missing):
+    log = await approved(V1 if missing is V0 else V0)
+    engine = FakeEngine(lambda request: "hello", slots={"live": V1, "verified": V0})
+    async with world(engine=engine, log=log, styles=(styles := dealer(log, tmp_path, places=(0.5,)))) as w:
+        w.app.deal(Dealing(salt="a", verified=0.5, verified_salt="b"))
+        for approves in (False, True):
+            if approves:
+                await log.append(approval(CONCISE, missing, passed=True, why="it passed", at=2.0))
+            await styles.shown(("default", "ann"), policies=[V0])
+            before = len(log.turns())
+            for number in range(12):
+                await w.chat(user=f"u{number}", messages=said(f"question {approves}"))
+            turns = log.turns()[before:]
+            assert {turn.arm for turn in turns} == {"live", "verified"}
+            assert {turn.style and turn.style.arm for turn in turns} == {CONCISE.arm if approves else None}
+
+
 async def test_a_person_sets_a_style_lets_it_go_and_nobody_else_is_touched(tmp_path):
     log = await approved(V0)
     async with world(log=log, styles=dealer(log, tmp_path, places=(0.1,))) as w:
@@ -242,3 +261,58 @@ async def test_ratings_move_the_odds_of_whoever_gave_them(tmp_path):
         assert told["concise"]["chance"] > 0.8 > 0.2 > told["none"]["chance"]
         others = {each["name"]: each["chance"] for each in (await known(w, "bob"))["styles"]}
         assert all(abs(chance - 1 / 3) < 0.01 for chance in others.values())
+
+
+@pytest.mark.parametrize("place", [0.01, 0.5], ids=["none", "concise"])
+@pytest.mark.parametrize("change", ["release", "form", "off", "nothing"])
+async def test_what_is_said_of_an_answer_counts_whatever_form_the_next_call_has(tmp_path, place, change):
+    log, engine = await approved(V0), FakeEngine(lambda request: "An answer.", slots={"live": V0})
+    fields = {"response_format": {"type": "json_object"}} if change == "form" else {}
+    headers = {"x-ostinato-adapt": "off"} if change == "off" else {}
+    async with world(engine=engine, log=log, styles=dealer(log, tmp_path, places=(place,)), next_message=True) as w:
+        await known(w)
+        await w.chat(user="ann", messages=said("Sort the list, please."))
+        if change == "release":
+            engine._slots = {"live": V1}
+        await w.chat(
+            headers, user="ann", messages=said("Sort the list, please.", "An answer.", "That is wrong."), **fields
+        )
+    first, second = log.turns()
+    assert first.style.arm == ("none" if place == 0.01 else CONCISE.arm)
+    assert second.episode == first.episode
+    assert second.style == (first.style if change == "nothing" else None)
+    assert [(row.turn, row.name) for row in log.rows if isinstance(row, Signal)] == [(first.id, "dissatisfied")]
+
+
+@pytest.mark.parametrize("place", [0.01, 0.5], ids=["none", "concise"])
+async def test_whoever_stops_a_styled_answer_is_heard(tmp_path, place):
+    log, answer = await approved(V0), "This is a long answer that somebody stops before its end."
+    styles, asked = dealer(log, tmp_path, places=(place,)), said("Sort the list, please.")
+    async with world(answer, log=log, styles=styles, real=True, next_message=True) as w:
+        await known(w)
+        got, body = "", {"model": "m", "user": "ann", "stream": True, "messages": asked}
+        async with w.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    got += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+                if len(got) >= 8:
+                    break
+        await eventually(lambda: log.turns())
+        await w.chat(user="ann", messages=said("Sort the list, please.", got, "No, sort it backwards."))
+    (first, _), heard_of = log.turns(), [row for row in log.rows if isinstance(row, Signal)]
+    assert first.style.arm == ("none" if place == 0.01 else CONCISE.arm)
+    assert {(row.turn, row.name) for row in heard_of} == {(first.id, "interrupted"), (first.id, "dissatisfied")}
+
+
+async def test_a_question_asked_again_in_its_episode_keeps_its_style(tmp_path):
+    log, told = await approved(V0), {"x-ostinato-episode": "e1"}
+    async with world(log=log, styles=dealer(log, tmp_path, places=(0.5, 0.99)), next_message=True) as w:
+        await known(w)
+        for headers in (told, told, {**told, "x-ostinato-adapt": "off"}, told):
+            await w.chat(headers, user="ann", messages=said("Sort the list please now."))
+            w.now += 60.0
+        assert [turn.style and turn.style.arm for turn in log.turns()] == [CONCISE.arm, CONCISE.arm, None, CONCISE.arm]
+        assert [turn.branch for turn in log.turns()] == ["", "again", "again", "again"]
+        await w.chat({"x-ostinato-episode": "e2"}, user="ann", messages=said("Sort the list please now."))
+        assert log.turns()[-1].style.arm == STEPS.arm, "another episode is dealt anew"
+    assert {row.name for row in log.rows if isinstance(row, Signal)} == {"dissatisfied"}

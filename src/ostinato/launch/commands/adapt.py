@@ -40,6 +40,7 @@ from ostinato.release.ledger import ReleaseLedger
 from ostinato.run_directory import Run
 from ostinato.status.dials import refused_bases
 from ostinato.status.progress_lines import last_lines
+from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
 
@@ -131,7 +132,8 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
     existing(config)
-    policy = None if version == "live" else (await find_version(config, version)).policy
+    manifest = None if version == "live" else await find_version(config, version)
+    policy, shared = (None, not config.run.tenant) if manifest is None else (manifest.policy, not line_of(manifest.run))
     with open_run(config) as run:
         await _settle(run, config.adapt.styles.prompts)
         with _progress() as told:
@@ -141,7 +143,8 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
         for each in found:
             bounds = f"{100 * each.lower:+.1f} to {100 * each.upper:+.1f}"
             why = f"scores {100 * each.gain:+.1f} pp, bounds {bounds}, margin {100 * margin:g}, on {each.tasks} tasks with {tried}"
-            await run.log.append(approval(each.style, tried, passed=each.passed, why=why, at=wall_clock()))
+            row = approval(each.style, tried, passed=each.passed, why=why, at=wall_clock(), shared=shared)
+            await run.log.append(row)
             table.add_row(
                 each.style.name, f"{100 * each.gain:+.1f} pp", bounds, str(each.tasks), "yes" if each.passed else "no"
             )

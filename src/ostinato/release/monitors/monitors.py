@@ -125,6 +125,9 @@ class Monitors:
         if row.arm.people:
             self._owners.see(row)
             self._outcomes.turn(row)
+        if row.style is not None and row.style.arm != "none":
+            return  # it has the form that its style asks for, which control's and earlier answers lack: no drift of the weights
+        if row.arm.people:
             yield from self._sameness.turn(row)
         yield from self.behaviour.turn(row)
 

@@ -278,8 +278,8 @@ def style_texts(
     parts: Parts, caller: Caller, placement: Placement | None, exchange: Exchange, conversation: Conversation
 ) -> Mapping[str, str]:
     """The styles that a person's conversation may be in now, by arm: none where no answer of theirs leans (`steering_of`), for the
-    holdout, and for calls with tools or a demanded form, whose words a program reads. A summary keeps its conversation's style. While a
-    trial compares releases only styles that are approved for all of them count. Raises BadRequest.
+    holdout, and for calls with tools or a demanded form, whose words a program reads. A summary keeps its conversation's style. While
+    releases are compared, in a trial or with the verified one, only styles that are approved for all of them count. Raises BadRequest.
     """
     styles, slots = parts.styles, parts.engine.slots()
     policy = None if placement is None else slots.get(placement.slot)
@@ -293,7 +293,7 @@ def style_texts(
         return {}
     if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
         return {}
-    compared = parts.arms.compared(slots)
+    compared = parts.arms.beside(arm, slots)
     policies = {policy, *(each for each in slots.values() if each.hash in compared)}
     return styles.texts(policies, shared=arm is not Arm.BRANCH)
 
@@ -305,11 +305,16 @@ def with_style(conversation: Conversation, text: str) -> Conversation:
     """
     if not text:
         return conversation
-    messages = conversation.messages
-    leading = next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
-    before = messages[leading - 1].text.rstrip() if leading else ""
+    messages, first = conversation.messages, leading(conversation)
+    before = messages[first - 1].text.rstrip() if first else ""
     system = Message(role=Role.SYSTEM, text=f"{before}\n\n{text}" if before else text)
-    return replace(conversation, messages=(*messages[: max(0, leading - 1)], system, *messages[leading:]))
+    return replace(conversation, messages=(*messages[: max(0, first - 1)], system, *messages[first:]))
+
+
+def leading(conversation: Conversation) -> int:
+    """With how many system messages a conversation begins."""
+    messages = conversation.messages
+    return next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
 
 
 # ---------------------------------------------------------------- auto's draws

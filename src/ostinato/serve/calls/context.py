@@ -16,6 +16,7 @@ from ostinato.serve.calls.caller import (
     CallRoute,
     Placement,
     for_auto,
+    leading,
     purpose_of,
     style_texts,
     with_style,
@@ -212,13 +213,13 @@ class Prompts:
         if not told.hashed:
             rough += said // PER_PARSED + PART_CHARS * told.parts
         masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
-        masked, style, goes_on = await self._styled(asked, masked, style)
-        conversation, edits = await self.edited(tenant, request, masked)
-        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, masked)
-        chars, chain, origin = await self._thread.run(tenant, rough, weighed)
+        styled, style, arm = await self._styled(asked, masked, style, ours=ours)
+        conversation, edits = await self.edited(tenant, request, styled)
+        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, styled, masked)
+        chars, chain, origin, plain = await self._thread.run(tenant, rough, weighed)
         self.check_length(chars, asked.route.field)
         summary = summary or await self._proven(asked, conversation)
-        question = sessions.look(asked.scope, conversation, chain, summary, origin=origin)
+        question = sessions.look(asked.scope, conversation, chain, summary, origin=origin, plain=plain, style=style)
         purpose = purpose_of(asked.exchange.headers, conversation)
         purpose = Purpose.COMPACTION if conversation.summarises else purpose
         prompt = await self._thread.run(
@@ -233,7 +234,7 @@ class Prompts:
             conversation=conversation,
             told=told,
             edits=edits,
-            style=question.style if goes_on else style,
+            style=question.style if question.style is not None and question.style.arm == arm else style,
             scrubber=scrubber,
             secret=secret,
         )
@@ -268,36 +269,43 @@ class Prompts:
         )
 
     async def _styled(
-        self, asked: CallContext, conversation: Conversation, style: Pick | None
-    ) -> tuple[Conversation, Pick | None, bool]:
-        """The conversation in its style, the draw if it begins here, and whether it goes on instead: then it keeps the style of the turn
-        that it continues, and has none if no turn of it is known here. `style`: that of a conversation that was summarised.
+        self, asked: CallContext, conversation: Conversation, style: Pick | None, *, ours: bool
+    ) -> tuple[Conversation, Pick | None, str | None]:
+        """The conversation in its style, the draw if it begins here, and the arm if it goes on instead: then it keeps the style of the turn
+        that it continues, and has none if no turn of it is known here. `style`: that of a conversation that was summarised; `ours`: this
+        one is the gateway's own, and is dealt none.
         """
         styles = self._parts.styles
         texts = style_texts(self._parts, asked.caller, asked.placement, asked.exchange, conversation)
-        if not texts or styles is None or (style is not None and style.arm not in (*texts, styles.none)):
-            return conversation, None, False
-        if style is None and not conversation.answered and conversation.block is None:
-            style = styles.deal((asked.caller.tenant, asked.caller.user), texts)
-            if style is None:
-                return conversation, None, False
-        if style is not None:
-            return with_style(conversation, texts.get(style.arm, "")), style, False
+        if not texts or styles is None:
+            return conversation, None, None
         tenant, scope, sessions = asked.caller.tenant, asked.scope, self._sessions[asked.caller.tenant]
+        begins = not conversation.answered and conversation.block is None
+        if style is None and begins and not ours:
+            cost = PER_HASHED * conversation.parts
+            before = sessions.dealt(scope, await self._thread.run(tenant, cost, partial(chain_of, scope, conversation)))
+            style = styles.deal((tenant, asked.caller.user), texts) if before is None else before[0]
+        if style is not None and style.arm in (*texts, styles.none):
+            return with_style(conversation, texts.get(style.arm, "")), style, None
+        if style is not None or begins or ours:
+            return conversation, None, None
+        made = {styles.none: conversation, **{arm: with_style(conversation, text) for arm, text in texts.items()}}
 
-        def forms() -> list[tuple[Conversation, list[bytes]]]:
-            made = (conversation, *(with_style(conversation, text) for text in texts.values()))
-            return [(form, chain_of(scope, form)) for form in made]
+        def forms() -> list[tuple[str, Conversation, list[bytes], set[str | None]]]:
+            either = {None, styles.none}
+            return [
+                (arm, form, chain_of(scope, form), either if arm in either else {arm}) for arm, form in made.items()
+            ]
 
-        tried = await self._thread.run(tenant, PER_HASHED * conversation.parts * (1 + len(texts)), forms)
-        for form, chain in tried:
-            if sessions.knows(scope, form, chain):
-                return form, None, True
-        for form, chain in tried:
+        tried = await self._thread.run(tenant, PER_HASHED * conversation.parts * len(made), forms)
+        for arm, form, chain, arms in tried:
+            if sessions.knows(scope, form, chain, arms):
+                return form, None, arm
+        for arm, form, chain, arms in tried:
             cost = form.chars + PART_CHARS * form.parts
-            if await self._thread.run(tenant, cost, partial(sessions.knows_cold, scope, form, chain)):
-                return form, None, True
-        return conversation, None, True
+            if await self._thread.run(tenant, cost, partial(sessions.knows_cold, scope, form, chain, arms)):
+                return form, None, arm
+        return conversation, None, None
 
     async def edited(
         self, tenant: str, request: Request | CountRequest, conversation: Conversation
@@ -394,8 +402,14 @@ class Prompts:
 
 
 def _weighed(
-    scope: ConversationScope, conversation: Conversation, sent: Conversation
-) -> tuple[int, list[bytes], list[bytes] | None]:
-    """A conversation's length in characters, the hashes by which it is recognised, and those of what was sent if that was another."""
-    origin = None if sent is conversation else chain_of(scope, sent)
-    return conversation.chars, chain_of(scope, conversation), origin
+    scope: ConversationScope, conversation: Conversation, sent: Conversation, unstyled: Conversation
+) -> tuple[int, list[bytes], list[bytes] | None, list[bytes] | None]:
+    """A conversation's length in characters, the hashes by which it is recognised, those of what was sent if that was another, and its
+    own with the system prompt of `unstyled` if what was sent has a style.
+    """
+    origin, plain = None if sent is conversation else chain_of(scope, sent), None
+    if sent is not unstyled:
+        before, after = leading(unstyled), leading(conversation)
+        bare = replace(conversation, messages=(*unstyled.messages[:before], *conversation.messages[after:]))
+        plain = [b""] * (after - before) + chain_of(scope, bare)  # a style alone has no message in it
+    return conversation.chars, chain_of(scope, conversation), origin, plain

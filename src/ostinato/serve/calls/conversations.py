@@ -11,7 +11,7 @@ import struct
 import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -97,20 +97,30 @@ _MOST = 16_384
 
 
 class RecentQuestions:
-    """The most recent questions, to recognise repeated ones."""
+    """The most recent questions, to recognise repeated ones, and the style that each was dealt."""
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+        self._asked: OrderedDict[tuple[bytes, str], tuple[str, Pick | None]] = OrderedDict()
 
-    def again(self, question: bytes, episode: str) -> bool:
+    def again(self, question: bytes, episode: str, user: str = "", style: Pick | None = None) -> bool:
         """Remember a question; returns True if it was asked before in its episode."""
         place = (question, episode)
         asked = place in self._asked
-        self._asked[place] = None
+        self._asked.setdefault(place, (user, style))
         self._asked.move_to_end(place)
         if len(self._asked) > _MOST:
             self._asked.popitem(last=False)
         return asked
+
+    def dealt(self, question: bytes, episode: str) -> tuple[Pick | None] | None:
+        """The style that a question had when it was first asked in its episode; None if it was not asked."""
+        asked = self._asked.get((question, episode))
+        return None if asked is None else asked[1:]
+
+    def forget(self, user: str | None) -> None:
+        """Drop a user's questions, or everybody's."""
+        for place in [place for place, (whose, _) in self._asked.items() if user in (None, whose)]:
+            del self._asked[place]
 
 
 def branch_of(
@@ -218,6 +228,9 @@ class PendingPrompt:
     scope: ConversationScope
     conversation: Conversation
     chain: list[bytes]
+    plain: list[
+        bytes
+    ]  # the same without its style, by which its answers are known in any form; places are those of `chain`
     spoken: list[int]  # the indices of the assistant's messages before the last message, in descending order
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
@@ -309,10 +322,14 @@ class Sessions:
         summary: SummaryTurn | None = None,
         *,
         origin: list[bytes] | None = None,
+        plain: list[bytes] | None = None,
+        style: Pick | None = None,
     ) -> PendingPrompt:
         """Recognise a conversation. `chain`: its hashes (`chain_of`); `summary`: the one with which it begins, as its client proves;
-        `origin`: the hashes of what the client sent, if parts of that were cleared.
+        `origin`: the hashes of what the client sent, if parts of that were cleared; `plain`: those without its style, if it has one;
+        `style`: what it was dealt, if it begins here.
         """
+        plain = plain or chain
         # strangers may ask the same question, and any user may begin two conversations with the same words
         spoken = _spoken(conversation.messages)
         telling = not scope.shared and (scope.episode is not None or bool(spoken))
@@ -320,12 +337,13 @@ class Sessions:
             scope=scope,
             conversation=conversation,
             chain=chain,
+            plain=plain,
             spoken=spoken,
             known=0,
             entry=None,
             summary=summary if summary is not None and scope.episode in (None, summary.episode) else None,
             origin=origin,
-            again=telling and self._questions.again(chain[-1], scope.episode or ""),
+            again=telling and self._questions.again(plain[-1], scope.episode or "", scope.user, style),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
         if origin is not None and self._entries:
@@ -378,6 +396,9 @@ class Sessions:
             if question.origin is not None:  # whoever sends that again goes on with this turn, but not with its tokens
                 before = question.origin[-2 if question.conversation.continued else -1]
                 self._put(_next(before, whole.digest), replace(entry, known=False))
+            if question.plain is not question.chain:  # so that it is found from a call that may not have its style
+                before = question.plain[-2 if question.conversation.continued else -1]
+                self._put(_next(before, whole.digest), replace(entry, known=False))
             self._index(turn, question.scope, answer)
 
     def restore(self, turn: Turn) -> None:
@@ -402,6 +423,7 @@ class Sessions:
                 for entry in self._cold.pop(place):
                     self._release(entry)
         self._summaries.forget(row.user)
+        self._questions.forget(row.user)
 
     def _index(self, turn: Turn, scope: ConversationScope, answer: Message) -> None:
         """Remember an answer by its lines: it may be the summary with which a later window begins."""
@@ -415,17 +437,31 @@ class Sessions:
 
     # ------------------------------------------------------------ finding
 
-    def knows(self, scope: ConversationScope, conversation: Conversation, chain: list[bytes]) -> bool:
-        """True if a turn of this process is found that a conversation continues. For callers with a name."""
-        return any(self._find(chain[i + 1], scope.episode) is not None for i in _spoken(conversation.messages))
+    def dealt(self, scope: ConversationScope, chain: list[bytes]) -> tuple[Pick | None] | None:
+        """The style in which a question without earlier answers was asked before in an episode that its client named; None if it was not.
+        `chain`: of the question without a style.
+        """
+        return None if scope.episode is None or scope.shared else self._questions.dealt(chain[-1], scope.episode)
 
-    def knows_cold(self, scope: ConversationScope, conversation: Conversation, chain: list[bytes]) -> bool:
-        """True if one of an earlier process is. It only reads, and renders the conversation."""
+    def knows(
+        self, scope: ConversationScope, conversation: Conversation, chain: list[bytes], arms: Collection[str | None]
+    ) -> bool:
+        """True if the newest turn of this process that a conversation continues has one of these styles. For callers with a name."""
+        found = (self._find(chain[i + 1], scope.episode) for i in _spoken(conversation.messages))
+        entry = next((entry for entry in found if entry is not None), None)
+        return entry is not None and (entry.style and entry.style.arm) in arms
+
+    def knows_cold(
+        self, scope: ConversationScope, conversation: Conversation, chain: list[bytes], arms: Collection[str | None]
+    ) -> bool:
+        """True if one of an earlier process has. It only reads, and renders the conversation."""
         spoken = _spoken(conversation.messages)
-        asked = PendingPrompt(scope=scope, conversation=conversation, chain=chain, spoken=spoken, known=0, entry=None)
+        asked = PendingPrompt(
+            scope=scope, conversation=conversation, chain=chain, plain=chain, spoken=spoken, known=0, entry=None
+        )
         with suppress(BadRequest):
             self._find_cold(asked)
-        return asked.entry is not None
+        return asked.entry is not None and (asked.entry.style and asked.entry.style.arm) in arms
 
     def _find(self, key: bytes, episode: str | None) -> _Entry | None:
         place = (key, episode if episode is not None else self._latest.get(key, ""))

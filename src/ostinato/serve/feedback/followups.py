@@ -197,10 +197,10 @@ class FollowUps:
         left = self._left.setdefault(question.scope.tenant, OrderedDict())
         if len(answer.text) > _LONGEST_LEFT:
             return
-        left[question.chain[-1], episode] = _Left(turn, answer.text, user=question.scope.user)
+        left[question.plain[-1], episode] = _Left(turn, answer.text, user=question.scope.user)
         # agents send a person's message again, in one with the words that come next
         if last.role is Role.USER and 0 < len(last.text) <= _LONGEST_LEFT:
-            left[question.chain[-2], episode] = _Left(turn, answer.text, last.text, question.scope.user)
+            left[question.plain[-2], episode] = _Left(turn, answer.text, last.text, question.scope.user)
         while len(left) > _LEFT:
             left.popitem(last=False)
 
@@ -282,7 +282,7 @@ class FollowUps:
         left_here = self._left.get(question.scope.tenant)
         # what an answer was found to has been answered since
         for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1) if left_here else ():
-            left = left_here.get((question.chain[i], episode)) if left_here else None
+            left = left_here.get((question.plain[i], episode)) if left_here else None
             if left is None or not messages[i].text.startswith(left.asked):
                 continue
             since = [replace(messages[i], text=messages[i].text[len(left.asked) :]), *messages[i + 1 :]]
@@ -295,7 +295,7 @@ class FollowUps:
 
     def _about(self, question: PendingPrompt, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Said]:
         """The signals from what a person said and did about the answer before."""
-        id = f"next-{question.chain[-1].hex()}"
+        id = f"next-{question.plain[-1].hex()}"
         calls = [message.answers for message in new if message.failed and calling_turn(message.answers) == turn]
         if words.refused and calls:
             for call in calls:
@@ -365,7 +365,7 @@ def _spoken(messages: Sequence[Message]) -> bool:
 
 def _place(question: PendingPrompt) -> tuple[bytes, str]:
     """A key that a question and its repetition share."""
-    return question.chain[-1], question.scope.episode or ""
+    return question.plain[-1], question.scope.episode or ""
 
 
 def _name(kind: NextMessage) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent
+from ostinato.core.records import Arm, Pick, PolicyVersion, ReleaseEvent
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN
@@ -22,15 +22,18 @@ EDIT = "```python\na = 1\n```"
 ASK = "Which of the two should I keep?"
 
 
-def sessions(watch, arms, count, *, asks):
-    """So many sessions of four turns on these arms in turn; on `asks` six answers of ten ask, elsewhere one in ten."""
+def sessions(watch, arms, count, *, asks, style=None):
+    """So many sessions of four turns on these arms in turn; on `asks` six answers of ten ask, elsewhere one in ten. All of that arm's
+    answers have the style.
+    """
     rng, told = random.Random(1), []
     for number in range(count):
         arm = arms[number % len(arms)]
         for turn in range(4):
             text = ASK if rng.random() < (0.6 if arm is asks else 0.1) else EDIT
             made = a_turn(f"{number}:{turn}", user=f"u{number % 200}-{arm}", arm=arm, ended_at=60.0 * number + turn)
-            told += watch.apply(4 * number + turn + 1, replace(made, text=text))
+            made = replace(made, text=text, style=style if arm is asks else None)
+            told += watch.apply(4 * number + turn + 1, made)
     return told
 
 
@@ -47,6 +50,15 @@ def test_an_arm_that_ships_is_judged(arm):
     watch = Monitors(CONFIG, rates_of(CONFIG.off, {}))
     sessions(watch, (Arm.CONTROL, arm), 800, asks=arm)
     assert watch.paused
+
+
+@pytest.mark.parametrize(("style", "paused"), [("concise@a60d30c4", False), ("none", True)])
+def test_the_form_that_a_style_asks_for_is_no_drift_of_the_weights(monkeypatch, style, paused):
+    watch, compared = Monitors(CONFIG, rates_of(CONFIG.off, {})), set()
+    monkeypatch.setattr(watch._sameness, "turn", lambda turn: (compared.add(turn.arm), ())[1])
+    sessions(watch, (Arm.CONTROL, Arm.LIVE), 800, asks=Arm.LIVE, style=Pick(arm=style, odds={style: 1.0}))
+    assert watch.paused == paused
+    assert compared == ({Arm.CONTROL, Arm.LIVE} if paused else {Arm.CONTROL})
 
 
 def test_turns_with_another_model_use_up_nothing_of_what_a_person_counts_for():
