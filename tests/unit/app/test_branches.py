@@ -571,7 +571,6 @@ async def test_a_branch_that_is_trained_again_goes_on_though_rows_of_its_last_st
     with open_run(branch) as run:
         assert await copied(run, Turn) == []
         worker, trainer = await a_trainer(run, v0)
-        await worker.parts.desk.poll()
         await worker._resume_branch()
         assert (trainer.bases, trainer.step_count) == ([v0.number, own.number], 3)
         assert [batch async for batch in worker.parts.desk.history(trainer.step_count)] == []
