@@ -270,6 +270,12 @@ class TurnLedger:
         if row.name.startswith(COVERAGE):
             self.surrogate.outage(row.name.removeprefix(COVERAGE), row.at)
 
+    def count_step(self, batch: Batch) -> None:
+        """Take in the number of a step and the version that it started from, and nothing of its turns."""
+        if batch.base is not None:
+            self.lineage = Lineage(first=batch.step, base=batch.base.number)
+        self.last_batch, self.last_step = batch, batch.step
+
     def first_open(self, unit: Unit) -> Cursor | None:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
         return next(iter(self._open_in.get(unit, ())), None)
@@ -641,9 +647,7 @@ class TurnLedger:
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
             self._close_group(entry.facts)
-        if batch.base is not None:
-            self.lineage = Lineage(first=batch.step, base=batch.base.number)
-        self.last_batch, self.last_step = batch, batch.step
+        self.count_step(batch)
 
     def _taken(self, batch: Batch, turn_id: str) -> Matured | None:
         """The entry of a turn that a batch takes; None for a turn from before this fold. Raises Corrupt."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ostinato.core.fold import FoldFollower, restore_fold
-from ostinato.core.records import Arm, Row
+from ostinato.core.records import Arm, Batch, ConsentGiven, Row
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
@@ -107,20 +107,37 @@ class LedgerFold:
         plan: names the function and options that the open turns' next questions are planned for. Under another plan all are asked anew.
         gold: the people whose turns are never learned from.
         arms: the arms whose turns may be learned from, those people's excepted.
+        log: the log that is folded; None: only snapshots are restored.
     """
 
     kinds = KINDS
 
     def __init__(
-        self, config: RewardConfig, plan: str = "", gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+        self,
+        config: RewardConfig,
+        plan: str = "",
+        gold: Gold = nobody,
+        arms: Collection[Arm] = TEACHING_ARMS,
+        log: Log | None = None,
     ) -> None:
         self.ledger = TurnLedger(config, gold=gold, arms=arms)
         self._config, self._plan = config, plan
         self._gold, self._arms = gold, arms
+        self._log = log
 
     async def begin(self, horizon: Cursor) -> Cursor:
-        """Begin after the rows that retention has dropped."""
+        """Begin after the rows that retention has dropped. Batches and consents never are: steps are numbered on from the last of them,
+        and who had taken their consent back still has.
+        """
         self.ledger = TurnLedger(self._config, horizon, self._gold, self._arms)
+        if horizon and self._log is not None:
+            async for seq, row in self._log.read(0, {Batch, ConsentGiven}):
+                if seq > horizon:
+                    break
+                if isinstance(row, Batch):
+                    self.ledger.count_step(row)
+                else:
+                    self.ledger.apply(seq, row)
         return horizon
 
     def apply(self, seq: Cursor, row: Row) -> None:
@@ -155,7 +172,7 @@ class LedgerFollower(FoldFollower[LedgerFold]):
         gold: Gold = nobody,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
-        fold = LedgerFold(config, plan, gold, arms)
+        fold = LedgerFold(config, plan, gold, arms, log)
         super().__init__(log, fold, name=NAME, folds=folds, every=config.fold_rows)
 
     @property

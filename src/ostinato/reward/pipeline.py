@@ -289,6 +289,11 @@ class RewardDesk:
         """The step of the newest batch read; 0 before the first."""
         return self._reading.ledger.last_step
 
+    async def catch_up(self) -> None:
+        """Read the new rows, and write none. Raises Corrupt, StorageFull, Unavailable."""
+        async with self._busy:
+            await self._reading.catch_up()
+
     async def poll(self) -> None:
         """Read the new rows, and write the rewards, quarantines, holdbacks and alarms that are due.
 
@@ -352,8 +357,7 @@ class RewardDesk:
 
         Raises Corrupt if a batch, or a turn or reward that it names, is not in the log.
         """
-        async with self._busy:
-            await self._reading.catch_up()
+        await self.catch_up()
         async for batch in self.recorded(after_step + 1, self.last_step):
             yield batch
 

@@ -158,6 +158,7 @@ class TrainWorker:
 
     async def _resume_branch(self) -> None:
         """Let a branch's training begin at the version that the branch began with, or where it was last begun anew."""
+        await self.parts.desk.catch_up()
         last, _ = await self._last_base()
         if last is None:
             await self._begin_at(self.parts.released.live)
