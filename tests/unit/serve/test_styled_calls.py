@@ -349,3 +349,20 @@ async def test_a_summary_within_a_call_has_the_style_that_its_conversation_was_d
         assert (await w.post("/v1/messages", body | {"messages": messages}))[0] == 200
         assert [turn.purpose for turn in log.turns()] == ["compaction", "task"]
         assert [turn.style.arm for turn in log.turns()] == [CONCISE.arm, CONCISE.arm]
+
+
+@pytest.mark.parametrize("serve", [{"control_share": 1.0}, {"branches": ["default"]}], ids=["control", "branch"])
+async def test_a_person_is_told_a_chance_of_the_styles_that_their_own_arm_is_dealt(tmp_path, serve):
+    log = await approved(V0)
+    slots = {"live": V0, "control": V0, "branch/default": V1}
+    engine, styles = FakeEngine(lambda request: "hello", slots=slots), dealer(log, tmp_path)
+    async with world(engine=engine, log=log, styles=styles, **serve) as w:
+        told = await known(w)
+        await w.chat(user="ann")
+        assert log.turns()[-1].style is None
+        assert (told["active"], [each["chance"] for each in told["styles"]]) == (False, [1.0, None, None])
+        if "control_share" not in serve:
+            await log.append(approval(CONCISE, V1, passed=True, why="it passed", at=2.0))
+            assert [each["chance"] is None for each in (await known(w))["styles"]] == [False, False, True]
+            await w.chat(user="ann", messages=said("another"))
+            assert log.turns()[-1].style.arm in ("none", CONCISE.arm)
