@@ -67,11 +67,12 @@ def open_desk(
     contract: Contract | None = None,
     asker: Asker | None = None,
     tokens: ModelTokens | None = None,
+    late_asker: Asker | None = None,
 ) -> RewardDesk:
     """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
 
-    `asker` calls the configured reward function; None: a new one is opened. `tokens`: without them all tokens of a turn get the
-    same credit, and nothing is learned from corrections and hints.
+    `asker` calls the configured reward function, `late_asker` the one of late rewards; None: a new one is opened. `tokens`: without them
+    all tokens of a turn get the same credit, and nothing is learned from corrections and hints.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
@@ -89,7 +90,7 @@ def open_desk(
         token_bytes=None if tokens is None else tokens.token_bytes,
         answer_ids=None if tokens is None else tokens.answer_ids,
         hint_tokens=tokens,
-        late_asker=late_asker_of(config.reward),
+        late_asker=late_asker or late_asker_of(config.reward),
     )
 
 
@@ -163,17 +164,16 @@ def open_learning(
     on_learned: Callable[[Learned], None],
     on_published: Callable[[Published], None],
     asker: Asker | None = None,
+    late_asker: Asker | None = None,
 ) -> Learning:
-    """Build the trainer of a run and everything around it. Imports torch. `live` is the release that serves users now; `asker` is as
-    for `open_desk`.
-    """
+    """Build the trainer of a run, whose users `live` serves now, and all around it. Imports torch. Askers: as for `open_desk`."""
     from ostinato.train.stepper import Stepper
 
     config = run.config
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     trainer, lines = _trainer(model, config, contract, settings)
     tokens = ModelTokens(model)
-    desk = open_desk(config, run.log, run.folds, contract, asker, tokens)
+    desk = open_desk(config, run.log, run.folds, contract, asker, tokens, late_asker)
     # of the fetched versions keep the anchor and the newest release: the next one is built from these
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)

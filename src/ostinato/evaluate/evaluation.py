@@ -216,7 +216,7 @@ class StepCheck:
     """Whether a training step may answer the users who follow training: a smoke test beside live, and the quality bars. No comparison
     within margins, so it takes seconds where there are no bars.
 
-    The arguments are those of `Evaluation`; `slot` serves the step that is tested. Sealed items are left to the gate.
+    The arguments are those of `Evaluation`; `slot` serves the step that is tested. Sealed items of compared suites are left to the gate.
     """
 
     def __init__(
@@ -230,7 +230,8 @@ class StepCheck:
     ) -> None:
         self._first, self._slot = runners[0], slot
         self._gate, self._bars = gate, tuple(bars)
-        self._barred = {runner.suite.name: runner for runner in (*runners, *aside)}
+        self._barred = {runner.suite.name: runner for runner in (*aside, *runners)}
+        self._compared = {runner.suite.name for runner in runners}
         self._live: tuple[str, Scores] = "", {}
 
     async def run(self, step: PolicyVersion, live: PolicyVersion) -> str:
@@ -251,7 +252,11 @@ class StepCheck:
         return ""
 
     async def _bar_scores(self, runner: Runner, step: PolicyVersion) -> list[ItemScore]:
-        items = _opened(select(runner.suite, self._gate, step.hash, 0))
+        items: Sequence[Item] = (
+            runner.suite.items
+        )  # of a suite for bars alone the gate asks all, and fewer may prove too little
+        if runner.suite.name in self._compared:
+            items = _opened(select(runner.suite, self._gate, step.hash, 0))
         draws = range(self._gate.next_draws(0))
         return await runner.run(self._slot, step, draws, items, seed=seed_of(runner.suite, step.hash, 0))
 

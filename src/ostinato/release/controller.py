@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
+from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Cursor, Log
@@ -235,7 +235,14 @@ class ReleaseController:
             if target == self.live:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
             event = await self._moves.take_back(target, self.live, reason, {"actor": actor})
-            await self._learner.leave(self.ledger.state, self.ledger.harmful)
+            try:
+                await self._learner.leave(self.ledger.state, self.ledger.harmful)
+            except (
+                Conflict,
+                StorageFull,
+                Unavailable,
+            ) as error:  # the release worker moves it, too, and live has gone back
+                logger.warning("the release worker puts users who follow training on live at its next look: %s", error)
             return event
 
     async def ship(
@@ -343,9 +350,21 @@ class ReleaseController:
         """Lead the users who follow training to its newest step, once it has passed its test, or back to live."""
         step = await self._place_learner()
         if step is not None:
-            await self._learner.test(step, self.live)
+            await self._test_step(step)
             await self._place_learner()
         await self._learner.tell()
+
+    async def _test_step(self, step: PolicyVersion) -> None:
+        """Test a step, which may take an hour; a rollback or an alarm meanwhile takes the users back all the same, and ends the test."""
+        test = asyncio.create_task(self._learner.test(step, self.live))
+        try:
+            while not (await asyncio.wait({test}, timeout=self._config.poll_s))[0]:
+                if await self._place_learner() != step and not test.done():
+                    return
+            await test
+        finally:
+            test.cancel()
+            await asyncio.gather(test, return_exceptions=True)
 
     async def _place_learner(self) -> PolicyVersion | None:
         async with self._lock:

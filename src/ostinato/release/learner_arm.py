@@ -1,8 +1,9 @@
 """The learner arm: a few users follow training, so that what they say is about weights close to those that learn from it.
 
 The trainer's newest step answers them once it passes a smoke test and the quality bars; the gate, trials and the guard have no part in
-it. Where a step fails, shipping is paused, or a step may carry on harm, they are served live's weights at once. What is served stands in
-the ref, and what was tested is tested again after a restart, so there is no other state.
+it. Where a step fails, shipping is paused, or a step may carry on harm, they are served live's weights at the next call of `place`, which
+the controller makes every `release.poll_s`, also while a step is tested. What is served stands in the ref, and what was tested is tested
+again after a restart, so there is no other state.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class LearnerArm:
         self._newest, self._test, self._idle, self._idle_at = newest, test, tuple(idle), ""
         self._ancestry = Ancestry(log)  # its own: the controller reads on in its at the same time
         self._passed = self._failed = self._why = self._hold = ""
+        self._testing: PolicyVersion | None = None
         self._raised: bool | None = None
 
     async def place(self, state: State, harmful: Harmful | None, hold: str) -> PolicyVersion | None:
         """Point the arm where it belongs; returns the step that is to be tested before it may answer, or None.
 
-        `hold`: why nobody may follow training now, "" if they may. Raises Conflict, Unavailable.
+        While a step is tested, it returns that step as long as its test is worth going on with, however many were stored since. `hold`:
+        why nobody may follow training now, "" if they may. Raises Conflict, Unavailable.
         """
         live, newest = state.live, None
         if live is None or self._judge is None:
@@ -72,7 +75,7 @@ class LearnerArm:
             logger.info("the learner arm %s", f"is served live: {hold}" if hold else "follows training again")
             self._hold = hold
         if not hold:
-            newest = await self._resolve(self._newest)
+            newest = self._testing or await self._resolve(self._newest)
         if newest is None or newest.hash == self._failed or not await self._follows(newest, state, harmful):
             for ref in (Arm.LEARNER.value, self._test):
                 await self._moves.point(ref, live)
@@ -80,7 +83,13 @@ class LearnerArm:
         if newest.hash == self._passed:
             await self._moves.point(Arm.LEARNER.value, newest)
             return None
-        await self.leave(state, harmful)
+        tested = await self._resolve(self._test)
+        if self._why:  # the step before one that failed is as good as the same
+            await self._moves.point(Arm.LEARNER.value, live)
+        elif tested is not None and tested.hash == self._passed and await self._follows(tested, state, harmful):
+            await self._moves.point(Arm.LEARNER.value, tested)  # a newer one was stored during its test
+        else:
+            await self.leave(state, harmful)
         await self._moves.point(self._test, newest)
         return newest
 
@@ -93,7 +102,11 @@ class LearnerArm:
     async def test(self, step: PolicyVersion, live: PolicyVersion) -> None:
         """Test a step; the next `place` acts on it. Raises what the test raises: nothing is then known of the step."""
         assert self._judge is not None, "without one there is no step to be tested"
-        self._why = await self._judge.run(step, live)
+        self._testing = step
+        try:
+            self._why = await self._judge.run(step, live)
+        finally:
+            self._testing = None
         if self._why:
             self._failed = step.hash
             logger.warning("%s is not served to the learner arm: %s", step, self._why)
@@ -101,15 +114,19 @@ class LearnerArm:
             self._passed = step.hash
 
     async def tell(self) -> None:
-        """Raise the alarm once a step has failed, and clear it once one passes. Raises StorageFull, Unavailable; call it again then."""
+        """Raise the alarm once a step has failed, and clear it once one passes or nobody follows training any more.
+
+        Raises StorageFull, Unavailable; call it again then.
+        """
         raised = bool(self._why)
-        if self._raised is raised or not (self._passed or self._failed):
+        if self._raised is raised or not (self._passed or self._failed or self._judge is None):
             return
-        why = (
-            f"the newest step may not answer users, and those who follow training have live: {self._why}"
-            if raised
-            else "the newest step passed its test, and answers those who follow training"
-        )
+        if raised:
+            why = f"the newest step may not answer users, and those who follow training have live: {self._why}"
+        elif self._judge is None:
+            why = "nobody follows training any more"
+        else:
+            why = "the newest step passed its test, and answers those who follow training"
         await note(self._log, BROKEN, raised=raised, why=why, at=self._clock())
         self._raised = raised
 

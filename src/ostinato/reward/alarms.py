@@ -15,6 +15,7 @@ watched in the same way, since a product may lose one kind and go on with the ot
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
@@ -154,7 +155,8 @@ class TrainedShare:
 # ---------------------------------------------------------------- alarms
 
 
-FUNCTION = "reward_function"
+FUNCTION, LATE_FUNCTION = "reward_function", "late_reward_function"
+FUNCTIONS = (FUNCTION, LATE_FUNCTION)
 UNUSED = "unused"
 COVERAGE = "coverage:"
 SIGNAL = "signal:"
@@ -182,8 +184,8 @@ class Alarms:
         self._config = config
         self._start = start
         self._known: dict[str, _Alarm] = {}
-        self._failure = ""  # the last failure since the alarm's last row
-        self._sound = 0  # rewards in a row since then
+        self._failures: dict[str, str] = {}  # by function, the last failure since its alarm's last row
+        self._sound: Counter[str] = Counter()  # and rewards in a row since then
         self.coverages: dict[str, Coverage] = {}
         self.signals: dict[str, dict[str, Coverage]] = {}  # by tenant and by name
         self.use = TrainedShare()
@@ -211,25 +213,26 @@ class Alarms:
         for name, each in () if silenced else signals.items():  # one alarm says that all feedback is lost
             each.see(name in names, standing=self._stands(_signal_alarm(tenant, name)), config=self._config)
 
-    def answered(self) -> None:
-        """The reward function made a reward."""
-        self._sound += 1
+    def answered(self, function: str = FUNCTION) -> None:
+        """The reward function, or the one of late rewards, made a reward."""
+        self._sound[function] += 1
 
-    def failed(self, reason: str) -> None:
-        """The reward function failed."""
-        self._failure, self._sound = reason, 0
+    def failed(self, reason: str, function: str = FUNCTION) -> None:
+        """The reward function, or the one of late rewards, failed."""
+        self._failures[function], self._sound[function] = reason, 0
 
     def apply(self, row: Alarm) -> None:
         """Take in a row about one of the desk's alarms; other alarms are ignored."""
         surrogate = row.name.startswith((SURROGATE, SURROGATE_GAP))
-        if row.name not in (FUNCTION, UNUSED) and not row.name.startswith((COVERAGE, SIGNAL)) and not surrogate:
+        if row.name not in (*FUNCTIONS, UNUSED) and not row.name.startswith((COVERAGE, SIGNAL)) and not surrogate:
             return
         known = self._known.setdefault(row.name, _Alarm())
         known.standing, known.rows = row.state is AlarmState.RAISED, known.rows + 1
         if surrogate:
             return
-        if row.name == FUNCTION:
-            self._failure, self._sound = "", 0
+        if row.name in FUNCTIONS:
+            self._failures.pop(row.name, None)
+            self._sound[row.name] = 0
         elif row.name.startswith(SIGNAL):
             for tenant, signals in self.signals.items():
                 for name, coverage in signals.items():
@@ -242,11 +245,12 @@ class Alarms:
 
     def due(self, at: float, waiting: int = 0) -> Iterator[Alarm]:
         """The rows that have to be written now. `waiting`: people's turns that may yet be trained on."""
-        standing = self._known.get(FUNCTION, _Alarm()).standing
-        if self._failure and not standing:
-            yield self.row(FUNCTION, AlarmState.RAISED, self._failure, at)
-        elif standing and self._sound >= ALL_CLEAR:
-            yield self.row(FUNCTION, AlarmState.CLEARED, f"{self._sound} rewards in a row", at)
+        for name in FUNCTIONS:
+            standing, sound = self._stands(name), self._sound[name]
+            if not standing and name in self._failures:
+                yield self.row(name, AlarmState.RAISED, self._failures[name], at)
+            elif standing and sound >= ALL_CLEAR:
+                yield self.row(name, AlarmState.CLEARED, f"{sound} rewards in a row", at)
         for tenant in self.coverages:
             yield from self._coverage(tenant, at)
         for tenant, signals in self.signals.items():
@@ -275,8 +279,8 @@ class Alarms:
                 for tenant, signals in self.signals.items()
             },
             "use": self.use.counts,
-            "failure": self._failure,
-            "sound": self._sound,
+            "failures": self._failures,
+            "sound": +self._sound,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -288,7 +292,7 @@ class Alarms:
             for tenant, signals in state["signals"].items()
         }
         self.use = TrainedShare({str(name): float(count) for name, count in state["use"].items()})
-        self._failure, self._sound = str(state["failure"]), int(state["sound"])
+        self._failures, self._sound = dict(state["failures"]), Counter(state["sound"])
 
     def _stands(self, name: str) -> bool:
         alarm = self._known.get(name)

@@ -18,6 +18,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Delivered, Finish, NoReward, Pending, Quarantine, Reward, Signal, Turn
 from ostinato.core.seams import Cursor, Log
+from ostinato.core.verdicts import LATE, late_id
 from ostinato.reward.baseline import Floats
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
@@ -51,7 +52,8 @@ class RewardOutcome:
 class PastTurn:
     """A turn that was served to a person, and what was said about it. `hold`: why it is never learned from, None if it may be.
 
-    `delivered_at` is in Unix seconds, None if no delivery is on record; `recorded` is what the reward desk decided, None if nothing yet.
+    `delivered_at` is in Unix seconds, None if no delivery is on record; `recorded` is what the reward desk decided, None if nothing yet;
+    where a late reward was predicted, what the function gave.
     """
 
     seq: Cursor
@@ -112,17 +114,25 @@ async def _read(
                 for turn in row.turns:
                     if turn in found and found[turn].delivered_at is None:
                         found[turn].delivered_at = row.at
-            case Signal() if row.turn not in found:
-                early.add(row.tenant, row.turn, row)
-            case Signal() if row.tenant == found[row.turn].tenant:
-                found[row.turn].signals.append(row)
+            case Signal():
+                _hear(found, early, row)
             case Reward() if row.turn in found and found[row.turn].recorded is None:
-                found[row.turn].recorded = RewardOutcome(value=row.value)
+                value = dict(row.early).get("reward", row.value)  # the function's own, if a late reward was predicted
+                found[row.turn].recorded = RewardOutcome(value=value)
             case Quarantine() if row.turn in found and found[row.turn].recorded is None:
                 found[row.turn].recorded = RewardOutcome(reason=row.reason)
             case _:
                 pass
     return found
+
+
+def _hear(found: Mapping[str, PastTurn], early: PendingSignals[Signal], row: Signal) -> None:
+    if row.name in LATE and row.id == late_id(row.turn):
+        return  # the desk's own: no function is asked with it
+    if row.turn not in found:
+        early.add(row.tenant, row.turn, row)
+    elif row.tenant == found[row.turn].tenant:
+        found[row.turn].signals.append(row)
 
 
 # ---------------------------------------------------------------- asking again

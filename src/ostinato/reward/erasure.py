@@ -14,11 +14,25 @@ would have cut other batches, and sampled other turns. In batches of versions th
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import Corrupt, NoSignal, NotFound
-from ostinato.core.records import Batch, Consent, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn, TurnHint
+from ostinato.core.notices import Forgotten
+from ostinato.core.records import (
+    Batch,
+    Consent,
+    ConsentGiven,
+    Delivered,
+    Holdback,
+    Quarantine,
+    Reward,
+    Row,
+    Signal,
+    Turn,
+    TurnHint,
+)
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.batching import behind_last, relative_weights
@@ -109,13 +123,14 @@ class CreditRefold:
         self._passed: list[
             tuple[Cursor, Holdback]
         ] = []  # rows of turns that the next batch passed over: written with it
+        self._chosen: Cursor = 0  # the place of the last row by which somebody was forgotten, or chose
         self.erased_turns: frozenset[str] = frozenset()
 
     async def batches(self) -> AsyncIterator[RefoldedBatch]:
         """Every recorded batch, oldest first.
 
         Raises NotFound if retention has dropped rows; Corrupt if a batch that nobody who is taken out can have touched has other credits
-        than those recorded: the settings, or the version, are not those that it was made under.
+        than those recorded, or a reward another prediction: the settings, or the version, are not those that it was made under.
         """
         if horizon := await self._log.horizon():
             raise NotFound(
@@ -128,9 +143,10 @@ class CreditRefold:
             left = self._left(row)
             if left is None:
                 continue
-            if isinstance(left, Reward) and left.early and place >= first and left.turn in self._ledger.open:
-                tenant, most = self._ledger.open[left.turn].facts.tenant, self._ledger.config.max_abs
-                left = self._ledger.surrogate.predicted(tenant, left, dict(left.early), most)
+            if isinstance(left, Reward) and left.early and left.turn in self._ledger.open:
+                left = self._predicted(left, recorded=place < first)
+            elif isinstance(left, ConsentGiven | Forgotten):
+                self._chosen = place
             if isinstance(left, Batch) and isinstance(row, Batch):
                 found = await self._again(row, left)
                 for at, held in self._passed:  # the desk read them after it gave credit
@@ -147,6 +163,20 @@ class CreditRefold:
                 self._passed.append((place, left))
                 continue
             self._ledger.apply(place, left)
+
+    def _predicted(self, reward: Reward, *, recorded: bool) -> Reward:
+        """A predicted reward, predicted anew; as recorded if that is to be the same. Raises Corrupt if it is not."""
+        tenant, most = self._ledger.open[reward.turn].facts.tenant, self._ledger.config.max_abs
+        again = self._ledger.surrogate.predicted(tenant, reward, dict(reward.early), most)
+        if not recorded:
+            return again
+        unseen = reward.upto < self._chosen  # the desk may not have read yet who was forgotten
+        if not unseen and not math.isclose(again.value, reward.value, rel_tol=1e-6, abs_tol=1e-6):
+            raise Corrupt(
+                f"the reward of turn {reward.turn} was predicted under other settings (reward.surrogate.*) or by another version than now: "
+                "it cannot be predicted anew; use those that the run had"
+            )
+        return reward
 
     async def _find_erased(self) -> Cursor:
         """Find the turns to take out; returns the place of the first row about one, past the end of the log if there is none."""

@@ -40,8 +40,8 @@ from ostinato.core.records import (
 from ostinato.core.samples import EpisodeKey, LaterReturns, call_of
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
-from ostinato.core.verdicts import CLOSED, LATE, LATE_REWARD_FAILED, late_id
-from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
+from ostinato.core.verdicts import CLOSED, LATE, LATE_REWARD, LATE_REWARD_FAILED, late_id
+from ostinato.reward.alarms import COVERAGE, FAILURES, LATE_FUNCTION, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
@@ -257,13 +257,24 @@ class TurnLedger:
             case Batch():
                 self._batch(row)
             case Alarm():
-                self.alarms.apply(row)
+                self._alarm(row)
             case ConsentGiven():
                 self._chosen(row)
             case Forgotten():
                 self._forget(row)
             case _:
                 pass
+
+    def _alarm(self, row: Alarm) -> None:
+        self.alarms.apply(row)
+        if row.name.startswith(COVERAGE):
+            self.surrogate.outage(row.name.removeprefix(COVERAGE), row.at)
+
+    def count_step(self, batch: Batch) -> None:
+        """Take in the number of a step and the version that it started from, and nothing of its turns."""
+        if batch.base is not None:
+            self.lineage = Lineage(first=batch.step, base=batch.base.number)
+        self.last_batch, self.last_step = batch, batch.step
 
     def first_open(self, unit: Unit) -> Cursor | None:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
@@ -462,9 +473,12 @@ class TurnLedger:
     def _signal(self, seq: Cursor, signal: Signal) -> None:
         self.orphans.advance(signal.received_at)
         if signal.name in LATE and signal.source is Source.CODE and signal.id == late_id(signal.turn):
-            self.surrogate.learn(signal)
-            if signal.name == LATE_REWARD_FAILED:
-                self.alarms.failed(f"{signal.turn}: its late reward (reward.surrogate); the trainer's log says why")
+            awaited = self.surrogate.learn(signal)
+            if awaited and signal.name == LATE_REWARD_FAILED:
+                why = f"{signal.turn}: its late reward (reward.surrogate); the trainer's log says why"
+                self.alarms.failed(why, LATE_FUNCTION)
+            elif awaited and signal.name == LATE_REWARD:
+                self.alarms.answered(LATE_FUNCTION)
             return
         entry = self.open.get(signal.turn)
         if entry is None:
@@ -558,14 +572,17 @@ class TurnLedger:
         return self._unbelievable(row), matured
 
     def _follow(self, entry: OpenTurn, row: Reward) -> None:
-        """Wait for a turn's late reward, unless its feedback must not teach: predictions are learned from."""
+        """Wait for a turn's late reward, unless its feedback must not teach or is lost: predictions are learned from."""
         facts, control = entry.facts, entry.facts.hold == CONTROL
-        silent = facts.person in self.refusing or self._gold(facts.tenant, facts.user)
+        silent = (
+            facts.person in self.refusing or self._gold(facts.tenant, facts.user) or self.alarms.silenced(facts.tenant)
+        )
         if not silent and (control or (facts.hold is None and facts.id not in self.to_hold)):
-            self.surrogate.follow(facts, entry.said, row, control=control, now=self.orphans.time)
+            self.surrogate.follow(facts, entry.said, row, control=control)
 
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
         self.orphans.advance(row.at)
+        self.surrogate.expire(row.at)
         self.quarantined[kind_of(row.reason)] += 1
         if row.reason.startswith(FAILURES):
             self.alarms.failed(f"{facts.id}: {row.reason}")
@@ -579,6 +596,7 @@ class TurnLedger:
 
     def _holdback(self, seq: Cursor, row: Holdback) -> None:
         self.orphans.advance(row.at)
+        self.surrogate.expire(row.at)
         if row.reason.partition(":")[0] in TEACHING:
             self.teaching.begin(row)
         matured = self.matured.pop(row.turn, None)
@@ -608,6 +626,7 @@ class TurnLedger:
 
     def _batch(self, batch: Batch) -> None:
         self.orphans.advance(batch.at)
+        self.surrogate.expire(batch.at)
         self.teaching.catch_up()  # while what follows the turns that were held back is still here, as a desk does before it gives credit
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]
@@ -628,9 +647,7 @@ class TurnLedger:
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
             self._close_group(entry.facts)
-        if batch.base is not None:
-            self.lineage = Lineage(first=batch.step, base=batch.base.number)
-        self.last_batch, self.last_step = batch, batch.step
+        self.count_step(batch)
 
     def _taken(self, batch: Batch, turn_id: str) -> Matured | None:
         """The entry of a turn that a batch takes; None for a turn from before this fold. Raises Corrupt."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ostinato.core.fold import FoldFollower, restore_fold
-from ostinato.core.records import Arm, Row
+from ostinato.core.records import Arm, Batch, ConsentGiven, Row
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
@@ -18,7 +18,7 @@ from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, n
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@15"
+FORMAT = "ledger@16"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -107,20 +107,37 @@ class LedgerFold:
         plan: names the function and options that the open turns' next questions are planned for. Under another plan all are asked anew.
         gold: the people whose turns are never learned from.
         arms: the arms whose turns may be learned from, those people's excepted.
+        log: the log that is folded; None: only snapshots are restored.
     """
 
     kinds = KINDS
 
     def __init__(
-        self, config: RewardConfig, plan: str = "", gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+        self,
+        config: RewardConfig,
+        plan: str = "",
+        gold: Gold = nobody,
+        arms: Collection[Arm] = TEACHING_ARMS,
+        log: Log | None = None,
     ) -> None:
         self.ledger = TurnLedger(config, gold=gold, arms=arms)
         self._config, self._plan = config, plan
         self._gold, self._arms = gold, arms
+        self._log = log
 
     async def begin(self, horizon: Cursor) -> Cursor:
-        """Begin after the rows that retention has dropped."""
+        """Begin after the rows that retention has dropped. Batches and consents never are: steps are numbered on from the last of them,
+        and who had taken their consent back still has.
+        """
         self.ledger = TurnLedger(self._config, horizon, self._gold, self._arms)
+        if horizon and self._log is not None:
+            async for seq, row in self._log.read(0, {Batch, ConsentGiven}):
+                if seq > horizon:
+                    break
+                if isinstance(row, Batch):
+                    self.ledger.count_step(row)
+                else:
+                    self.ledger.apply(seq, row)
         return horizon
 
     def apply(self, seq: Cursor, row: Row) -> None:
@@ -155,7 +172,7 @@ class LedgerFollower(FoldFollower[LedgerFold]):
         gold: Gold = nobody,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
-        fold = LedgerFold(config, plan, gold, arms)
+        fold = LedgerFold(config, plan, gold, arms, log)
         super().__init__(log, fold, name=NAME, folds=folds, every=config.fold_rows)
 
     @property
@@ -168,7 +185,7 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     """The place in the log above which a desk that starts from its snapshot needs every row; 0 if it has no usable snapshot.
 
     A turn that ended in the future, by a wrong clock, would wait until then, so it does not keep rows in the log. If it is gone
-    when its time comes, its outcome says so.
+    when its time comes, its outcome says so. Nor does one whose late reward nobody asks for any more.
     """
     found = await folds.load(NAME)
     fold = LedgerFold(config)
@@ -177,7 +194,8 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     ledger = fold.ledger
     open_ = [entry for entry in ledger.open.values() if entry.facts.ended_at <= now]
     matured = [entry for entry in ledger.matured.values() if entry.facts.ended_at <= now]
-    awaited = [entry for entry in ledger.surrogate.awaited.values() if entry.ended_at <= now]
+    oldest = now - config.longest_wait_s if config.surrogate.truth_after_s else now
+    awaited = [entry for entry in ledger.surrogate.awaited.values() if oldest < entry.ended_at <= now]
     said = [place for entry in (*open_, *awaited) for place, _, _, _ in entry.said]
     turns = [*(entry.facts.seq for entry in (*open_, *matured)), *(entry.seq for entry in awaited)]
     return min([found[0], *(place - 1 for place in (*said, *turns))])

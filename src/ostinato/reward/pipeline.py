@@ -36,7 +36,7 @@ from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
-from ostinato.reward.alarms import FUNCTION
+from ostinato.reward.alarms import FUNCTION, LATE_FUNCTION
 from ostinato.reward.batching import (
     ChosenTurns,
     LearnablePart,
@@ -289,6 +289,11 @@ class RewardDesk:
         """The step of the newest batch read; 0 before the first."""
         return self._reading.ledger.last_step
 
+    async def catch_up(self) -> None:
+        """Read the new rows, and write none. Raises Corrupt, StorageFull, Unavailable."""
+        async with self._busy:
+            await self._reading.catch_up()
+
     async def poll(self) -> None:
         """Read the new rows, and write the rewards, quarantines, holdbacks and alarms that are due.
 
@@ -352,8 +357,7 @@ class RewardDesk:
 
         Raises Corrupt if a batch, or a turn or reward that it names, is not in the log.
         """
-        async with self._busy:
-            await self._reading.catch_up()
+        await self.catch_up()
         async for batch in self.recorded(after_step + 1, self.last_step):
             yield batch
 
@@ -426,7 +430,7 @@ class RewardDesk:
                 await self._write(rows)
                 await self._settle(now)
         except Unloadable as error:
-            await self._alarm_unloadable(str(error), now)
+            await self._alarm_unloadable(str(error), now, LATE_FUNCTION)
 
     async def _settle(self, now: float) -> None:
         """Write the outcomes and alarms that follow from what was read."""
@@ -437,10 +441,10 @@ class RewardDesk:
         alarms = (*ledger.alarms.due(now, ledger.learnable), *ledger.surrogate.due(ledger.alarms, now))
         await self._write([*held, *alarms])
 
-    async def _alarm_unloadable(self, why: str, now: float) -> None:
+    async def _alarm_unloadable(self, why: str, now: float, function: str = FUNCTION) -> None:
         alarms = self._reading.ledger.alarms
-        if FUNCTION not in alarms.standing():
-            await self._write([alarms.row(FUNCTION, AlarmState.RAISED, why, now)])
+        if function not in alarms.standing():
+            await self._write([alarms.row(function, AlarmState.RAISED, why, now)])
 
     # ------------------------------------------------------------ batches
 

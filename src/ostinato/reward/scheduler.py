@@ -163,9 +163,9 @@ class Deciding:
         due: list[tuple[str, str, Sequence[Said]]] = []
         for entry in awaited.values():
             at = entry.ended_at + self._config.surrogate.truth_after_s
-            if at > settled or len(due) == ROUND_TURNS or sum(len(said) for _, _, said in due) > ROUND_SIGNALS:
+            if len(due) == ROUND_TURNS or sum(len(said) for _, _, said in due) > ROUND_SIGNALS:
                 break
-            if self._late_at.get(entry.turn, at) <= settled:
+            if max(at, self._late_at.get(entry.turn, at)) <= settled:
                 due.append((entry.turn, entry.person[0], entry.said))
         asked = [each for each in await self._requests(due, now) if each is not None]
         answers = dict(zip((each.turn.id for each in asked), await self._late.ask(asked) if asked else [], strict=True))

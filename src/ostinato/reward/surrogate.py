@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Person, Reward, Signal
 from ostinato.core.verdicts import LATE_REWARD
-from ostinato.reward.alarms import SURROGATE, SURROGATE_GAP, Alarms
+from ostinato.reward.alarms import LATE_FUNCTION, SURROGATE, SURROGATE_GAP, Alarms
 from ostinato.reward.config import SurrogateConfig
 from ostinato.reward.functions import considered
 from ostinato.reward.ledger_entries import Said, TurnFacts
@@ -96,8 +96,8 @@ class SurrogateQuality:
     """How well late rewards were predicted before they were known, over a tenant's newest `pairs` turns of `people`.
 
     `correlation`: of prediction and truth; None if all truths are equal. `error`: the standard error of its Fisher transform, people as
-    clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error; both None
-    with fewer than 20 people on a side.
+    clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error, at
+    least a thousandth of the truths' standard deviation; both None with fewer than 20 people on a side.
 
     Example: ``SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02)``
     """
@@ -167,6 +167,10 @@ class Surrogate:
         named = (f"{kind}:{name}" for name in config.signals for kind in ("has", "value"))
         self._names = ("reward", "silent", "delay", *named)
         self.awaited: dict[str, AwaitedTruth] = {}
+        self._deaf_until: dict[
+            str, float
+        ] = {}  # by tenant: turns that ended before were served while its feedback was lost
+        self._at = 0.0  # the time of the newest row that the desk dated
         self._levels: Counter[str] = Counter()  # by tenant: one turn in 2 ** level is followed
         self._rows: dict[str, list[TruthPair]] = {}
         self._held: dict[str, Counter[Person]] = {}  # by tenant, how many of its rows are whose
@@ -218,10 +222,20 @@ class Surrogate:
 
     # ------------------------------------------------------------ truths
 
-    def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool, now: float) -> None:
+    def expire(self, at: float) -> None:
+        """Wait no longer for late rewards of turns that ended too long before `at`; within a hundredth of the wait that is done once.
+
+        `at` is the desk's own time: a turn that another clock dates into the future ends nobody's wait.
+        """
+        step = self._most_wait_s / 100.0
+        if at // step != self._at // step:
+            self._drop_awaited(lambda each: each.ended_at + self._most_wait_s < at)
+        self._at = at
+
+    def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool) -> None:
         """Wait for the late reward of a turn, or of one in 2, 4, ... turns of a tenant where there are too many to wait for."""
-        while self.awaited and (oldest := next(iter(self.awaited.values()))).ended_at + self._most_wait_s < now:
-            del self.awaited[oldest.turn]
+        if facts.ended_at < self._deaf_until.get(facts.tenant, -math.inf):
+            return
         if _place(facts.id) >= 0.5 ** self._levels[facts.tenant]:
             return
         self.awaited[facts.id] = AwaitedTruth(
@@ -250,16 +264,16 @@ class Surrogate:
         if entry is not None and entry.person[0] == tenant and len(entry.said) < most:
             entry.said.append(said)
 
-    def learn(self, signal: Signal) -> None:
-        """Take in what became of a turn's late reward."""
+    def learn(self, signal: Signal) -> bool:
+        """Take in what became of a turn's late reward; False if it was not awaited, as in a log into which another one's is copied."""
         entry = self.awaited.get(signal.turn)
         if entry is None or entry.person[0] != signal.tenant:
-            return
+            return False
         del self.awaited[signal.turn]
         if len(self.awaited) * 4 < self._config.most_awaited and self._levels[signal.tenant]:
             self._levels[signal.tenant] -= 1
         if signal.name != LATE_REWARD:
-            return
+            return True
         rows = self._rows.setdefault(signal.tenant, [])
         rows.append(
             TruthPair(
@@ -283,6 +297,12 @@ class Surrogate:
             largest = max(self._rows, key=lambda tenant: (len(self._rows[tenant]), tenant))
             self._drop_row(largest, 0)
             self._changed(largest)
+        return True
+
+    def outage(self, tenant: str, at: float) -> None:
+        """The alarm about a tenant's lost feedback was raised or cleared: the silence of its turns so far is no late reward."""
+        self._deaf_until[tenant] = at
+        self._drop_awaited(lambda each: each.person[0] == tenant)
 
     def forget(self, gone: Callable[[Person], bool]) -> None:
         """Take out these people's turns, known and awaited."""
@@ -318,10 +338,8 @@ class Surrogate:
     def due(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
         """The rows about alarms that have to be written now."""
         standing, qualities = alarms.standing(), self.qualities()
+        yield from self._ended(alarms, at)
         if not self._config.truth_after_s:
-            for name in standing:
-                if name.startswith((SURROGATE, SURROGATE_GAP)):
-                    yield alarms.row(name, AlarmState.CLEARED, "reward.surrogate.truth_after_s is 0", at)
             return
         least = self._config.least_correlation
         for tenant, each in qualities.items():
@@ -344,8 +362,19 @@ class Surrogate:
                     "is changing what they mean. Look at live's answers with a high reward and a low late_reward"
                 )
                 yield alarms.row(name, AlarmState.RAISED, why, at, detail)
-            elif name in standing and abs(each.gap) < GAP_SURE / 2 * each.gap_error:
+            elif name in standing and abs(each.gap) <= GAP_SURE / 2 * each.gap_error:
                 yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
+
+    def _ended(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
+        """All-clears of the alarms that nothing is left to say of."""
+        qualities = self.qualities()
+        known = {SURROGATE + tenant for tenant in qualities}
+        known |= {SURROGATE_GAP + tenant for tenant, each in qualities.items() if each.gap is not None}
+        for name in alarms.standing():
+            if not self._config.truth_after_s and name.startswith((LATE_FUNCTION, SURROGATE, SURROGATE_GAP)):
+                yield alarms.row(name, AlarmState.CLEARED, "reward.surrogate.truth_after_s is 0", at)
+            elif name.startswith((SURROGATE, SURROGATE_GAP)) and name not in known:
+                yield alarms.row(name, AlarmState.CLEARED, "too few late rewards are left to say so", at)
 
     # ------------------------------------------------------------ the snapshot
 
@@ -353,6 +382,8 @@ class Surrogate:
         """Everything, as JSON's types."""
         return {
             "awaited": _awaited.dump_python(list(self.awaited.values()), mode="json"),
+            "at": self._at,
+            "deaf_until": self._deaf_until,
             "levels": +self._levels,
             "rows": _pairs.dump_python(self._rows, mode="json"),
         }
@@ -360,6 +391,8 @@ class Surrogate:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
         self.awaited = {each.turn: each for each in _awaited.validate_python(state["awaited"])}
+        self._at = float(state["at"])
+        self._deaf_until = dict(state["deaf_until"])
         self._levels = Counter(state["levels"])
         self._rows = _pairs.validate_python(state["rows"])
         self._held = {tenant: Counter(row.cap for row in rows) for tenant, rows in self._rows.items()}
@@ -380,7 +413,9 @@ def _quality(rows: Sequence[TruthPair]) -> SurrogateQuality:
     sides = [_clustered((predicted_R - truth_R)[side_R], owner_R[side_R]) for side_R in (~control_R, control_R)]
     if all(count >= LEAST_PEOPLE for _, _, count in sides):
         gap = sides[0][0] - sides[1][0]
-        gap_error = math.sqrt(sides[0][1] + sides[1][1])
+        largest = max(float(np.abs(predicted_R).max()), float(np.abs(truth_R).max()))
+        least_error = 1e-3 * float(truth_R.std()) + 1e-9 * largest  # of rounding errors nothing is to be said
+        gap_error = max(math.sqrt(sides[0][1] + sides[1][1]), least_error)
     return SurrogateQuality(
         pairs=len(rows), people=len(people), correlation=correlation, error=error, gap=gap, gap_error=gap_error
     )

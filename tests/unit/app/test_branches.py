@@ -36,6 +36,7 @@ from ostinato.core.records import (
     Signal,
     Turn,
 )
+from ostinato.core.staleness import Lineage
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.release import ship_branch
@@ -571,10 +572,38 @@ async def test_a_branch_that_is_trained_again_goes_on_though_rows_of_its_last_st
     with open_run(branch) as run:
         assert await copied(run, Turn) == []
         worker, trainer = await a_trainer(run, v0)
-        await worker.parts.desk.poll()
         await worker._resume_branch()
         assert (trainer.bases, trainer.step_count) == ([v0.number, own.number], 3)
         assert [batch async for batch in worker.parts.desk.history(trainer.step_count)] == []
+        await worker.parts.desk.close()
+
+
+async def test_a_branch_that_was_not_trained_for_long_goes_on_behind_its_last_step(tmp_path):
+    old = ("record.retain_days=1e-9", "record.segment_rows=1")
+    config = settings(tmp_path, *old)
+    (v0,) = await publish(open_store(config), 1)
+    branch = branch_config(config, "acme")
+    (own,) = await publish(open_store(branch), 1, "branch/acme", first=2, seed=1)
+    with open_run(branch) as run:
+        begun = Batch(step=1, turns=(), credits=(), reference=v0, at=1.0, base=v0, even=True)
+        taken = replace(begun, step=2, base=None, at=2.0)
+        desk = open_desk(branch, run.log, run.folds)
+        await run.log.append(begun, taken)
+        await desk.poll()
+        await desk.close()
+        await open_releases(run).bootstrap(own)  # a row that the desk does not read lies behind its snapshot
+    with open_run(settings(tmp_path, *old, "learn.tenants=[]")) as run:
+        for _ in range(2):
+            await drop_old_rows(run, 0)
+    with open_run(branch) as run:
+        assert await run.log.horizon() == run.log.newest()
+        worker, trainer = await a_trainer(run, own)
+        trainer.step_count = 2  # as its checkpoint
+        await worker._resume_branch()
+        worker._refuse_older_log()
+        assert (trainer.bases, worker.parts.desk.last_step, worker.parts.desk.lineage) == ([], 2, Lineage())
+        await worker._begin_at(v0)
+        assert [row.step for row in await copied(run, Batch)] == [1, 2, 3]
         await worker.parts.desk.close()
 
 

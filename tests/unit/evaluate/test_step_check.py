@@ -7,7 +7,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.evaluation import SMOKE_ITEMS, StepCheck
-from ostinato.evaluate.gate import sealed_ids
+from ostinato.evaluate.gate import check_bars, items_in_round, sealed_ids
 from ostinato.evaluate.suites import Item, Suite
 
 LIVE, STEP, NEXT = (PolicyVersion(number=n, hash=f"{n}" * 64) for n in (3, 4, 5))
@@ -90,6 +90,19 @@ async def test_a_step_must_hold_the_quality_bars_as_a_candidate_must_and_its_bar
     assert await check(good, safety, bars=bars).run(STEP, LIVE) == ""
     good.worth[STEP] = 0.8
     assert "score of s: " in await check(good, safety, bars=bars).run(STEP, LIVE), "and on the compared suite"
+
+
+@pytest.mark.parametrize(
+    "gate", [GATE, GATE.model_copy(update={"items_per_round": 100})], ids=["a part is sealed", "few in a round"]
+)
+async def test_a_faultless_step_clears_each_bar_that_the_configuration_allows(gate):
+    """Of a suite that is not compared, the gate and the check of the configuration count all items."""
+    good, safety, items = Answers("s", 1_000, {LIVE: 1.0, STEP: 1.0}), Answers("safety", 152, {STEP: 1.0}), 152
+    bars = [BarConfig(suite="safety", at_least=0.97), BarConfig(suite="s", at_least=0.9)]
+    check_bars([(bars[0], "safety", items), (bars[1], "s", items_in_round(good.suite, gate))])
+    assert await StepCheck([good], gate, bars=bars, aside=[safety], slot="learner-test").run(STEP, LIVE) == ""
+    assert len(safety.calls[-1][3]) == items
+    assert not {*good.calls[-1][3]} & sealed_ids(good.suite, gate.sealed_share), "the gate's sealed items stay sealed"
 
 
 async def test_a_step_that_fails_the_smoke_test_costs_no_bars():

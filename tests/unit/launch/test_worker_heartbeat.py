@@ -8,13 +8,20 @@ import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 from tests.deadlines import PATIENT_S
 
+from ostinato.app.trainer import open_desk
+from ostinato.config import Config
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.launch.placing import heartbeat as pulsing
 from ostinato.launch.placing.heartbeat import Heartbeat, Sender
+from ostinato.launch.workers import train
 from ostinato.launch.workers.train import ReportingTrainer
+from ostinato.reward.config import RewardConfig, SurrogateConfig
+from ostinato.reward.protocol import RewardRequest, Unloadable
+from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_sample, a_turn
 
 
@@ -67,3 +74,25 @@ async def test_a_step_may_take_longer_in_proportion_if_it_holds_more_than_a_batc
         row = Batch(step=1, turns=(), credits=(), reference=PolicyVersion(number=0, hash="0"), at=0.0)
         await trainer.step(TrainingBatch(row=row, samples=tuple(a_sample(turn, 1.0) for turn in turns)))
     assert limits == [60.0, 60.0 * 96 / 64, 60.0 * 192 / 64], "what a turn shares with its parent is computed once"
+
+
+async def test_a_function_of_late_rewards_that_cannot_be_loaded_any_more_does_not_end_the_trainer(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (module := tmp_path / "late_function.py").write_text("def late(turn, signals, now):\n    return None\n")
+    reward = RewardConfig(surrogate=SurrogateConfig(truth_after_s=1000.0, function="late_function:late"))
+    desk = []
+
+    async def learn(run, life, asker, late):
+        desk.append(open_desk(run.config, MemoryLog(), asker=asker, late_asker=late))
+        module.write_text("import gone\n")
+        with pytest.raises(
+            Unloadable, match=r"reward\.surrogate\.function"
+        ):  # BadConfig would end the process for good
+            await desk[0]._late_asker.ask([RewardRequest(turn=a_turn(), signals=(), now=1.0)])
+
+    monkeypatch.setattr(train, "_learn", learn)
+    life = SimpleNamespace(starting=lambda config: lambda what: None)
+    await train._train(SimpleNamespace(config=Config(reward=reward)), life)
+    assert desk

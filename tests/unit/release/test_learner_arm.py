@@ -1,4 +1,6 @@
-"""The learner arm: some users follow training, a step at a time, and go back to live at once where a step must not answer them."""
+"""The learner arm: some users follow training, a step at a time, and go back to live where a step must not answer them."""
+
+import asyncio
 
 import pytest
 from tests.fakes.release_world import (
@@ -16,7 +18,7 @@ from tests.fakes.release_world import (
     went_back,
 )
 
-from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.errors import Conflict, StorageFull, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
 from ostinato.release.learner_arm import BROKEN
@@ -159,6 +161,54 @@ async def test_an_alarm_during_the_test_of_a_step_keeps_it_from_users(disk):
     assert served(disk) == "m0"
 
 
+@pytest.mark.parametrize("cause", ["guard", "monitor"])
+async def test_a_rollback_or_an_alarm_takes_its_users_back_while_a_step_is_tested_and_ends_that_test(disk, cause):
+    paused, steps, looks = [False], Steps(), []
+    control = await following(disk, steps=steps, paused=lambda: paused[0])
+    disk.publish(V3)
+    await control.ship(V3, "by hand", actor="ann")
+    trained(disk, V5)
+    await control.follow()
+
+    async def harm():
+        trained(disk, V8)
+        if cause == "guard":
+            await control._moves.take_back(V0, V3, "guard: harm", {})
+        else:
+            paused[0] = True
+        for _ in range(2_000):
+            looks.append(served(disk))
+            await asyncio.sleep(0.001)
+
+    steps.meanwhile = harm
+    trained(disk, V6)
+    await control.follow()
+    assert set(looks) <= {"m5", "m0" if cause == "guard" else "m3"}
+    assert len(looks) < 2_000, "the test was ended"
+    assert served(disk) == disk.refs["learner-test"] == disk.refs["live"]
+    assert await alarms(disk) == [], "nothing is known of the step"
+
+
+async def test_a_step_that_passed_is_served_though_a_newer_one_is_stored_during_each_test(disk):
+    steps = Steps(V6)
+    control = await following(disk, steps=steps)
+
+    async def quick_trainer():
+        assert disk.refs["learner-test"] == f"m{steps.asked[-1][0]}"
+        trained(disk, version(steps.asked[-1][0] + 1))
+        for _ in range(5):
+            await control._place_learner()
+        assert disk.refs["learner-test"] == f"m{steps.asked[-1][0]}", "the slot keeps what is tested in it"
+
+    steps.meanwhile = quick_trainer
+    trained(disk, V3)
+    found = []
+    for _ in range(6):
+        await control.follow()
+        found.append(served(disk))
+    assert found == ["m3", "m4", "m5", "m0", "m7", "m8"], "and live's weights after the step that failed"
+
+
 async def test_a_rollback_by_hand_takes_its_users_back_even_without_a_release_worker(disk):
     control = await following(disk)
     disk.publish(V3)
@@ -174,6 +224,31 @@ async def test_a_rollback_by_hand_takes_its_users_back_even_without_a_release_wo
     trained(disk, V8)
     await control.follow()
     assert served(disk) == "m8", "trained from what stands"
+
+
+@pytest.mark.parametrize("error", [Conflict, StorageFull, Unavailable])
+async def test_a_rollback_by_hand_is_done_even_if_the_worker_moves_its_users_at_the_same_moment(
+    disk, monkeypatch, caplog, error
+):
+    worker, move = await following(disk), disk.move_ref
+    for policy in (V3, V5):
+        disk.publish(policy)
+        await worker.ship(policy, "by hand", actor="ann")
+    trained(disk, V8)
+    await worker.follow()
+
+    async def at_the_same_moment(ref, old, new):
+        if ref == "learner":
+            raise error("not now")
+        await move(ref, old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "move_ref", at_the_same_moment)
+        event = await controller(disk, BLOCKS, Time()).rollback(None, "people complain", actor="ann")
+    assert (event.action, event.policy, disk.refs["live"]) == ("rolled_back", V3, "m3")
+    assert "users who follow training on live at its next look: not now" in caplog.text
+    await worker.follow()
+    assert served(disk) == "m3"
 
 
 async def test_what_the_gate_blocks_and_what_live_has_passed_is_not_followed(disk):
@@ -262,3 +337,14 @@ async def test_where_nobody_follows_any_more_its_refs_hold_live_and_keep_no_step
     await off.follow()
     assert {disk.refs[ref] for ref in ("learner", "learner-test", "newest")} == {"m5"}
     assert "never-there" not in disk.refs
+
+
+async def test_the_alarm_ends_where_nobody_follows_training_any_more(disk):
+    control = await following(disk, steps=Steps(V3))
+    trained(disk, V3)
+    await control.follow()
+    off = controller(disk, BLOCKS, Time())
+    for _ in range(3):
+        await off.follow()
+    assert await alarms(disk) == [AlarmState.RAISED, AlarmState.CLEARED]
+    assert disk.rows.rows[-1].reason == "nobody follows training any more"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm, Finish, NoReward, Pending, Quarantine, Reward
+from ostinato.core.records import Arm, Finish, NoReward, Pending, Quarantine, Reward, Source
+from ostinato.core.verdicts import LATE_REWARD, late_id
 from ostinato.reward.backtest import RewardOutcome, backtest, compare, past_turns
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import considered, copilot
@@ -219,3 +220,14 @@ async def test_people_not_turns_are_the_units_of_the_interval(log):
     assert found.old.mean.people == 4
     alone = 1.96 * np.std([0.0, 1.0, 2.0, 3.0], ddof=1) / 2.0
     assert found.old.mean.upper - found.old.mean.mean == pytest.approx(alone)
+
+
+async def test_late_rewards_are_neither_handed_to_the_function_nor_compared_with(log):
+    turn = a_turn("a:0", ended_at=0.0)
+    late = replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), at=20.0), source=Source.CODE)
+    predicted = Reward(turn=turn.id, value=0.1, function="f", signals=(), at=5.0, early=(("reward", 0.75),))
+    await log.append(turn, a_delivery(turn), predicted, late)
+    (past,) = await past_turns(log, CONFIG, since=-1.0, limit=0)
+    assert (past.signals, past.recorded) == ([], RewardOutcome(value=0.75))
+    found = await backtest(log, [past], Inline(waits, max_abs=100.0), CONFIG, LONG_AFTER)
+    assert found == {turn.id: RewardOutcome(reason="no_reward:silence")}

@@ -9,7 +9,8 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import Corrupt, NoSignal, StorageFull
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Turn
+from ostinato.core.records import Arm, Batch, Consent, ConsentGiven, Holdback, PolicyVersion, Quarantine, Reward, Turn
+from ostinato.core.staleness import Lineage
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account
 from ostinato.reward.config import BaselineConfig, RewardConfig
@@ -21,7 +22,7 @@ V0 = PolicyVersion(number=0, hash="00")
 
 
 class Watched(MemoryLog):
-    """A log that says how many rows were read in order, and that may have forgotten its beginning."""
+    """A log that says how many rows were read in order, and whose beginning may be dropped, except batches and consents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,9 +30,10 @@ class Watched(MemoryLog):
         self.dropped = 0
 
     async def read(self, after, kinds):
-        async for sequence, row in super().read(max(after, self.dropped), kinds):
-            self.read_rows += 1
-            yield sequence, row
+        async for sequence, row in super().read(after, kinds):
+            if sequence > self.dropped or isinstance(row, Batch | ConsentGiven):
+                self.read_rows += 1
+                yield sequence, row
 
     async def horizon(self):
         return self.dropped
@@ -224,6 +226,31 @@ async def test_rows_about_turns_from_before_the_horizon_are_no_damage(now, open_
     found = await account(log, config=CONFIG)
     assert found.balanced
     assert found.ingested < (await recount(MemoryLogOf(log))).ingested
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_steps_are_numbered_on_where_every_row_but_the_batches_was_dropped(now, open_desk, turn, whole):
+    log = Watched()
+    desk = open_desk(log, config=CONFIG)
+    await day(log, [desk], now, turn, 0)
+    first = desk.last_step + 1
+    await desk.restart(first, PolicyVersion(number=7, hash="07"), V0)
+    await log.append(ConsentGiven(id="c", tenant="acme", user="ann", level=Consent.AGGREGATE, at=now.at))
+    log.dropped = len(log.rows)
+    await day(log, [desk], now, turn, 1)
+    if whole:
+        log.dropped = len(log.rows)
+    again = open_desk(log, config=CONFIG)
+    await again.poll()
+    assert (again.last_step, again.lineage) == (desk.last_step, Lineage(first=first, base=7))
+    assert again.lineage == desk.lineage
+    assert [*again._reading.ledger.refusing] == [*desk._reading.ledger.refusing] == [("acme", "ann")]
+    for number in (2, 3):
+        await day(log, [again], now, turn, number)
+    steps = [row.step for row in log.rows if isinstance(row, Batch)]
+    assert steps == list(range(1, again.last_step + 1))
+    assert again.last_step > desk.last_step > first
+    assert (await account(log, config=CONFIG)).balanced
 
 
 class MemoryLogOf(MemoryLog):

@@ -1,5 +1,6 @@
 """Late rewards that are predicted from what is known early: learned from at once, compared with what came, and never trained on."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 from benchmarks.reward.late_truth import DAY, HOUR, Run, World, config_of, cosine
 
-from ostinato.core.errors import BadConfig
-from ostinato.core.notices import Alarm, Forgotten
+from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import (
     Arm,
     Batch,
     Consent,
     ConsentGiven,
+    Holdback,
     NoReward,
     Pending,
     PolicyVersion,
@@ -24,7 +26,8 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.verdicts import LATE, LATE_REWARD, LATE_REWARD_FAILED, NO_LATE_REWARD, late_id
-from ostinato.reward.config import RewardConfig, SurrogateConfig
+from ostinato.reward.alarms import Alarms
+from ostinato.reward.config import CoverageConfig, RewardConfig, SurrogateConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught, TurnFacts
@@ -41,8 +44,12 @@ SOON = {"truth_after_s": 6 * HOUR}
 QUICK = World(late_s=5 * HOUR)
 
 
+def states_of(log, name):
+    return [row.state.value for row in log.rows if isinstance(row, Alarm) and row.name == name]
+
+
 def states(run, name):
-    return [row.state.value for row in run.log.rows if isinstance(row, Alarm) and row.name == name]
+    return states_of(run.log, name)
 
 
 # ---------------------------------------------------------------- a planted truth
@@ -225,11 +232,54 @@ async def test_a_late_function_that_gives_none_waits_or_fails_costs_its_own_turn
         ("fine", LATE_REWARD, 0.75),
         ("none", NO_LATE_REWARD, 0.0),
     ]
-    assert [row.name for row in log.rows if isinstance(row, Alarm)] == ["reward_function"]
+    assert [row.name for row in log.rows if isinstance(row, Alarm)] == ["late_reward_function"]
     for now.at in np.arange(1300.0, 5000.0, 100.0):
         await desk.poll()
     assert ("waits", NO_LATE_REWARD, 0.0) in late_rows(log)
     assert not desk._reading.ledger.surrogate.awaited
+
+
+async def test_early_rewards_do_not_clear_what_a_late_one_raised_and_late_ones_do():
+    def sometimes(turn, signals, at):
+        return late(turn, signals, at) if turn.user == "late" else 1 / 0
+
+    log, now = MemoryLog(), Now()
+    desk = desk_of(log, now, sometimes)
+    for day, user in enumerate(("none", "late", "late")):
+        for i in range(25):
+            await told(log, a_turn(f"t{day}/{i}", user=user, ended_at=day * DAY), "accepted")
+        for now.at in (day * DAY + 40.0, day * DAY + 1100.0):
+            await desk.poll()
+        assert states_of(log, "late_reward_function") == ["raised", "cleared"][: 1 + (day > 0)]
+    assert not states_of(log, "reward_function")
+
+
+async def test_late_rewards_copied_from_another_log_raise_no_alarm():
+    log, now = MemoryLog(), Now()
+    desk, turn = desk_of(log, now), a_turn(ended_at=0.0)
+    failed = replace(a_signal(turn, LATE_REWARD_FAILED, id=late_id(turn.id), value=0.0), source=Source.CODE)
+    await log.append(turn, a_delivery(turn), failed)
+    now.at = 40.0
+    await desk.poll()
+    assert not [row for row in log.rows if isinstance(row, Alarm)]
+
+
+def test_alarms_end_with_what_they_rest_on():
+    found, alarms = surrogate(), Alarms(CoverageConfig())
+    for name in (
+        "surrogate:acme",
+        "surrogate_gap:acme",
+        "surrogate:gone",
+        "surrogate_gap:gone",
+        "late_reward_function",
+    ):
+        alarms.apply(alarms.row(name, AlarmState.RAISED, "", 1.0))
+    for i in range(60):
+        teach(found, i, 0.5, -float(i % 2), tenant="acme", user=f"u{i}")
+    cleared = {"surrogate_gap:acme", "surrogate:gone", "surrogate_gap:gone"}
+    assert {row.name for row in found.due(alarms, 2.0) if row.state is AlarmState.CLEARED} == cleared
+    off = Surrogate(SurrogateConfig(), 1.0, 1e6)
+    assert sorted(row.name for row in off.due(alarms, 2.0)) == sorted(alarms.standing())
 
 
 async def test_a_late_function_that_hangs_costs_two_processes_a_poll_and_no_early_reward():
@@ -280,6 +330,71 @@ async def test_nobody_else_can_say_a_late_reward_or_keep_it_from_being_asked_for
     assert len(log.rows) == rows, "it does not ask again and again for one whose place is taken"
 
 
+async def test_switched_off_it_keeps_no_row_from_retention():
+    log, now, folds = MemoryLog(), Now(), MemoryFolds()
+    desk = desk_of(log, now, folds=folds)
+    await told(log, a_turn("old", ended_at=0.0), "accepted")
+    now.at = 40.0
+    await desk.poll()
+    await log.append(Holdback(turn="old", reason="too_few: none came", at=now.at))
+    await desk.poll()
+    await desk.save()
+    assert await needed_above(folds, CONFIG, now.at) == 0, "it is still to be asked about"
+    assert await needed_above(folds, CONFIG, CONFIG.longest_wait_s + 1.0) == 5, "too long ago"
+    off = CONFIG.model_copy(update={"surrogate": SurrogateConfig()})
+    assert await needed_above(folds, off, now.at) == 5
+    without = RewardDesk(log, Inline(hour, max_abs=9.0), now, off, folds=folds)
+    await log.append(Holdback(turn="other", reason="too_few", at=CONFIG.longest_wait_s + 1.0))
+    await without.poll()
+    assert not without._reading.ledger.surrogate.awaited, "forgotten once its time is over"
+
+
+async def test_a_turn_from_the_future_ends_nobodys_wait():
+    log, now = MemoryLog(), Now()
+    at_once = Inline(lambda turn, signals, at: hour(replace(turn, ended_at=0.0), signals, at), max_abs=9.0)
+    desk = RewardDesk(log, at_once, now, CONFIG, late_asker=Inline(late, max_abs=9.0))
+    await told(log, a_turn("future", ended_at=1e9), "accepted", at=-1e9 + 5.0)
+    for i in range(3):
+        await told(log, replace(a_turn(f"t{i}", ended_at=float(i)), tenant="acme"), "accepted")
+    now.at = 40.0
+    await desk.poll()
+    assert list(desk._reading.ledger.surrogate.awaited) == ["future", "t0", "t1", "t2"]
+    now.at = 2000.0
+    await desk.poll()
+    assert [turn for turn, _, _ in late_rows(log)] == ["t0", "t1", "t2"]
+    await log.append(Holdback(turn="other", reason="too_few", at=2e9))
+    await desk.poll()
+    assert not desk._reading.ledger.surrogate.awaited
+
+
+async def test_silence_while_feedback_is_lost_is_no_late_reward():
+    log, now, folds = MemoryLog(), Now(), MemoryFolds()
+    desk = desk_of(log, now, folds=folds)
+    other = replace(a_turn("other", ended_at=0.0), tenant="acme")
+    await told(log, other, "accepted")
+    await told(log, a_turn("before", ended_at=0.0), "accepted")
+    now.at = 40.0
+    await desk.poll()
+    lost = Alarm(id="coverage:default:1", name="coverage:default", state=AlarmState.RAISED, reason="lost", at=50.0)
+    await log.append(lost)
+    await told(log, a_turn("meanwhile", ended_at=60.0), "accepted")
+    await told(log, a_turn("at its end", ended_at=180.0), "accepted")
+    now.at = 100.0
+    await desk.poll()
+    assert list(desk._reading.ledger.surrogate.awaited) == ["other"]
+    await log.append(replace(lost, id="coverage:default:2", state=AlarmState.CLEARED, at=200.0))
+    await told(log, a_turn("after", ended_at=210.0), "accepted")
+    await desk.poll()
+    await desk.close()
+    desk = desk_of(log, now, folds=folds)
+    for now.at in (250.0, 3000.0):
+        await desk.poll()
+    assert {row.turn for row in log.rows if isinstance(row, Reward)} == {
+        *("other", "before", "meanwhile", "at its end", "after")
+    }
+    assert [turn for turn, _, _ in late_rows(log)] == ["other", "after"]
+
+
 # ---------------------------------------------------------------- the regression
 
 
@@ -298,7 +413,7 @@ def teach(found, number, kept, truth, *, user="ann", tenant="default", arm=Arm.L
     turn = replace(a_turn(f"{tenant}/{number}", user=user, arm=arm), tenant=tenant)
     reward, early = early_reward(turn, kept)
     reward = replace(reward, function="f@1 -> 10 s", early=tuple(early.items()))
-    found.follow(TurnFacts.of(number, turn, RewardConfig()), (), reward, control=arm is Arm.CONTROL, now=0.0)
+    found.follow(TurnFacts.of(number, turn, RewardConfig()), (), reward, control=arm is Arm.CONTROL)
     found.learn(
         replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth), source=Source.CODE, tenant=tenant)
     )
@@ -358,7 +473,7 @@ def test_too_many_to_wait_for_are_thinned_evenly_and_cost_no_other_tenant():
     for i in range(3000):
         for tenant in ("flood",) if i % 100 else ("flood", "quiet"):
             turn = replace(a_turn(f"{tenant}{i}"), tenant=tenant)
-            found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=False, now=0.0)
+            found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=False)
     held = Counter(each.person[0] for each in found.awaited.values())
     assert sum(held.values()) <= 100
     assert held["quiet"] == 30
@@ -372,6 +487,20 @@ def test_values_of_another_function_are_not_compared():
     assert found.predicted("default", replace(reward, function="f@2"), early, 100.0).value == 0.75
 
 
+@pytest.mark.parametrize(("more", "raised"), [(0.0, False), (0.1, True)])
+def test_rounding_errors_raise_no_alarm_about_a_gap(more, raised):
+    found, alarms = surrogate(), Alarms(CoverageConfig())
+    for i in range(200):
+        control, truth = bool(i % 2), (0.3, 0.6)[i % 4 // 2]
+        turn = a_turn(f"x{i}", user=f"u{i % 80}", arm=Arm.CONTROL if control else Arm.LIVE)
+        value = truth if control else math.nextafter(truth, 1.0) + more
+        reward = Reward(turn=turn.id, value=value, function="f", signals=(), at=1.0, early=(("reward", value),))
+        found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=control)
+        found.learn(replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth), source=Source.CODE))
+    assert found.qualities()["default"].gap > 0.0
+    assert [row.name for row in found.due(alarms, 1.0)] == ["surrogate_gap:default"] * raised
+
+
 # ---------------------------------------------------------------- erasure and settings
 
 
@@ -381,13 +510,16 @@ async def test_a_replay_without_somebody_predicts_without_their_late_rewards():
     users = {turn.id: turn.user for turn in run.log.turns()}
     gone = next(users[signal.turn] for signal in run.log.signals() if signal.name == LATE_REWARD)
 
-    async def ledger_of(people):
-        refold = CreditRefold(run.log, run.config, Taught(every=True), erased_people(dict.fromkeys(people, 1 << 40)))
+    async def ledger_of(people, config=run.config):
+        refold = CreditRefold(run.log, config, Taught(every=True), erased_people(dict.fromkeys(people, 1 << 40)))
         batches = [batch async for batch in refold.batches()]
         return refold._ledger, batches
 
     whole, batches = await ledger_of([("default", "nobody")])
     assert not any(batch.changed for batch in batches)
+    other = run.config.surrogate.model_copy(update={"ridge": 100.0})
+    with pytest.raises(Corrupt, match=r"reward\.surrogate"):
+        await ledger_of([("default", "nobody")], run.config.model_copy(update={"surrogate": other}))
     left, batches = await ledger_of([("default", gone)])
     assert any(batch.changed for batch in batches)
     fresh = Surrogate(run.config.surrogate, run.config.user_cap, run.config.longest_wait_s)
@@ -398,7 +530,7 @@ async def test_a_replay_without_somebody_predicts_without_their_late_rewards():
             row = fresh.predicted("default", row, dict(row.early), run.config.max_abs)
             values[row.turn] = row.value
             facts = TurnFacts.of(0, turn, run.config)
-            fresh.follow(facts, (), row, control=turn.arm is Arm.CONTROL, now=0.0)
+            fresh.follow(facts, (), row, control=turn.arm is Arm.CONTROL)
         elif isinstance(row, Signal) and row.name == LATE_REWARD:
             fresh.learn(row)
     assert [row.predicted for row in left.surrogate._rows["default"]] == [

@@ -158,6 +158,7 @@ class TrainWorker:
 
     async def _resume_branch(self) -> None:
         """Let a branch's training begin at the version that the branch began with, or where it was last begun anew."""
+        await self.parts.desk.catch_up()
         last, _ = await self._last_base()
         if last is None:
             await self._begin_at(self.parts.released.live)
@@ -373,17 +374,21 @@ async def train(config: Config, life: Life) -> None:
 
 
 async def _train(run: Run, life: Life) -> None:
-    """Open the reward function before the model, so that an error in it is reported before a model is loaded."""
-    asker = asker_of(run.config.reward)
+    """Open the reward functions before the model, so that an error in one is reported before a model is loaded."""
+    asker, late = asker_of(run.config.reward), late_asker_of(run.config.reward)
     try:
         life.starting(run.config)("loading the reward function")
         await asker.open()
-        if (late := late_asker_of(run.config.reward)) is not None:  # the desk opens it again, when a late reward is due
+        if (
+            late is not None
+        ):  # the desk's own: once it was loaded, one that cannot be any more is an alarm and not the trainer's end
             await late.open()
-            await late.close()
-        await _learn(run, life, asker)
+            await late.close()  # until a late reward is due
+        await _learn(run, life, asker, late)
     finally:
         await asker.close()
+        if late is not None:
+            await late.close()
 
 
 def _width(config: Config) -> int:
@@ -391,7 +396,7 @@ def _width(config: Config) -> int:
     return 2 if training(config).compute == "bf16" else 4
 
 
-async def _learn(run: Run, life: Life, asker: Asker) -> None:
+async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None:
     config, say = run.config, life.starting(run.config)
     path = await prepare(run, say)
     check_memory(config, path, ("train",), process_limit(), _width(config))
@@ -406,7 +411,16 @@ async def _learn(run: Run, life: Life, asker: Asker) -> None:
     def build() -> Learning:
         torch.set_num_threads(config.train.threads)
         on_learned, on_published = progress.learned, progress.published
-        return open_learning(run, path, live, contract, on_learned=on_learned, on_published=on_published, asker=asker)
+        return open_learning(
+            run,
+            path,
+            live,
+            contract,
+            on_learned=on_learned,
+            on_published=on_published,
+            asker=asker,
+            late_asker=late,
+        )
 
     worker = TrainWorker(run, await asyncio.to_thread(build), progress, life.pulse)
     try:

@@ -44,6 +44,7 @@ class NarrowingWatch:
         self._name = name
         self._candidate = ""
         self._stands = False
+        self._known_at: float | None = None  # begun from the log's alarm: what is no later is in it already
 
     @property
     def standing(self) -> list[str]:
@@ -51,13 +52,18 @@ class NarrowingWatch:
         return [self._name] if self._stands else []
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
+        """Begin without a state: the alarm stands if it stands in the log, whatever earlier lines are read again."""
         row = alarms.get(self._name)
-        if row is not None and row.state is AlarmState.RAISED:
+        if row is None:
+            return
+        self._known_at = row.at
+        if row.state is AlarmState.RAISED:
             self._stands, self._candidate = True, str(row.detail.get("candidate", ""))
 
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
         """Take in a line of the ledger."""
+        if self._is_known(event.at):
+            return
         if event.action in _OVER and self._stands and self._is_about(event):
             yield self._clear(f"{event.policy} is {event.action.replace('_', ' ')}", event.at)
         report = event.detail.get("report")
@@ -74,8 +80,14 @@ class NarrowingWatch:
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the loss."""
-        if row.name == self._name and row.detail.get(ACCEPTED) is True:
+        if row.name == self._name and row.detail.get(ACCEPTED) is True and not self._is_known(row.at):
             self._stands, self._candidate = False, ""
+
+    def _is_known(self, at: float) -> bool:
+        """Whether a row was taken in before the log's alarm was written; the first later one ends that, lest a clock set back matter."""
+        if self._known_at is not None and at > self._known_at:
+            self._known_at = None
+        return self._known_at is not None
 
     def _is_about(self, event: ReleaseEvent) -> bool:
         refused = event.policy if event.action == "blocked" else event.previous
@@ -93,11 +105,12 @@ class NarrowingWatch:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
-        return {"stands": self._stands, "candidate": self._candidate}
+        return {"stands": self._stands, "candidate": self._candidate, "known_at": self._known_at}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises LookupError or TypeError for an invalid state."""
         self._stands, self._candidate = bool(state["stands"]), str(state["candidate"])
+        self._known_at = None if state["known_at"] is None else float(state["known_at"])
 
 
 def _lost_coverage(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:

@@ -2,8 +2,9 @@
 
 A policy that collapses to a few answers can hold every rate and please every thumb (mode collapse). What is estimated is the expected
 similarity of two answers, to two people of one arm whose prompts begin alike: the Jaccard index of their sets of three-token runs. Live's
-is compared with control's, which is dealt by chance and so is asked the same. Each person counts with one answer for each release, so pairs
-are of different people, and a mean over pairs is a U-statistic (Hoeffding 1948) whose variance the jackknife gives (Arvesen 1969).
+is compared with control's over the same time, which is dealt by chance and so is asked the same. Each person counts with one answer for
+each release, so pairs are of different people, and a mean over pairs is a U-statistic (Hoeffding 1948) whose variance the jackknife gives
+(Arvesen 1969).
 
 No text is kept. An answer is stored as a b-bit minwise hash of its runs (Broder 1997; Li and König 2010, arXiv 0908.4136): sixteen bytes, a
 share of which equal to the Jaccard index agrees between two answers in the mean, and one in 256 of the rest.
@@ -35,9 +36,8 @@ TOLERATED = 0.02
 """How much higher live's similarity may be."""
 
 MOST_PEOPLE = 2_000  # on each side
-_SETTLED = (
-    100  # people on live from which on a release is read by itself; a release with fewer is read together with the next
-)
+# people on live, and on control, from which on a release is read by itself; one with fewer is read together with the next
+_SETTLED = (100, LEAST_PEOPLE)
 _LEAST = 10  # people on either side of those whose prompts begin alike
 _READINGS = 20
 _RUN, _HASHES, _LONGEST = 3, 16, 1_024
@@ -144,8 +144,9 @@ def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
 class SamenessWatch:
     """Turns and releases in, alarms out.
 
-    Live's people are counted anew after each release that a hundred were served, both sides' after a week (`gold_s`). They are compared
-    each hour, by a bound that holds at all looks. The level of the counts that begin in a week is `gold_alpha`: each gets half of it times
+    Both sides' people are counted anew after each release that a hundred were served on live while twenty were on control, or after a week
+    (`gold_s`): what people ask changes from day to day, and answers of one day are more alike than those of a week. They are compared each
+    hour, by a bound that holds at all looks. The level of the counts that begin in a week is `gold_alpha`: each gets half of it times
     the part of a week that the one before it lasted. The alarm pauses nothing, since a model that has learned the one right form of answer
     repeats it, too. It stands until a count ends within what is tolerated, or a person accepts it. `readings` are those of the last twenty
     counts, oldest first.
@@ -153,11 +154,15 @@ class SamenessWatch:
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
-        self._live, self._control = (PersonCrowd[Answered](min(MOST_PEOPLE, config.most_people)) for _ in range(2))
+        self._live, self._control = (
+            PersonCrowd[tuple[Answered, float]](min(MOST_PEOPLE, config.most_people)) for _ in range(2)
+        )
+        # tenants for whose people a side had no room: neither side takes more of them in this count
+        self._closed: set[str] = set()
         self._tolerated, self._last = TOLERATED, 0.0
         self._policy = ""
-        self._since: float | None = None  # of live's count
-        self._control_since = self._looked = 0.0
+        self._since: float | None = None  # of the count
+        self._looked = 0.0
         self._alpha = config.gold_alpha / 2.0
         self._stands = False
         self.readings: deque[Sameness] = deque(maxlen=_READINGS)
@@ -179,14 +184,15 @@ class SamenessWatch:
         if not asked or not turn.sampled_ids or not turn.finish.complete:
             return
         if self._since is None:
-            self._since = self._control_since = self._looked = at
-        if at - self._control_since >= self._config.gold_s:
+            self._since = self._looked = at
+        if at - self._since >= self._config.gold_s:
             yield from self._anew(at)
-            self._control.clear()
-            self._control_since = at
         own, other = (self._live, self._control) if turn.arm is Arm.LIVE else (self._control, self._live)
         other.drop(turn.person)
-        own.get(turn.person, lambda: (*asked[0], answer_hash(turn.sampled_ids)))
+        if turn.tenant not in self._closed:
+            counted = own.get(turn.person, lambda: ((*asked[0], answer_hash(turn.sampled_ids)), at))
+            if counted is None:
+                self._closed.add(turn.tenant)
         if at - self._looked >= LOOK_S:
             self._looked = at
             yield from self._look(at)
@@ -194,7 +200,7 @@ class SamenessWatch:
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
         """Take in a line of the ledger: another release went live."""
         if event.action in ("shipped", "rolled_back"):
-            if len(self._live) >= _SETTLED:
+            if len(self._live) >= _SETTLED[0] and len(self._control) >= _SETTLED[1]:
                 yield from self._anew(event.at)
             self._policy = str(event.policy)
 
@@ -209,7 +215,7 @@ class SamenessWatch:
         self._control.forget(row)
 
     def _anew(self, at: float) -> Iterator[Alarm]:
-        """End live's count, with a last look at it."""
+        """End the count, with a last look at it."""
         yield from self._look(at)
         read = self._read()
         if read is not None:
@@ -219,11 +225,26 @@ class SamenessWatch:
                 yield self._row(AlarmState.CLEARED, why, at)
         lasted = at - (at if self._since is None else self._since)
         self._alpha = self._config.gold_alpha / 2.0 * min(1.0, max(lasted / self._config.gold_s, 1e-4))
-        self._live.clear()
+        for side in (self._live, self._control):
+            side.clear()
+        self._closed.clear()
         self._since = at
 
     def _read(self) -> Sameness | None:
-        return sameness((each for _, each in self._live), (each for _, each in self._control), self._policy)
+        """Compare both sides over the same time: of a tenant for which one had no room, up to the last of its people who are on both."""
+        ends: list[dict[str, float]] = [{}, {}]
+        for side, end in zip((self._live, self._control), ends, strict=True):
+            for (tenant, _), (_, at) in side:
+                end[tenant] = max(end.get(tenant, at), at)
+        live, control = (
+            [
+                each
+                for (tenant, _), (each, at) in side
+                if tenant not in self._closed or all(at <= end.get(tenant, at) for end in ends)
+            ]
+            for side in (self._live, self._control)
+        )
+        return sameness(live, control, self._policy)
 
     def _look(self, at: float) -> Iterator[Alarm]:
         read = self._read()
@@ -240,12 +261,12 @@ class SamenessWatch:
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         return {
-            "sides": [[[*person, *each] for person, each in side] for side in (self._live, self._control)],
+            "sides": [[[*person, *each, at] for person, (each, at) in side] for side in (self._live, self._control)],
+            "closed": sorted(self._closed),
             "tolerated": self._tolerated,
             "last": self._last,
             "policy": self._policy,
             "since": self._since,
-            "control_since": self._control_since,
             "looked": self._looked,
             "alpha": self._alpha,
             "stands": self._stands,
@@ -256,13 +277,13 @@ class SamenessWatch:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         for side, rows in zip((self._live, self._control), state["sides"], strict=True):
             side.clear()
-            for tenant, user, own, opening, hashed in rows:
-                side.put((str(tenant), str(user)), (str(own), str(opening), str(hashed)))
+            for tenant, user, own, opening, hashed, at in rows:
+                side.put((str(tenant), str(user)), ((str(own), str(opening), str(hashed)), float(at)))
+        self._closed = {str(tenant) for tenant in state["closed"]}
         self._tolerated, self._last = max(TOLERATED, float(state["tolerated"])), float(state["last"])
         self._policy, self._alpha = str(state["policy"]), float(state["alpha"])
         self._since = None if state["since"] is None else float(state["since"])
-        self._control_since, self._looked = float(state["control_since"]), float(state["looked"])
-        self._stands = bool(state["stands"])
+        self._looked, self._stands = float(state["looked"]), bool(state["stands"])
         self.readings = deque((Sameness(**each) for each in state["readings"]), maxlen=_READINGS)
 
 

@@ -1,7 +1,9 @@
 """The gate saw that a candidate is surer of less: an alarm until that is over, or somebody accepts it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+
+import pytest
 
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import PolicyVersion, ReleaseEvent
@@ -9,7 +11,8 @@ from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, OpinionSh
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
-from ostinato.release.monitors.watcher import acceptable, acceptance
+from ostinato.release.monitors.watcher import MonitorWatcher, acceptable, acceptance, standing
+from ostinato.testing.log import MemoryLog
 
 V1, V2, V3 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (1, 2, 3))
 
@@ -124,3 +127,32 @@ def test_what_is_tolerated_or_will_not_ship_is_no_sycophancy_and_what_was_not_me
     assert watch.standing == [SYCOPHANCY]
     (row,) = watch.apply(5, opinions(V3, 0.0, -0.2))
     assert (row.name, row.state) == (SYCOPHANCY, AlarmState.CLEARED)
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["measured before", "accepted before"])
+async def test_a_reader_without_a_state_reads_old_lines_again_and_the_alarm_stands_in_the_log_as_in_its_memory(
+    accepted,
+):
+    log, settings = MemoryLog(), MonitorsConfig(pauses=True)
+    for at, event in enumerate([opinions(V2, 0.1 if accepted else 0.0), opinions(V3, 0.1)]):
+        await log.append(replace(event, id=f"o{at}", at=10.0 * at))
+        await MonitorWatcher(log, settings).refresh()
+        if accepted and at == 0:
+            await log.append(acceptance((await standing(log))[SYCOPHANCY], "ann", 5.0))
+    for _ in range(2):  # restarts
+        watcher = MonitorWatcher(log, settings)
+        await watcher.refresh()
+        assert watcher.pauses_shipping
+        assert list(await standing(log)) == watcher.standing == [SYCOPHANCY]
+    await log.append(replace(opinions(V3, 0.0), id="later", at=50.0))
+    await watcher.refresh()
+    assert list(await standing(log)) == watcher.standing == []
+
+
+def test_a_state_saved_while_old_lines_are_read_again_knows_that_they_are_old():
+    (row,) = Monitors(MonitorsConfig(), ()).apply(1, opinions(V3, 0.1))
+    begun, again = Monitors(MonitorsConfig(), ()), Monitors(MonitorsConfig(), ())
+    begun.begin({SYCOPHANCY: row})
+    assert again.restore(json.loads(json.dumps(begun.snapshot())))
+    assert again.apply(0, replace(opinions(V2, 0.0), at=row.at - 1.0)) == []
+    assert again.standing == [SYCOPHANCY]

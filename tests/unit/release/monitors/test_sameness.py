@@ -145,6 +145,48 @@ def test_a_release_that_few_were_served_is_read_together_with_the_next():
     assert len(watch.readings) == 1
 
 
+def on_topics(rng, topics, people, at):
+    """A day on which each answer's first half is the one text of one of the day's topics, on live and control alike."""
+    for n, turn in enumerate(turns(rng, 0.0, people=people, at=at)):
+        common = tuple(topics[rng.integers(len(topics))].tolist())
+        yield replace(turn, user=f"{at}-{n}", sampled_ids=(*common, *turn.sampled_ids[:20]))
+
+
+@pytest.mark.parametrize(
+    ("most", "erased"),
+    [(20_000, False), (150, False), (150, True)],
+    ids=["room for all", "no room", "no room, and some erased"],
+)
+def test_what_people_ask_may_change_from_day_to_day(most, erased):
+    """A release goes live on the sixth day, after which its answers are all on one day's topics; or its first day fills all places."""
+    watch, rng, seq = Monitors(MonitorsConfig(most_people=most), ()), np.random.default_rng(11), 0
+    for day in range(7):
+        if day == (1 if most < 1_000 else 5):
+            assert watch.apply(seq, went_live(day, DAY * day)) == []
+        for turn in on_topics(rng, rng.integers(100, 50_000, (2, 20)), 200, DAY * day):
+            seq += 1
+            assert watch.apply(seq, turn) == []
+        for n in (10 * day + 1, 10 * day + 2) if erased else ():  # on live; makes room for two of the next day
+            watch.apply(seq, Forgotten(id="f", tenant="default", user=f"{DAY}-{n}", key=1, at=1.0))
+        saved = json.loads(json.dumps(watch.snapshot()))
+        watch = Monitors(MonitorsConfig(most_people=most), ())
+        assert watch.restore(saved)
+    watch.apply(seq + 1, went_live(8, DAY * 7))
+    assert watch.readings[-1].similarity > 0.05
+    assert abs(watch.readings[-1].difference) < 0.02
+
+
+def test_a_release_during_which_few_were_on_control_is_read_together_with_the_next():
+    watch, rng = Monitors(CONFIG, ()), np.random.default_rng(12)
+    for day, readings in ((1, 0), (2, 1)):
+        for n, turn in enumerate(turns(rng, 0.0, people=150, at=DAY * day)):
+            if turn.arm is Arm.LIVE or n < 75:  # fifteen on control a day
+                watch.apply(n, replace(turn, user=f"{day}-{n}"))
+        watch.apply(day, went_live(day, DAY * (day + 1)))
+        assert len(watch.readings) == readings
+    assert (watch.readings[0].live, watch.readings[0].control) == (240, 30)
+
+
 async def test_the_workers_log_has_the_reading_of_each_release_once(caplog):
     caplog.set_level("INFO")
     log, rng = MemoryLog(), np.random.default_rng(9)
@@ -157,7 +199,7 @@ async def test_the_workers_log_has_the_reading_of_each_release_once(caplog):
     said = [line.message for line in caplog.records if "two answers to different people" in line.message]
     assert len(said) == 2
     assert "among 104 people on v2@020202020202" in said[1]
-    assert "among 26 on control: +0.1 pp [-" in said[1]
+    assert "among 26 on control: -0.2 pp [-" in said[1]
 
 
 def test_it_ends_with_a_release_that_does_not_show_it_or_with_a_persons_acceptance():
@@ -182,7 +224,7 @@ def test_who_was_forgotten_or_not_dealt_by_chance_does_not_count():
     fed(watch, rng, 0.0, people=50)
     kept = watch.snapshot()["sameness"]["sides"]
     assert [len(side) for side in kept] == [40, 10]
-    assert {len(hashed) for side in kept for *_, hashed in side} == {32}
+    assert {len(hashed) for side in kept for *_, hashed, _ in side} == {32}
     watch.apply(1, Forgotten(id="f", tenant="default", user="u1", key=1, at=1.0))
     assert [len(side) for side in watch.snapshot()["sameness"]["sides"]] == [39, 10]
     fed(watch, rng, 0.0, people=50, arms=(Arm.CANARY, Arm.PREVIOUS))
