@@ -241,13 +241,13 @@ class StyleAdaptation(PersonAdaptation):
         state = replace(state, held=())  # what somebody chose says nothing of how it pleases them
         return state.posterior(self.prior_of(person[0]), rules.regression)
 
-    async def shown(self, person: Person, *, policies: Collection[PolicyVersion]) -> StylesView:
+    async def shown(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
         await self._caught_up()
-        return self.view(person, policies=policies)
+        return self.view(person, policies=policies, shared=shared)
 
-    def view(self, person: Person, *, policies: Collection[PolicyVersion]) -> StylesView:
+    def view(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
         """As `shown`, by what was taken in so far."""
-        fold, rules, arms = self.fold, self._rules, [NONE, *self.texts(policies)]
+        fold, rules, arms = self.fold, self._rules, [NONE, *self.texts(policies, shared=shared)]
         if fold is None or rules is None:
             return StylesView(styles=(), held=None, off=NotSteered.STYLES)
         off = None

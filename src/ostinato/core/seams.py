@@ -277,8 +277,11 @@ class StyleDealer(Protocol):
         """The arm of each style by its name, that of no style included."""
         ...
 
-    async def shown(self, person: Person, *, policies: Collection[PolicyVersion]) -> StylesView:
-        """What is known of a person, with every row that is in the log now. Raises Corrupt, StorageFull, Unavailable."""
+    async def shown(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
+        """What is known of a person, with every row that is in the log now, and what they are dealt where these versions answer (`texts`).
+
+        Raises Corrupt, StorageFull, Unavailable.
+        """
         ...
 
 

@@ -204,7 +204,8 @@ _REASONS = {
     NotSteered.CONSENT: "this person, or the operator, does not allow it; consent of 'adapt' or 'yes' does (/v1/consent, [privacy])",
     NotSteered.HOLDOUT: "this person is one of those with whom the others are compared (adapt.holdout); what they set is kept",
     NotSteered.BASIS: "no basis was fitted to the version that is live; the operator does it with `ostinato adapt fit`",
-    NotSteered.STYLES: "no style is approved for the version that is live; the operator does it with `ostinato adapt approve`",
+    NotSteered.STYLES: "no style is approved for the versions that answer this person, or they are on the control arm, which has none; the "
+    "operator approves with `ostinato adapt approve`",
     NotSteered.TRIAL: "a release without a basis is compared with live; answers lean again once that has ended, or the operator has "
     "fitted it one (`ostinato adapt fit --version canary`)",
 }

@@ -21,6 +21,11 @@ class Assignment:
     propensity: float
 
 
+def slot_of(tenant: str, arm: Arm) -> str:
+    """The slot with the weights that answer a tenant's people of an arm."""
+    return {Arm.BRANCH: branch_of(tenant), Arm.SHARED: Arm.LIVE.value}.get(arm, arm.value)
+
+
 class Arms:
     """Deals users to arms.
 
@@ -88,6 +93,13 @@ class Arms:
         if dealt and arm in (*measured, Arm.CANARY, Arm.PREVIOUS):
             compared |= {loaded[slot].hash for slot in measured if slot in loaded}
         return compared
+
+    def styled(self, tenant: str, arm: Arm, loaded: Mapping[str, PolicyVersion]) -> set[PolicyVersion]:
+        """The versions that a style must be approved for to be dealt to an arm's people; none for control's, who have no style."""
+        policy, beside = loaded.get(slot_of(tenant, arm)), self.beside(arm, loaded)
+        if policy is None or arm in (Arm.CONTROL, Arm.OUTSIDE):
+            return set()
+        return {policy, *(each for each in loaded.values() if each.hash in beside)}
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""

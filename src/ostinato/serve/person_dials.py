@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unauthorized
 from ostinato.core.records import Arm, Consent, Person
 from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
@@ -49,7 +50,7 @@ class PersonDialHandlers:
         self._parts.quotas.count_call(who.tenant)
         person = self._person(exchange, who)
         async with in_time(self._parts.config.store_timeout_s):
-            view = await self._view(person)
+            view = await self._view(person, exchange)
         await self._reply(exchange, person, view)
 
     async def set(self, exchange: Exchange) -> None:
@@ -63,12 +64,12 @@ class PersonDialHandlers:
         body = await exchange.json(partial(parts.quotas.count_bytes, who.tenant))
         parts.quotas.count_events(who.tenant, 1)
         async with in_time(self._parts.config.store_timeout_s):
-            view = await self._view(person)
+            view = await self._view(person, exchange)
             for off in (view.off, None if view.styles is None else view.styles.off):
                 if off is not None and off in _REFUSING:
                     raise DialsOff(f"Nothing was set: {off.words}.")
             if wish := self._wish(body, view):
-                view = await self._record(person, wish)
+                view = await self._record(person, wish, exchange)
         await self._reply(exchange, person, view)
 
     async def reset(self, exchange: Exchange) -> None:
@@ -77,7 +78,7 @@ class PersonDialHandlers:
         parts.quotas.count_events(who.tenant, 1)
         person = self._person(exchange, who)
         async with in_time(self._parts.config.store_timeout_s):
-            view = await self._record(person, {})
+            view = await self._record(person, {}, exchange)
         await self._reply(exchange, person, view)
 
     def _person(self, exchange: Exchange, who: Principal) -> Person:
@@ -98,7 +99,7 @@ class PersonDialHandlers:
             )
         return who.tenant, user
 
-    async def _view(self, person: Person) -> PersonView:
+    async def _view(self, person: Person, exchange: Exchange) -> PersonView:
         """What is known now, with what the person and the operator allow."""
         await self._choices.refresh()
         parts, slots = self._parts, self._parts.engine.slots()
@@ -107,8 +108,11 @@ class PersonDialHandlers:
         refused = allowed not in (Consent.ADAPT, Consent.YES)
         view, styles = PersonView(dials=(), scale=1.0, off=NotSteered.MODE), None
         if parts.styles is not None:
-            policies = {each for each in slots.values() if each.hash in compared or each == live}
-            styles = await parts.styles.shown(person, policies=policies)
+            signed = exchange.text("X-Ostinato-User-Signature") is not None
+            named = signed or parts.config.arm_users == "declared"  # as in calls
+            arm = parts.arms.assign(person[0], person[1] if named else ANONYMOUS, slots).arm
+            policies = parts.arms.styled(person[0], arm, slots)
+            styles = await parts.styles.shown(person, policies=policies, shared=arm is not Arm.BRANCH)
             if refused and styles.off is not NotSteered.TENANT:
                 styles = replace(styles, off=NotSteered.CONSENT)
         if parts.adaptation is not None:
@@ -134,12 +138,12 @@ class PersonDialHandlers:
             wish[styles.arms[name]] = 1.0
         return wish | (_wish(others, names) if others else {})
 
-    async def _record(self, person: Person, dials: Mapping[str, float | None]) -> PersonView:
+    async def _record(self, person: Person, dials: Mapping[str, float | None], exchange: Exchange) -> PersonView:
         parts, (tenant, user) = self._parts, person
         id = f"dials-{secrets.token_hex(16)}"
         row = DialSet(id=id, tenant=tenant, user=user, at=parts.clock(), by=SetBy.PERSON, dials=dials)
         await asyncio.shield(parts.writes.begin(parts.log.append(row)))
-        return await self._view(person)
+        return await self._view(person, exchange)
 
     async def _reply(self, exchange: Exchange, person: Person, view: PersonView) -> None:
         await exchange.reply(200, json_bytes({"user": person[1], **view.to_json()}))

@@ -11,7 +11,7 @@ from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.launch.commands.adapt import approve
+from ostinato.launch.commands.adapt import approve, show
 from ostinato.launch.workers.prepare import prepare
 from ostinato.testing.tiny import tiny_model
 
@@ -95,6 +95,17 @@ async def test_what_costs_no_quality_is_approved_for_its_text_and_version_and_wh
     for row in (await alarms(config))[1]:
         found.take(row)
     assert not found.holds(rude.arm, live), "that its alarm was cleared approves nothing"
+
+
+async def test_a_person_of_the_control_arm_is_told_of_no_chance(tmp_path, monkeypatch):
+    with_losses(monkeypatch, "")
+    people = ["adapt.holdout=0.0", "adapt.users='declared'", "serve.arm_users='declared'"]
+    assert await approve(await a_run(tmp_path), seed=1, console=Console(file=io.StringIO()))
+    for share in (0.0, 1.0):
+        config, said = await a_run(tmp_path, *people, f"serve.control_share={share}"), io.StringIO()
+        await show(config, "default", "ann", Console(file=said, width=140), machine=True)
+        concise = json.loads(said.getvalue())["style"]["styles"][1]
+        assert (concise["name"], concise["chance"] is None) == ("concise", share == 1.0)
 
 
 async def test_the_models_own_prompt_holds_the_style(tmp_path, monkeypatch):

@@ -316,3 +316,53 @@ async def test_a_question_asked_again_in_its_episode_keeps_its_style(tmp_path):
         await w.chat({"x-ostinato-episode": "e2"}, user="ann", messages=said("Sort the list please now."))
         assert log.turns()[-1].style.arm == STEPS.arm, "another episode is dealt anew"
     assert {row.name for row in log.rows if isinstance(row, Signal)} == {"dissatisfied"}
+
+
+@pytest.mark.parametrize("place", [0.01, 0.5], ids=["none", "concise"])
+async def test_a_prompt_that_fits_without_its_style_is_answered_without_it(tmp_path, place):
+    log = await approved(V0)
+    engine = FakeEngine(lambda request: "ok", context=400)
+    async with world(engine=engine, log=log, styles=dealer(log, tmp_path, places=(place,)), next_message=True) as w:
+        await known(w)
+        told = {"x-ostinato-episode": "e1"}
+        assert (await w.chat(told, user="ann", messages=said("x" * 380), max_tokens=5))[0] == 200
+        assert log.turns()[-1].branch == "", "it was asked once"
+        assert "one sentence" not in shown(w, log.turns()[-1])
+        assert (log.turns()[-1].style and log.turns()[-1].style.arm) == ("none" if place == 0.01 else None)
+        await w.chat(user="ann", messages=said("x" * 300), max_tokens=5)
+        first, longer = log.turns()[-1], said("x" * 300, "ok", "y" * 75)
+        assert ("one sentence" in shown(w, first)) == (place == 0.5)
+        assert (await w.chat(user="ann", messages=longer, max_tokens=5))[0] == 200
+        assert log.turns()[-1].episode == first.episode
+        assert "one sentence" not in shown(w, log.turns()[-1])
+        assert (await w.chat(user="ann", messages=said("x" * 420), max_tokens=5))[0] == 400
+
+
+async def test_a_summary_within_a_call_has_the_style_that_its_conversation_was_dealt(tmp_path):
+    log = await approved(V0)
+    styles = dealer(log, tmp_path, places=(0.5, 0.99))
+    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 900}}
+    body = {"model": "m", "max_tokens": 200, "metadata": {"user_id": "ann"}, "context_management": {"edits": [edit]}}
+    async with world("Done.", log=log, styles=styles, compaction_least_tokens=256) as w:
+        await known(w)
+        messages = [{"role": "user", "content": "Mend the parser. " * 60}]
+        assert (await w.post("/v1/messages", body | {"messages": messages}))[0] == 200
+        assert [turn.purpose for turn in log.turns()] == ["compaction", "task"]
+        assert [turn.style.arm for turn in log.turns()] == [CONCISE.arm, CONCISE.arm]
+
+
+@pytest.mark.parametrize("serve", [{"control_share": 1.0}, {"branches": ["default"]}], ids=["control", "branch"])
+async def test_a_person_is_told_a_chance_of_the_styles_that_their_own_arm_is_dealt(tmp_path, serve):
+    log = await approved(V0)
+    slots = {"live": V0, "control": V0, "branch/default": V1}
+    engine, styles = FakeEngine(lambda request: "hello", slots=slots), dealer(log, tmp_path)
+    async with world(engine=engine, log=log, styles=styles, **serve) as w:
+        told = await known(w)
+        await w.chat(user="ann")
+        assert log.turns()[-1].style is None
+        assert (told["active"], [each["chance"] for each in told["styles"]]) == (False, [1.0, None, None])
+        if "control_share" not in serve:
+            await log.append(approval(CONCISE, V1, passed=True, why="it passed", at=2.0))
+            assert [each["chance"] is None for each in (await known(w))["styles"]] == [False, False, True]
+            await w.chat(user="ann", messages=said("another"))
+            assert log.turns()[-1].style.arm in ("none", CONCISE.arm)

@@ -24,11 +24,12 @@ from ostinato.adapt.styles import ALARM, NONE, StyleAdaptation, StyleApprovals, 
 from ostinato.app.dials import BasisCheck, Safety, Told, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
+from ostinato.core.arm_assignment import ANONYMOUS, branch_of
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Consent, SteeringBasis
+from ostinato.core.records import Arm, Consent, Person, PolicyVersion, SteeringBasis
 from ostinato.core.steering import DialSet, NotSteered, SetBy, StylesView
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
@@ -220,9 +221,10 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
         view, choices = adaptation.view(person, weights="" if live in refused else live), ConsentChoices(run.log)
         compared = await _compared(run, live)
         if config.adapt.styles.prompts:
-            policy = await run.follower.resolve("live")
+            arm, policies = await _answering(config, run, person)
             async with _styles(config, run) as styles:
-                view = replace(view, styles=styles.view(person, policies=[] if policy is None else [policy]))
+                found = styles.view(person, policies=policies, shared=arm is not Arm.BRANCH)
+                view = replace(view, styles=found)
         if view.off is None and (compared & refused or not adaptation.fits(compared)):
             view = replace(view, off=NotSteered.TRIAL)
         await choices.refresh()
@@ -286,6 +288,28 @@ async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+async def _answering(config: Config, run: Run, person: Person) -> tuple[Arm, set[PolicyVersion]]:
+    """The arm of a person who signs, or whose name counts, and the versions that their styles must be approved for, as in the gateway."""
+    from ostinato.serve.arms import Arms  # slow to import
+
+    serve, (tenant, user) = config.serve, person
+    arms = Arms(
+        control=serve.control_share,
+        learner=serve.learner_share,
+        salt=serve.arm_salt,
+        branches=serve.branches,
+        trained=config.learn.tenants,
+        holdout=serve.branch_holdout,
+    )
+    arms.deal((await ReleaseLedger(run.log, wall_clock).refresh()).dealing)
+    slots = [each for each in Arm if each.people] + [branch_of(tenant)] * (tenant in serve.branches)
+    resolved = [(str(slot), await run.follower.resolve(slot)) for slot in slots]
+    loaded = {slot: policy for slot, policy in resolved if policy is not None}
+    declared = config.adapt.users == "verified" or serve.arm_users == "declared"
+    arm = arms.assign(tenant, user if declared else ANONYMOUS, loaded).arm
+    return arm, arms.styled(tenant, arm, loaded)
 
 
 async def _compared(run: Run, live: str) -> frozenset[str]:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.core.arm_assignment import ANONYMOUS, branch_of
+from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Message, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.steering import Steering
-from ostinato.serve.arms import Assignment
+from ostinato.serve.arms import Assignment, slot_of
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.compaction import asks_for_summary
@@ -196,9 +196,7 @@ class Senders:
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
         assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
-        own = {Arm.BRANCH: branch_of(caller.tenant), Arm.SHARED: Arm.LIVE.value}
-        slot = own.get(assignment.arm, assignment.arm.value)
-        return Placement(slot=slot, assignment=assignment)
+        return Placement(slot=slot_of(caller.tenant, assignment.arm), assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:
         ends = asyncio.get_running_loop().time() + self._config.loading_wait_s
@@ -293,9 +291,7 @@ def style_texts(
         return {}
     if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
         return {}
-    compared = parts.arms.beside(arm, slots)
-    policies = {policy, *(each for each in slots.values() if each.hash in compared)}
-    return styles.texts(policies, shared=arm is not Arm.BRANCH)
+    return styles.texts(parts.arms.styled(caller.tenant, arm, slots), shared=arm is not Arm.BRANCH)
 
 
 def with_style(conversation: Conversation, text: str) -> Conversation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -148,6 +149,13 @@ def constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
     return replace(sampling, grammar=question.grammar, logit_bias=bias, stop=stop)
 
 
+def least_answer(request: Request, conversation: Conversation | None, context: int) -> int:
+    """The tokens that an answer must have room for; the limits of a summary within a call are the operator's."""
+    within = conversation is not None and conversation.summarises and not compacts(request)
+    wanted = context // LEAST_SHARE if within else request.budget
+    return max(1, min(wanted or 1, context // LEAST_SHARE))
+
+
 def check_logged(request: Request, max_tokens: int) -> None:
     """Refuse a body with more log-probabilities than `MOST_LOGGED`; a stream may have any number."""
     logged = (request.n or 1) * max_tokens * (1 + request.tops)
@@ -214,19 +222,22 @@ class Prompts:
             rough += said // PER_PARSED + PART_CHARS * told.parts
         masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
         styled, style, arm = await self._styled(asked, masked, style, ours=ours)
-        conversation, edits = await self.edited(tenant, request, styled)
-        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, styled, masked)
-        chars, chain, origin, plain = await self._thread.run(tenant, rough, weighed)
-        self.check_length(chars, asked.route.field)
-        summary = summary or await self._proven(asked, conversation)
-        question = sessions.look(asked.scope, conversation, chain, summary, origin=origin, plain=plain, style=style)
+        rendered = partial(self._rendered, asked, request, rough, summary)
+        found, again = None, None
+        if styled is not masked:
+            with suppress(ContextExceeded):
+                found = await rendered(styled, masked, style)
+        if found is not None and not self._fits(request, *found[:2]):
+            found, again = None, found[0].again
+        if found is None:  # it has no style, or may fit without it
+            style, arm = (style, arm) if styled is masked else (None, None)
+            found = await rendered(masked, masked, style, again=again)
+        question, prompt, edits = found
+        conversation = question.conversation
         purpose = purpose_of(asked.exchange.headers, conversation)
         purpose = Purpose.COMPACTION if conversation.summarises else purpose
-        prompt = await self._thread.run(
-            tenant, chars + PART_CHARS * conversation.parts, partial(sessions.render, question)
-        )
         call_token, grammar = await self._form(tenant, conversation)
-        found = EnginePrompt(
+        asks = EnginePrompt(
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
@@ -239,10 +250,45 @@ class Prompts:
             secret=secret,
         )
         if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
-            return found
+            return asks
         if not ours:
             self._overheard.note(tenant, question, purpose)
-        return self._remembering(tenant, request, question, found, conversation.block if ours else None)
+        return self._remembering(tenant, request, question, asks, conversation.block if ours else None)
+
+    async def _rendered(
+        self,
+        asked: CallContext,
+        request: ConversationRequest,
+        rough: int,
+        summary: SummaryTurn | None,
+        styled: Conversation,
+        unstyled: Conversation,
+        style: Pick | None,
+        *,
+        again: bool | None = None,
+    ) -> tuple[PendingPrompt, Prompt, Sequence[Json] | None]:
+        """A conversation recognised and its prompt, and what was cleared of it. `again`: whether it was asked before, if that is known.
+
+        Raises BadRequest.
+        """
+        tenant = asked.caller.tenant
+        conversation, edits = await self.edited(tenant, request, styled)
+        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, styled, unstyled)
+        chars, chain, origin, plain = await self._thread.run(tenant, rough, weighed)
+        self.check_length(chars, asked.route.field)
+        summary = summary or await self._proven(asked, conversation)
+        question = sessions.look(asked.scope, conversation, chain, summary, origin=origin, plain=plain, style=style)
+        question.again = question.again if again is None else again
+        cost = chars + PART_CHARS * conversation.parts
+        return question, await self._thread.run(tenant, cost, partial(sessions.render, question)), edits
+
+    def _fits(self, request: ConversationRequest, question: PendingPrompt, prompt: Prompt) -> bool:
+        """True if a prompt leaves room for an answer, or is to be shortened within the call."""
+        told = question.conversation
+        room = self._context - len(prompt.ids)
+        return room >= least_answer(request, told, self._context) or (
+            in_call(request) is not None and not told.summarises
+        )
 
     def _remembering(
         self,

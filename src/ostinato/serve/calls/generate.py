@@ -36,6 +36,7 @@ from ostinato.serve.calls.context import (
     compacts,
     constrained,
     in_call,
+    least_answer,
     override_sampling,
 )
 from ostinato.serve.calls.conversations import (
@@ -422,7 +423,9 @@ class CallHandlers:
         wish, told = in_call(asked.request), question.told
         assert wish is not None
         assert told is not None, "only conversations are summarised"
-        summarising = await self._prompts.ask(asked, summarised(told, wish.instructions, asked.route.field))
+        summarising = await self._prompts.ask(
+            asked, summarised(told, wish.instructions, asked.route.field), style=question.style
+        )
         episode = self._episode(asked, question)
         ids, found = await self._tried(asked, attempt, summarising, episode)
         if found is None:
@@ -617,7 +620,7 @@ class CallHandlers:
         told = question.conversation
         within = told is not None and told.summarises and not compacts(request)  # then the limits are the operator's
         wanted = self._context // LEAST_SHARE if within else request.budget
-        least = max(1, min(wanted or 1, self._context // LEAST_SHARE))
+        least = least_answer(request, told, self._context)
         if room < least:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
