@@ -91,14 +91,7 @@ async def open_serving(
     renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
-    vllm = config.engine.kind == "vllm"
-    if vllm and config.serve.branches:
-        raise BadConfig(
-            "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
-        )
-    engine = await (
-        _vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer, await branch_versions(run))
-    )
+    engine = await _engine(run, model, renderer)
     check_window(config.serve, min(renderer.context, engine.capabilities().context))
     contract = engine.contract()
     if contract is not None:
@@ -125,7 +118,7 @@ async def open_serving(
         trained=config.learn.tenants,
     )
     lending = _lending(config, engine, gateway, lent)
-    mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
+    mode = None if config.engine.kind == "vllm" else await asyncio.to_thread(numerics_mode, config)
     return Serving(
         engine=engine,
         gateway=gateway,
@@ -135,6 +128,17 @@ async def open_serving(
         numerics=mode,
         adaptation=adaptation,
     )
+
+
+async def _engine(run: Run, model: Path, renderer: HFRenderer) -> Engine:
+    config = run.config
+    if config.engine.kind != "vllm":
+        return await open_embedded(config, model, renderer, await branch_versions(run))
+    if config.serve.branches:
+        raise BadConfig(
+            "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
+        )
+    return await _vllm(run, model, renderer)
 
 
 async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
