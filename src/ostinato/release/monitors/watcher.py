@@ -85,7 +85,7 @@ class _Fold:
         self.monitors = Monitors(self._config, self._rates)
         start = max(horizon, await self._log.before_last(self._config.start_turns, Turn))
         alarms: dict[str, Alarm] = {}
-        async for _, row in self._log.read(horizon, {Alarm}):
+        async for _, row in self._log.read(0, {Alarm}):  # retention keeps them all
             if isinstance(row, Alarm):
                 alarms[row.name] = row
         self.monitors.begin(alarms)
@@ -254,7 +254,7 @@ def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:
 async def standing(log: Log) -> dict[str, Alarm]:
     """The alarms that stand, by name, the one raised last at the end. Reads all alarms of the log, so do not call it often."""
     found: dict[str, Alarm] = {}
-    async for _, row in log.read(await log.horizon(), {Alarm}):
+    async for _, row in log.read(0, {Alarm}):
         assert isinstance(row, Alarm)
         found.pop(row.name, None)
         if row.state is AlarmState.RAISED:

@@ -4,8 +4,10 @@ import pytest
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound
 from ostinato.core.notices import Alarm, AlarmState
+from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.release.monitors.watcher import accept, acceptable, standing
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.watcher import MonitorWatcher, accept, acceptable, standing
 
 
 def an_alarm(name, number, state=AlarmState.RAISED):
@@ -27,6 +29,20 @@ async def test_the_word_is_in_the_log_and_the_alarm_does_not_stand(log):
     assert list(await standing(log)) == ["coverage:acme"]
     with pytest.raises(NotFound, match="coverage:acme"):
         await accept(log, "monitor:edit", "again", "ann", 10.0)
+
+
+async def test_an_alarm_stands_though_retention_dropped_the_rows_of_its_time(tmp_path):
+    """Alarms stay in the log for ever, so what was raised before its horizon still stands, for people and for the monitors."""
+    config = RecordConfig(segment_rows=1, retain_days=1)
+    with SqlLog.open(tmp_path / "log", lambda: 0.0, config) as log:
+        await log.append(an_alarm("monitor:edit", 1))
+        await log.append(*(an_alarm("coverage:acme", number, AlarmState.CLEARED) for number in (2, 3)))
+        await log.drop_old(30 * 86_400.0, log.newest())
+        assert await log.horizon() > 1
+        assert list(await standing(log)) == ["monitor:edit"]
+        watcher = MonitorWatcher(log, MonitorsConfig())
+        await watcher.refresh()
+        assert watcher.paused
 
 
 async def test_what_was_raised_anew_meanwhile_is_not_accepted(log):
