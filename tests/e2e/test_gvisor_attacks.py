@@ -105,12 +105,12 @@ def test_nobody_but_pid_1_makes_groups_in_a_programs_group(monkeypatch, tmp_path
     inside = Path(gvisor.__file__).parent / "inside"
     for path in (inside, inside.parents[1] / "inside"):
         monkeypatch.syspath_prepend(str(path))
-    crowd = importlib.import_module("crowd")
-    monkeypatch.setattr(crowd, "GROUPS", str(tmp_path))
+    cgroups = importlib.import_module("cgroups")
+    monkeypatch.setattr(cgroups, "GROUPS", str(tmp_path))
     before = os.umask(0)
     try:
         with pytest.raises(FileNotFoundError):  # there are no control groups here
-            crowd.ProcessGroup(1)
+            cgroups.ProcessGroup(1)
     finally:
         os.umask(before)
     assert (tmp_path / "1").stat().st_mode & 0o777 == 0o700

@@ -29,8 +29,9 @@ from ostinato.app.numerics import (
     threads_agree,
 )
 from ostinato.app.server_loans import Lending, Lent, check_lending, read_draining
-from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
+from ostinato.app.storage import Run, home, open_cached_store, open_follower, served_refs, store_place
 from ostinato.config import Config
+from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull, Unavailable
@@ -90,12 +91,7 @@ async def open_serving(
     renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
-    vllm = config.engine.kind == "vllm"
-    if vllm and config.serve.branches:
-        raise BadConfig(
-            "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
-        )
-    engine = await (_vllm(run, model, renderer) if vllm else open_embedded(config, model, renderer))
+    engine = await _engine(run, model, renderer)
     check_window(config.serve, min(renderer.context, engine.capabilities().context))
     contract = engine.contract()
     if contract is not None:
@@ -122,7 +118,7 @@ async def open_serving(
         trained=config.learn.tenants,
     )
     lending = _lending(config, engine, gateway, lent)
-    mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
+    mode = None if config.engine.kind == "vllm" else await asyncio.to_thread(numerics_mode, config)
     return Serving(
         engine=engine,
         gateway=gateway,
@@ -132,6 +128,17 @@ async def open_serving(
         numerics=mode,
         adaptation=adaptation,
     )
+
+
+async def _engine(run: Run, model: Path, renderer: HFRenderer) -> Engine:
+    config = run.config
+    if config.engine.kind != "vllm":
+        return await open_embedded(config, model, renderer, await branch_versions(run))
+    if config.serve.branches:
+        raise BadConfig(
+            "serve.branches needs the embedded engine (engine.kind); leave it out, or serve the tenant by a run of its own"
+        )
+    return await _vllm(run, model, renderer)
 
 
 async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
@@ -215,8 +222,21 @@ def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:
     return renderer.reserved_ids().union(*map(renderer.encode, words))
 
 
-async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
-    """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
+async def branch_versions(run: Run) -> int:
+    """How many versions tenants' branches have that the run does not hold for others: the engine has the same weights once. 0 while the
+    store is away.
+    """
+    with contextlib.suppress(Unavailable):
+        at = {ref: await run.store.read_ref(ref) for ref in served_refs(run.config)}
+        others = {root for ref, root in at.items() if not ref.startswith((BRANCHES, BRANCH_REFS))}
+        return len({*at.values()} - others - {None})
+    return 0
+
+
+async def open_embedded(config: Config, model: Path, renderer: HFRenderer, held: int = 0) -> Engine:
+    """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each. `held`: how many versions of
+    tenants' branches it will have beside the run's.
+    """
     from ostinato.engine.embedded.engine import TorchEngine
     from ostinato.model.config import backend
     from ostinato.model.load import build
@@ -224,7 +244,7 @@ async def open_embedded(config: Config, model: Path, renderer: HFRenderer) -> En
     contract = await asyncio.to_thread(engine_contract, config)
     computing = await asyncio.to_thread(backend, config.model)
     dtype = await asyncio.to_thread(compute, config)
-    check_memory(config, model, ("serve",), process_limit(), dtype.itemsize)
+    check_memory(config, model, ("serve",), process_limit(), dtype.itemsize, held=held)
     weights = await asyncio.to_thread(build, model, dtype, computing)
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)

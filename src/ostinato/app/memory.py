@@ -20,18 +20,25 @@ _MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments
 
 
 def check_memory(
-    config: Config, path: Path, parts: Sequence[Part], room: Room | None, width: int = 0, *, branches: int = 0
+    config: Config,
+    path: Path,
+    parts: Sequence[Part],
+    room: Room | None,
+    width: int = 0,
+    *,
+    branches: int = 0,
+    held: int | None = None,
 ) -> None:
     """Raise BadConfig, with both numbers, if these workers together need more than `room`. Says nothing about models on a GPU.
 
     `path`: the model's directory. `width`: bytes of a number in computing; 0: the least that the configuration allows. `branches`: how many
-    trainers of tenants' branches run beside them.
+    trainers of tenants' branches run beside them. `held` as for `needed`.
     """
     if config.model.device != "cpu" or room is None:
         return
     needs: dict[str, int] = {}
     for part in parts:
-        needs |= needed(config, path, part, width)
+        needs |= needed(config, path, part, width, held)
     if branches:
         needs[f"trainers of {branches} branches"] = branches * sum(needed(config, path, "train", width).values())
     total = sum(needs.values())
@@ -48,8 +55,10 @@ def check_memory(
     )
 
 
-def needed(config: Config, path: Path, part: Part, width: int = 0) -> dict[str, int]:
-    """The least bytes that a worker takes for the model in `path`, by what they are for. `width` as for `check_memory`."""
+def needed(config: Config, path: Path, part: Part, width: int = 0, held: int | None = None) -> dict[str, int]:
+    """The least bytes that a worker takes for the model in `path`, by what they are for. `width` as for `check_memory`. `held`: how many
+    versions of their own tenants' branches have; None: as many as they will have once each was trained.
+    """
     if part == "serve" and config.engine.kind == "vllm":
         return {}
     wide = config.model.dtype == "float32" or config.model.compute == "fp32"
@@ -61,9 +70,9 @@ def needed(config: Config, path: Path, part: Part, width: int = 0) -> dict[str, 
             "weights in training": weights * width,
             "the trainer's own work": _WORKING * ranks,
         }
-    # a branch that is trained has one that is judged, too
-    branches = len(config.serve.branches) + len(config.learn.tenants)
-    versions = _VERSIONS + branches + (_STEPS if config.serve.learner_share else 0)
+    if held is None:  # a branch that is trained has one that is judged, too
+        held = len(config.serve.branches) + len(config.learn.tenants)
+    versions = _VERSIONS + held + (_STEPS if config.serve.learner_share else 0)
     return {
         f"weights of {versions} versions": weights * width * versions,
         "KV cache": config.engine.kv_tokens * _kv_numbers(path) * width,

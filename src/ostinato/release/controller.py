@@ -237,11 +237,7 @@ class ReleaseController:
             event = await self._moves.take_back(target, self.live, reason, {"actor": actor})
             try:
                 await self._learner.leave(self.ledger.state, self.ledger.harmful)
-            except (
-                Conflict,
-                StorageFull,
-                Unavailable,
-            ) as error:  # the release worker moves it, too, and live has gone back
+            except (Conflict, StorageFull, Unavailable) as error:  # live has gone back, and the worker moves it, too
                 logger.warning("the release worker puts users who follow training on live at its next look: %s", error)
             return event
 

@@ -1,16 +1,22 @@
 """The least memory that a run's model needs, and how a run that has less is refused."""
 
+import asyncio
 import json
 
 import pytest
 
+from ostinato.app import gateway
+from ostinato.app.gateway import branch_versions, open_embedded
 from ostinato.app.memory import check_memory, needed, weight_count
+from ostinato.app.numerics import compute
+from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.memory import GIB, Room
 from ostinato.launch.commands import checks
 from ostinato.launch.commands.checks import check_room
 from ostinato.model.load import load_model
+from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model
 
 
@@ -107,6 +113,33 @@ def test_tenants_branches_count_a_trainer_and_their_versions_each(settings, tmp_
             BadConfig, match=r"trainers of 1 branches .*fewer branches \(serve.branches, learn.tenants\)"
         ):
             check_memory(trained, path, ("serve", "train"), Room(size=room, bound="the machine"), branches=1)
+
+
+async def test_a_gateway_starts_without_room_for_what_its_branches_may_come_to(settings, tmp_path, monkeypatch):
+    words = ("serve.api_keys=['acme:sk-acme-0123456789abcdef']", "serve.branches=['acme']", "learn.tenants=['acme']")
+    config, path = settings(f"run.directory='{tmp_path}/run'", *words), tmp_path / "model"
+    width = (await asyncio.to_thread(compute, config)).itemsize
+    live, own, judged = ("aa" * 32, "bb" * 32, "cc" * 32)
+
+    async def starts(room):
+        monkeypatch.setattr(gateway, "process_limit", lambda: Room(size=room, bound="the machine"))
+        with open_run(config) as run:
+            await open_embedded(config, path, HFRenderer(path), await branch_versions(run))
+
+    shared = sum(needed(config, path, "serve", width, 0).values())
+    each = weight_count(path) * width
+    at, held = {}, []
+    for roots in ({"live": live, "branch/acme": live}, {"branch/acme": own}, {"branches/acme/evaluation": judged}):
+        with open_run(config) as run:
+            for ref, root in roots.items():
+                await run.store.move_ref(ref, at.get(ref), root)
+            held.append(await branch_versions(run))
+        at |= roots
+        await starts(shared + held[-1] * each)
+        with pytest.raises(BadConfig, match=f"weights of {2 + held[-1]} versions .*fewer branches"):
+            await starts(shared + held[-1] * each - 1)
+    assert held == [0, 1, 2]
+    assert needed(config, path, "serve", width) == needed(config, path, "serve", width, 2)
 
 
 def test_doctor_and_up_count_the_trainers_of_branches(settings, tmp_path, monkeypatch):
