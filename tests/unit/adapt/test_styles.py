@@ -310,7 +310,7 @@ async def test_the_recorded_odds_tell_what_each_style_is_worth_to_everybody_wher
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_what_was_found_with_a_branchs_version_counts_for_that_version_alone(passed):
+def test_what_was_found_with_a_branchs_version_counts_for_that_version_alone(passed: bool):
     style, found = styles_of(CONFIG)[0], StyleApprovals(3)
     shared, branch, live = (PolicyVersion(number=number, hash=str(number) * 64) for number in (6, 7, 8))
     found.take(approval(style, branch, passed=passed, why="", at=1.0))
