@@ -3,6 +3,7 @@
 - turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
 - rewards -> people who teach against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
+- turns and rewards -> of how many turns people say something, live and control: `feedback_gap`
 - turns -> how alike answers to different people are, live and control: `users_alike`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
 - the release ledger -> the gate's results on best-of-k, on how answers differ and on opinions: `best_of_k`, `answers_alike`, `sycophancy`
@@ -21,7 +22,7 @@ from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
 from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
-from ostinato.release.monitors.proxy_gap import GoldWatch, OutcomeGapWatch
+from ostinato.release.monitors.proxy_gap import FeedbackGapWatch, GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 
@@ -29,6 +30,8 @@ FORMAT = "monitors@9"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
+
+_Accepting = GoldWatch | OutcomeGapWatch | FeedbackGapWatch | InfluenceWatch | SamenessWatch | NarrowingWatch
 
 
 class Monitors:
@@ -50,21 +53,23 @@ class Monitors:
         self._owners = TurnOwners(config.most_turns)
         self._gold = GoldWatch(config)
         self._outcomes = OutcomeGapWatch(config)
+        self._feedback = FeedbackGapWatch(config)
         self._sameness = SamenessWatch(config)
         self._influence = InfluenceWatch(config)
         self._gated = {name: NarrowingWatch(name) for name in (NAME, ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` and
-        `users_alike` never.
+        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike`,
+        `users_alike` and `feedback_gap` never.
         """
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        return [*self.behaviour.names, *self._others, *self._gated[ALIKE].standing, *self._sameness.standing]
+        quiet = (self._gated[ALIKE], self._sameness, self._feedback)
+        return [*self.behaviour.names, *self._others, *(name for watch in quiet for name in watch.standing)]
 
     @property
     def readings(self) -> list[Sameness]:
@@ -87,14 +92,15 @@ class Monitors:
         Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
         """
         if isinstance(row, Forgotten):
-            for watch in (self.behaviour, self._owners, self._gold, self._outcomes, self._influence, self._sameness):
+            gaps = (self._gold, self._outcomes, self._feedback, self._sameness)
+            for watch in (self.behaviour, self._owners, self._influence, *gaps):
                 watch.forget(row)
             return []
         return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
 
     @property
-    def _accepting(self) -> tuple[GoldWatch | OutcomeGapWatch | InfluenceWatch | SamenessWatch | NarrowingWatch, ...]:
-        return (self._gold, self._outcomes, self._influence, self._sameness, *self._gated.values())
+    def _accepting(self) -> tuple[_Accepting, ...]:
+        return (self._gold, self._outcomes, self._feedback, self._influence, self._sameness, *self._gated.values())
 
     @property
     def _others(self) -> list[str]:
@@ -125,6 +131,7 @@ class Monitors:
         if row.arm.people:
             self._owners.see(row)
             self._outcomes.turn(row)
+            self._feedback.turn(row)
         if row.style is not None and row.style.arm != "none":
             return  # it has the form that its style asks for, which control's and earlier answers lack: no drift of the weights
         if row.arm.people:
@@ -141,6 +148,7 @@ class Monitors:
         owner = self._owners.get(row.turn)
         yield from self._gold.reward(row, owner)
         yield from self._outcomes.reward(row, owner)
+        yield from self._feedback.reward(row, owner)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -150,6 +158,7 @@ class Monitors:
             "owners": self._owners.snapshot(),
             "gold": self._gold.snapshot(),
             "outcomes": self._outcomes.snapshot(),
+            "feedback": self._feedback.snapshot(),
             "sameness": self._sameness.snapshot(),
             "influence": self._influence.snapshot(),
             "gated": {name: watch.snapshot() for name, watch in self._gated.items()},
@@ -166,6 +175,7 @@ class Monitors:
         self._owners.restore(state["owners"])
         self._gold.restore(state["gold"])
         self._outcomes.restore(state["outcomes"])
+        self._feedback.restore(state["feedback"])
         self._sameness.restore(state["sameness"])
         self._influence.restore(state["influence"])
         for name, watch in self._gated.items():

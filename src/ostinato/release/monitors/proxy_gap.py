@@ -1,4 +1,4 @@
-"""Gaps between the reward, which is a proxy for what people want, and what they want: two ways in which a reward is hacked.
+"""Gaps between the reward, which is a proxy for what people want, and what they want: three ways in which a reward is hacked.
 
 *Teachers' favour*: if the model learns to please only the people who teach it, their reward rises and that of *gold* people, whose feedback
 is never learned from, does not. Gold people are chosen by a hash, so without such learning both groups are the same on average, at any time
@@ -8,6 +8,9 @@ and whatever happens to the product: the difference between them needs no refere
 control twice, by the reward and by an outcome that the reward does not contain, such as whether people come again the next day. If the
 reward has risen and the outcome has fallen, the reward is being optimised at the outcome's expense (Goodhart's law; Gao et al., arXiv
 2210.10760, for gold and proxy rewards).
+
+*Feedback gap*: a reward sees only the turns of which somebody says something. If people on live say something of fewer turns than people on
+control, what displeases may have gone unheard (selection on the outcome).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
-from ostinato.core.records import Arm, Person, Reward, Signal, Turn
+from ostinato.core.records import Arm, Person, Purpose, Reward, Signal, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
@@ -34,6 +37,12 @@ OLD_TEACHER_FAVOUR = "proxy_gap"
 
 OUTCOME_GAP = "outcome_gap"
 """The name of the alarm that the reward rises while an outcome falls."""
+
+FEEDBACK_GAP = "feedback_gap"
+"""The name of the alarm that people say something of fewer turns on live than on control."""
+
+UNHEARD = 0.05
+"""How much lower live's share of turns with feedback may be: as in trials (`feedback_coverage`)."""
 
 LEAST_PEOPLE = 20  # effective people on each side
 LOOK_S = 3_600.0
@@ -530,3 +539,135 @@ class OutcomeGapWatch:
         self._today = None if state["today"] is None else int(state["today"])
         self._lost = {str(name): float(lost) for name, lost in state["lost"].items()}
         self._tolerated = {str(name): float(lost) for name, lost in state["tolerated"].items()}
+
+
+# ---------------------------------------------------------------- the feedback gap
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A person, on live if `treated`, else on control: their turns, at most so many a day, and those of which something was said."""
+
+    treated: bool
+    turns: float = 0.0
+    heard: float = 0.0
+    day: int = -9
+    today: int = 0
+
+
+class FeedbackGapWatch:
+    """Turns and rewards in, alarms out if people on live say something of fewer of their turns than people on control.
+
+    Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. A turn is heard if its reward rests on signals. The
+    alarm is raised when live's share is shown to be lower by more than `UNHEARD`, at `gold_alpha` however often it is looked at. It pauses
+    nothing: people may say less because there is less to complain of. It stands until a whole such week has passed in which that was not
+    found again, or until a person accepts it; then only a larger gap raises it.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self._people = PersonCrowd[_Heard](config.most_people)
+        self._since: float | None = None
+        self._looked = 0.0
+        self._found = self._stands = False
+        self._last_gap, self._tolerated = 0.0, UNHEARD
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return [FEEDBACK_GAP] if self._stands else []
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self._stands = FEEDBACK_GAP in alarms and alarms[FEEDBACK_GAP].state is AlarmState.RAISED
+
+    def turn(self, turn: Turn) -> None:
+        """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
+        side = _SIDES.get(turn.arm)
+        if not self._config.enabled or side is None or turn.propensity >= 1.0 or turn.purpose is not Purpose.TASK:
+            return
+        known, day = self._people.get(turn.person, lambda: _Heard(treated=side)), int(turn.ended_at // DAY)
+        if known is None:
+            return
+        if known.treated is not side:  # control's share was changed
+            known.treated, known.turns, known.heard = side, 0.0, 0.0
+        if known.day != day:
+            known.day, known.today = day, 0
+        known.today += 1
+        known.turns += known.today <= self._config.turns_a_day
+
+    def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
+        """Take in a reward, with the owner of its turn; yields alarms."""
+        if not self._config.enabled:
+            if self._stands:
+                yield self._row(AlarmState.CLEARED, "nothing is watched any more (release.monitors.enabled)", row.at)
+            return
+        if self._since is None:
+            self._since = self._looked = row.at
+        if row.at - self._since >= self._config.gold_s:
+            if self._stands and not self._found:
+                yield self._row(AlarmState.CLEARED, "it was not found again since both arms were counted anew", row.at)
+            self._people.clear()
+            self._since, self._found = row.at, False
+        known = None if owner is None or not (owner.live or owner.control) else self._people.known(owner.person)
+        if known is not None and row.signals:
+            known.heard = min(known.heard + 1.0, known.turns)
+        if row.at - self._looked >= LOOK_S:
+            self._looked = row.at
+            yield from self._look(row.at)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
+        if row.name == FEEDBACK_GAP and row.detail.get(ACCEPTED) is True:
+            self._stands, self._tolerated = False, max(self._tolerated, self._last_gap)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's counts."""
+        self._people.forget(row)
+
+    def _look(self, at: float) -> Iterator[Alarm]:
+        sides = {person: each.treated for person, each in self._people}
+        counts = {person: (each.heard, each.turns) for person, each in self._people}
+        effect, live, control = person_difference(counts, sides.__getitem__)
+        upper = upper_bound(effect.difference, effect.variance, self._config.gold_alpha)
+        if effect.people < LEAST_PEOPLE or upper >= -self._tolerated:
+            return
+        self._found, self._last_gap = True, -effect.difference
+        if self._stands:
+            return
+        reason = (
+            f"{live} people on live say something of {-100 * effect.difference:.1f} pp fewer of their turns than {control} on control, "
+            f"where {100 * self._tolerated:.1f} pp are tolerated: what displeases may go unheard, or there is less to complain of"
+        )
+        detail = {"difference": effect.difference, "live": live, "control": control, "pauses": False}
+        yield self._row(AlarmState.RAISED, reason, at, detail)
+
+    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
+        self._stands = state is AlarmState.RAISED
+        return Alarm(id="", name=FEEDBACK_GAP, state=state, reason=reason, at=at, detail=detail or {})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "people": [
+                [*person, each.treated, each.turns, each.heard, each.day, each.today] for person, each in self._people
+            ],
+            "full": self._people.full,
+            "since": self._since,
+            "looked": self._looked,
+            "found": self._found,
+            "stands": self._stands,
+            "last_gap": self._last_gap,
+            "tolerated": self._tolerated,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        self._people.clear()
+        for tenant, user, treated, turns, heard, day, today in state["people"]:
+            one = _Heard(bool(treated), float(turns), float(heard), int(day), int(today))
+            self._people.put((str(tenant), str(user)), one)
+        self._people.full = bool(state["full"])
+        self._since = None if state["since"] is None else float(state["since"])
+        self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
+        self._last_gap, self._tolerated = float(state["last_gap"]), max(UNHEARD, float(state["tolerated"]))

@@ -220,6 +220,7 @@ _OTHERS = frozenset(
         proxy_gap.TEACHER_FAVOUR,
         proxy_gap.OLD_TEACHER_FAVOUR,
         proxy_gap.OUTCOME_GAP,
+        proxy_gap.FEEDBACK_GAP,
         pass_at_k.NAME,
         pass_at_k.ALIKE,
         pass_at_k.SYCOPHANCY,

@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostinato.core.notices import AlarmState
-from ostinato.core.records import Arm, Reward, Signal
+from ostinato.core.notices import AlarmState, Forgotten
+from ostinato.core.records import Arm, Purpose, Reward, Signal
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import Owner, TurnOwners
+from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.proxy_gap import (
+    FEEDBACK_GAP,
     OLD_TEACHER_FAVOUR,
     OUTCOME_GAP,
     TEACHER_FAVOUR,
+    UNHEARD,
+    FeedbackGapWatch,
     GoldWatch,
     OutcomeGapWatch,
     gold_people,
@@ -384,3 +388,74 @@ def test_people_who_follow_training_are_on_neither_side():
     for arm in (Arm.LEARNER, Arm.LIVE, Arm.CONTROL):
         watch.turn(replace(a_turn(arm.value, user=arm.value, arm=arm), propensity=0.3))
     assert sorted(person[1] for person in watch.snapshot()["people"]) == ["control", "live"]
+
+
+# ---------------------------------------------------------------- the feedback gap
+
+
+def spoken(watch, rng, heard, *, first=0, count=7, crowd=300, purpose=Purpose.TASK):
+    """Days of three turns for each person on live (even numbers) and control, who say something of one with these probabilities."""
+    told = []
+    for day in range(first, first + count):
+        for number in range(crowd):
+            side = number % 2
+            for part in range(3):
+                at, arm = (day + number / crowd) * DAY, (Arm.LIVE, Arm.CONTROL)[side]
+                turn = a_turn(f"{day}:{number}:{part}", user=f"u{number}", arm=arm, ended_at=at)
+                turn = replace(turn, propensity=0.5, purpose=purpose)
+                watch.turn(turn)
+                said = ("s",) if rng.random() < heard[side] else ()
+                owner = Owner(person=turn.person, episode="e", live=side == 0, control=side == 1)
+                told += watch.reward(Reward(turn=turn.id, value=0.0, function="f@1", signals=said, at=at), owner)
+    return told
+
+
+def test_feedback_gap_is_told_where_people_on_live_fall_silent_and_pauses_nothing():
+    watch, rng = FeedbackGapWatch(MonitorsConfig()), np.random.default_rng(0)
+    assert spoken(watch, rng, (0.6, 0.6), count=6) == []
+    (raised,) = spoken(watch, rng, (0.4, 0.6), first=7, count=6)
+    assert (raised.name, raised.state, raised.detail["pauses"]) == (FEEDBACK_GAP, AlarmState.RAISED, False)
+    assert raised.detail["difference"] < -UNHEARD
+    assert "people on live say something of" in raised.reason
+    again = FeedbackGapWatch(MonitorsConfig())
+    again.restore(json.loads(json.dumps(watch.snapshot())))
+    assert again.standing == watch.standing == [FEEDBACK_GAP]
+    assert again.snapshot() == watch.snapshot()
+    (cleared,) = spoken(watch, rng, (0.6, 0.6), first=14, count=16)
+    assert cleared.state is AlarmState.CLEARED
+    again.alarm(acceptance(raised, "ann", 14 * DAY))
+    assert spoken(again, rng, (0.4, 0.6), first=14, count=6) == [], "what was accepted is expected"
+    assert acceptable(FEEDBACK_GAP)
+
+
+def test_feedback_gap_is_not_told_of_a_tolerated_difference_of_silence_everywhere_or_of_other_turns():
+    for heard in ((0.57, 0.6), (0.0, 0.0), (1.0, 0.2)):
+        assert spoken(FeedbackGapWatch(MonitorsConfig()), np.random.default_rng(1), heard, count=13) == []
+    side_calls = FeedbackGapWatch(MonitorsConfig())
+    assert spoken(side_calls, np.random.default_rng(1), (0.0, 0.6), purpose=Purpose.SIDE) == []
+    off = FeedbackGapWatch(MonitorsConfig(enabled=False))
+    assert spoken(off, np.random.default_rng(1), (0.0, 0.6)) == []
+
+
+def test_feedback_gap_of_a_busy_minority_is_not_everybodys_and_who_is_forgotten_is_dropped():
+    watch, rng = FeedbackGapWatch(MonitorsConfig(turns_a_day=2)), np.random.default_rng(2)
+    spoken(watch, rng, (0.6, 0.6), count=1, crowd=40)
+    assert {each.turns for _, each in watch._people} == {2.0}, "a person's further turns of a day count for nothing"
+    assert all(each.heard <= each.turns for _, each in watch._people)
+    watch.forget(Forgotten(id="f", tenant="default", user="u0", key=1, at=0.0))
+    assert ("default", "u0") not in {person for person, _ in watch._people}
+
+
+def test_feedback_gap_goes_through_the_monitors_which_ship_on():
+    monitors, rng, rows = Monitors(MonitorsConfig(outcomes=()), ()), np.random.default_rng(0), []
+    for number in range(1_200):
+        arm = (Arm.LIVE, Arm.CONTROL)[number % 2]
+        turn = replace(a_turn(f"t{number}", user=f"u{number % 300}", arm=arm, ended_at=60.0 * number), propensity=0.5)
+        said = ("s",) if rng.random() < (0.2, 0.7)[number % 2] else ()
+        rows += [turn, Reward(turn=turn.id, value=0.0, function="f@1", signals=said, at=60.0 * number)]
+    told = [alarm.name for seq, row in enumerate(rows) for alarm in monitors.apply(seq, row)]
+    assert told == monitors.standing == [FEEDBACK_GAP]
+    assert not monitors.paused
+    again = Monitors(MonitorsConfig(outcomes=()), ())
+    assert again.restore(json.loads(json.dumps(monitors.snapshot())))
+    assert again.standing == [FEEDBACK_GAP]
