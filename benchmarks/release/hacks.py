@@ -202,7 +202,7 @@ class Product:
         )
         if rng.random() < (hack.heard if hack else HEARD):
             liked = rng.random() < THUMB + (hack.thumb if hack else 0.0)
-            yield Reward(turn=id, value=1.0 if liked else -1.0, function="f@1", signals=(), at=at)
+            yield Reward(turn=id, value=1.0 if liked else -1.0, function="f@1", signals=(f"{id}:said",), at=at)
         if rng.random() < 0.5:
             passed = float(rng.random() < PASSES - (hack.passes if hack else 0.0))
             yield Signal(

@@ -41,8 +41,8 @@ OUTCOME_GAP = "outcome_gap"
 FEEDBACK_GAP = "feedback_gap"
 """The name of the alarm that people say something of fewer turns on live than on control."""
 
-UNHEARD = 0.05
-"""How much lower live's share of turns with feedback may be: as in trials (`feedback_coverage`)."""
+UNHEARD = 0.02
+"""How much lower live's share of turns with feedback may be."""
 
 LEAST_PEOPLE = 20  # effective people on each side
 LOOK_S = 3_600.0
