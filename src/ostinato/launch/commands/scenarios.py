@@ -144,7 +144,6 @@ class Copilot:
         return (
             "learn.batch=96",
             "learn.publish_every=2",  # by the time that the gate is free, a candidate of every third step is older
-            "learn.checkpoint_every=10",  # one takes the trainer six seconds
             # answers are four steps old when their version ships, and four more before the next one does
             "learn.max_lead=12",
             "reward.max_staleness=12",
