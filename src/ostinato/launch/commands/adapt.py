@@ -20,7 +20,7 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
-from ostinato.adapt.styles import ALARM, NONE, StyleAdaptation, StyleApprovals, approval, styles_of
+from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
 from ostinato.app.dials import BasisCheck, Safety, Told, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
@@ -30,7 +30,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, SteeringBasis
-from ostinato.core.steering import DialSet, NotSteered, SetBy, StylesView
+from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesView
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
@@ -272,7 +272,7 @@ async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
     async for _, row in run.log.read(0, {Alarm}):
         if isinstance(row, Alarm):
             approvals.take(row)
-    effects = {each.arm: each for each in await style_effects(run.log, NONE)}
+    effects = {each.arm: each for each in await style_effects(run.log, NO_STYLE)}
     arms = dict.fromkeys([*(style.arm for style in styles_of(config.adapt)), *effects])
     rows: list[dict[str, Any]] = []
     for arm in arms:
