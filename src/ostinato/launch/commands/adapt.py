@@ -44,6 +44,7 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
+_FULL = 0.9  # a family's share of violations from which on a rise can hardly show
 
 
 async def fit(
@@ -116,6 +117,15 @@ def _show(found: BasisCheck, margin: float, console: Console) -> None:
         )
     console.print(table)
     console.print(f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp", highlight=False)
+    if len(found.families) > 1:
+        told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
+        console.print(f"the base model's by family: {told}", highlight=False, markup=False)
+    if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
+        console.print(
+            f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
+            highlight=False,
+            markup=False,
+        )
     if found.dropped:
         left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
         console.print(f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}", highlight=False)
