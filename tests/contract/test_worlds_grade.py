@@ -90,7 +90,7 @@ def test_the_exit_code_says_whether_it_is_solved(file, tmp_path):
 async def test_what_is_missing_is_named(file, tmp_path):
     with pytest.raises(NotFound, match="no task 'other'; it has calc, word"):
         await graded(file, "other", tmp_path)
-    with pytest.raises(NotFound, match="--changes: there is no file .*; name a directory, a diff"):
+    with pytest.raises(NotFound, match=r"--changes: there is no file .*; name a directory, a diff"):
         await graded(file, "word", tmp_path / "none.txt")
     (tmp_path / "a.diff").write_text(DIFF.replace("a - b", "a % b"))
     with pytest.raises(BadRequest, match="line 2"):
