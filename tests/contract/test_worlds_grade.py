@@ -90,7 +90,7 @@ def test_the_exit_code_says_whether_it_is_solved(file, tmp_path):
 async def test_what_is_missing_is_named(file, tmp_path):
     with pytest.raises(NotFound, match="no task 'other'; it has calc, word"):
         await graded(file, "other", tmp_path)
-    with pytest.raises(NotFound, match="no file"):
+    with pytest.raises(NotFound, match=r"--changes: there is no file .*; name a directory, a diff"):
         await graded(file, "word", tmp_path / "none.txt")
     (tmp_path / "a.diff").write_text(DIFF.replace("a - b", "a % b"))
     with pytest.raises(BadRequest, match="line 2"):
@@ -120,7 +120,7 @@ JUDGE = (
 async def test_effort_and_judge_are_what_the_settings_say():
     assert load().worlds.judge is None, "nothing is sent anywhere unless somebody says so"
     config = load(None, JUDGE)
-    with pytest.raises(BadConfig, match="JUDGE_KEY, which is not set"):
+    with pytest.raises(BadConfig, match="JUDGE_KEY, which is not set: export it"):
         async with open_grading(config, environment={}):
             pass
     effort = {"final_tokens": 40_000.0}

@@ -29,17 +29,7 @@ from ostinato.core.arm_assignment import could_lean, holdout_place
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import (
-    Consent,
-    ConsentGiven,
-    Identity,
-    Person,
-    Row,
-    Signal,
-    SteeringBasis,
-    Turn,
-    identity,
-)
+from ostinato.core.records import Consent, ConsentGiven, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
 from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 

@@ -46,7 +46,7 @@ def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapInde
             data = file.read_bytes()
             text = data.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"--against {file} cannot be read as text: {error}") from error
+            raise BadConfig(f"--against {file} cannot be read as text: {error}; name files in UTF-8") from error
         if not tested.add(file.name, strings(text)):
             raise BadConfig(
                 f"--against {file}: it holds no string of at least {config.shortest} words, five of them different, so nothing of it could "
@@ -60,7 +60,7 @@ def tokenizer_hash(path: Path) -> str:
     """BLAKE3 of a model directory's tokenizer. Raises BadConfig if it has no tokenizer.json."""
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise BadConfig(f"{path} has no tokenizer.json: a corpus needs a model with one")
+        raise BadConfig(f"model.source: {path} has no tokenizer.json: a corpus needs a model with one")
     return blake3(file.read_bytes()).hexdigest()
 
 

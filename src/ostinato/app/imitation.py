@@ -37,7 +37,9 @@ def read_demonstrations(path: Path) -> list[Conversation]:
             raise BadConfig(f"demonstrations {path}: larger than {MOST_BYTES} bytes; cut it into several")
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"demonstrations {path} cannot be read: {error}") from error
+        raise BadConfig(
+            f"demonstrations {path} cannot be read: {error}; name a text file in UTF-8, a conversation a line"
+        ) from error
     found = [_read(f"demonstrations {path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise BadConfig(f"demonstrations {path}: the file is empty; give one conversation a line")
@@ -48,14 +50,14 @@ def _read(where: str, line: str) -> Conversation:
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadConfig(f"{where} is not JSON: {error}") from error
+        raise BadConfig(f"{where} is not JSON: {error}; write one object on each line") from error
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         raise BadConfig(f'{where}: give an object with "messages", a list')
     given = cast("dict[str, Any]", row)
     if unknown := given.keys() - _FIELDS:
         raise BadConfig(f"{where}: there is no field {sorted(unknown)[0]!r}; there are messages and tools")
     if not all(isinstance(each, dict) for each in [*given["messages"], *(given.get("tools") or [])]):
-        raise BadConfig(f"{where}: messages and tools are lists of objects")
+        raise BadConfig(f'{where}: messages and tools are lists of objects, as in {{"role": "user", "content": "Hi"}}')
     omissions = Omissions()
     try:
         messages = read_messages(given["messages"], omissions)
@@ -109,5 +111,7 @@ def _rendered(number: int, shown: Conversation, renderer: HFRenderer) -> tuple[T
         raise BadConfig(f"demonstration {number}: {error}") from error
     longest = max(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns)
     if longest > renderer.context:
-        raise BadConfig(f"demonstration {number} has {longest} tokens, and the model's context {renderer.context}")
+        raise BadConfig(
+            f"demonstration {number} has {longest} tokens, and the model's context {renderer.context}: shorten it, or leave it out"
+        )
     return turns

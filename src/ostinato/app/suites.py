@@ -80,7 +80,9 @@ def open_task_suite(file: str, config: Config) -> TaskSuite:
     taskset = _read(file, config)
     tasks = [task for task in taskset.tasks if task.split is Split.HELD_OUT]
     if not tasks:
-        raise BadConfig(f"task file {file}: no task has the split 'held_out', so there is nothing to measure with")
+        raise BadConfig(
+            f"task file {file}: no task has the split 'held_out', so there is nothing to measure with; give some tasks that split"
+        )
     tasks = tasks[: config.evaluate.items or None]
     check_tasks(config, tasks)
     items = tuple(Item(task.id, task.family) for task in tasks)

@@ -163,7 +163,9 @@ async def _open_judge(config: Config, environment: Mapping[str, str]) -> AsyncGe
         return
     key = environment.get(settings.key_env, "").strip() if settings.key_env else ""
     if settings.key_env and not key:
-        raise BadConfig(f"worlds.judge takes its key from the variable {settings.key_env}, which is not set")
+        raise BadConfig(
+            f"worlds.judge takes its key from the variable {settings.key_env}, which is not set: export it where this is started"
+        )
     async with RubricJudge(settings, key) as judge:
         yield judge
 

@@ -209,7 +209,9 @@ def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None)
             f"waiting for slot {slot!r} to serve {policy}; it {serves}. Does the engine follow this ref?"
         )
     if found.hash != policy.hash:
-        raise Conflict(f"slot {slot!r} has moved on to {found} while {policy} was evaluated")
+        raise Conflict(
+            f"slot {slot!r} has moved on to {found} while {policy} was evaluated; evaluate again, now {found}"
+        )
 
 
 async def patiently(

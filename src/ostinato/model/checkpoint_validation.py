@@ -89,7 +89,9 @@ def read_config(path: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadConfig(f"{where}: transformers cannot read it ({' '.join(str(error).split())})") from error
+        raise BadConfig(
+            f"{where}: transformers cannot read it ({' '.join(str(error).split())}); copy it anew from where the model came from"
+        ) from error
     if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # without torch only texts are read
         raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")
     return config
@@ -110,7 +112,9 @@ def check_vocabulary(path: Path, rows: int | None = None) -> None:
     try:
         core = Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # the library raises nothing narrower
-        raise BadConfig(f"{path}/tokenizer.json cannot be read ({' '.join(str(error).split())})") from error
+        raise BadConfig(
+            f"{path}/tokenizer.json cannot be read ({' '.join(str(error).split())}); copy it anew from where the model came from"
+        ) from error
     check_ids(path, core.get_vocab(), rows)
 
 

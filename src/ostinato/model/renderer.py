@@ -104,7 +104,9 @@ class HFRenderer:
             why = " ".join(str(error).split())
             if "trust_remote_code" in why:
                 why = "it is code that came with the model, which is never run"
-            raise BadConfig(f"{path}: its tokenizer cannot be loaded ({why})") from error
+            raise BadConfig(
+                f"{path}: its tokenizer cannot be loaded ({why}); copy the files of the tokenizer from where the model came from"
+            ) from error
         check_ids(path, core.get_vocab(), int(config.vocab_size))
         core.no_truncation()
         core.no_padding()

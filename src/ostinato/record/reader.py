@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Identity, Row
@@ -21,7 +21,6 @@ PAGE = 256  # rows of each kind that a reader holds at once
 _WAIT_S = 5.0  # a reader waits only while a database is recovered or checkpointed
 
 Found = list[tuple[Cursor, Row]]
-P = ParamSpec("P")
 T = TypeVar("T")
 
 

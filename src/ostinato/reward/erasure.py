@@ -43,14 +43,7 @@ from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
 from ostinato.reward.line_credit import TokenBytes
-from ostinato.reward.pipeline import (
-    batch_weights,
-    beliefs_of,
-    credit_of,
-    lines_of,
-    shown_weights,
-    with_samples,
-)
+from ostinato.reward.pipeline import batch_weights, beliefs_of, credit_of, lines_of, shown_weights, with_samples
 from ostinato.reward.recent_shares import cuts_of, masses_of
 
 Erased = Callable[[Cursor, Turn], bool]

@@ -20,18 +20,7 @@ from dataclasses import replace
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import (
-    Batch,
-    Holdback,
-    Person,
-    PolicyVersion,
-    Reward,
-    RewardReach,
-    Row,
-    Signal,
-    Source,
-    Turn,
-)
+from ostinato.core.records import Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Signal, Source, Turn
 from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
@@ -50,14 +39,7 @@ from ostinato.reward.batching import (
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import (
-    BeliefWeighted,
-    ByOrigin,
-    GroupRelative,
-    SingleRollout,
-    by_episode,
-    of_world,
-)
+from ostinato.reward.credit import BeliefWeighted, ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import (

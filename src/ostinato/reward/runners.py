@@ -13,21 +13,8 @@ from typing import Any
 from ostinato.core.child_process import ChildProcess
 from ostinato.core.errors import BadConfig
 from ostinato.core.seams import RewardFn
+from ostinato.reward import protocol
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.protocol import (
-    READY,
-    Answer,
-    Asker,
-    Failure,
-    RewardRequest,
-    Unloadable,
-    answered,
-    checked,
-    failed,
-    load,
-    question_line,
-    read_answer,
-)
 
 LOSSES = 2  # processes that one round may cost: a function that always hangs must not hold the desk for hours
 LONGEST_LINE = 1 << 20  # bytes of an answer
@@ -44,7 +31,7 @@ LOST = (
 class _Lost(Exception):
     """The process is lost; `failure` is the answer about the turn that it was busy with."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: protocol.Failure) -> None:
         self.failure = failure
 
 
@@ -96,9 +83,9 @@ class Isolated:
         if self._process is None:
             await self._start()
 
-    async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
+    async def ask(self, questions: Sequence[protocol.RewardRequest]) -> list[protocol.Answer | None]:
         """An answer to each question, None to those that were not asked. Raises BadConfig, Unloadable."""
-        answers: list[Answer | None] = []
+        answers: list[protocol.Answer | None] = []
         losses = 0
         try:
             while len(answers) < len(questions) and losses < LOSSES:
@@ -129,29 +116,29 @@ class Isolated:
         except _Lost as lost:
             await self.close()
             raise self._unloadable(f"it could not be loaded: {lost.failure.reason}") from None
-        if line != READY:
+        if line != protocol.READY:
             await self.close()
             raise self._unloadable(str(json.loads(line)[1]))
         self._loaded = True
         return process
 
-    def _unloadable(self, why: str) -> BadConfig | Unloadable:
+    def _unloadable(self, why: str) -> BadConfig | protocol.Unloadable:
         text = why if "reward." in why else f"{self._hello['setting']}.function {self._hello['function']!r}: {why}"
-        return Unloadable(text) if self._loaded else BadConfig(text)
+        return protocol.Unloadable(text) if self._loaded else BadConfig(text)
 
     async def _converse(
-        self, process: ChildProcess, questions: Sequence[RewardRequest], answers: list[Answer | None]
+        self, process: ChildProcess, questions: Sequence[protocol.RewardRequest], answers: list[protocol.Answer | None]
     ) -> None:
         """Ask the remaining questions, and add each answer as it comes. Raises _Lost."""
         rest = questions[len(answers) :]
-        sending = asyncio.ensure_future(process.send([question_line(question) for question in rest]))
+        sending = asyncio.ensure_future(process.send([protocol.question_line(question) for question in rest]))
         try:
             for question in rest:
                 line = await _line(process, self._answer_s)
                 try:
-                    answers.append(checked(read_answer(line), question, self._max_abs))
+                    answers.append(protocol.checked(protocol.read_answer(line), question, self._max_abs))
                 except ValueError as error:
-                    raise _Lost(failed(str(error))) from error
+                    raise _Lost(protocol.failed(str(error))) from error
             await sending
         finally:
             sending.cancel()
@@ -167,14 +154,14 @@ async def _line(process: ChildProcess, seconds: float) -> bytes:
         except TimeoutError:
             continue
         except ValueError:
-            raise _Lost(failed(f"its answer is longer than {LONGEST_LINE} bytes")) from None
+            raise _Lost(protocol.failed(f"its answer is longer than {LONGEST_LINE} bytes")) from None
         if line.endswith(b"\n"):
             return line
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 await process.process.wait()
-        raise _Lost(failed(f"its process ended ({process.process.returncode})"))
-    raise _Lost(Failure(reason=f"reward_hung: no answer in {seconds:g} s"))
+        raise _Lost(protocol.failed(f"its process ended ({process.process.returncode})"))
+    raise _Lost(protocol.Failure(reason=f"reward_hung: no answer in {seconds:g} s"))
 
 
 # ---------------------------------------------------------------- in the same process
@@ -196,9 +183,9 @@ class Inline:
     async def open(self) -> None:
         """Nothing to start."""
 
-    async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
+    async def ask(self, questions: Sequence[protocol.RewardRequest]) -> list[protocol.Answer | None]:
         """An answer to each question."""
-        return [answered(self._fn, question, self._max_abs) for question in questions]
+        return [protocol.answered(self._fn, question, self._max_abs) for question in questions]
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -210,14 +197,14 @@ class Inline:
 BUILT_IN = "ostinato.reward.functions:"
 
 
-def asker_of(config: RewardConfig, setting: str = "reward") -> Asker:
+def asker_of(config: RewardConfig, setting: str = "reward") -> protocol.Asker:
     """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one.
 
     `setting`: the section of the config that names the function.
     """
     if config.function.startswith(BUILT_IN):
         given = {"outcomes": config.outcomes, **config.options}
-        return Inline(load(config.function, given, setting), max_abs=config.max_abs)
+        return Inline(protocol.load(config.function, given, setting), max_abs=config.max_abs)
     return Isolated(
         config.function,
         config.options,
@@ -229,7 +216,7 @@ def asker_of(config: RewardConfig, setting: str = "reward") -> Asker:
     )
 
 
-def late_asker_of(config: RewardConfig) -> Asker | None:
+def late_asker_of(config: RewardConfig) -> protocol.Asker | None:
     """Asks for late rewards (`reward.surrogate`); None if there are none. Raises BadConfig as `asker_of`, and if the window is longer."""
     late = config.surrogate
     if not late.truth_after_s:
@@ -238,7 +225,7 @@ def late_asker_of(config: RewardConfig) -> Asker | None:
     if not late.function:
         options = {**config.options, "window": late.truth_after_s}
         if config.function.startswith(BUILT_IN):
-            window = inspect.signature(load(config.function, config.options)).parameters["window"].default
+            window = inspect.signature(protocol.load(config.function, config.options)).parameters["window"].default
             if window >= late.truth_after_s:
                 why = f"within the window of {config.function}, {window:g} s; set a shorter reward.options.window"
                 raise BadConfig(f"reward.surrogate.truth_after_s = {late.truth_after_s:g} is {why}")

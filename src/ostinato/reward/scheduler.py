@@ -15,15 +15,7 @@ from dataclasses import replace
 
 from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.core.verdicts import (
-    GRADED,
-    LATE_REWARD,
-    LATE_REWARD_FAILED,
-    NO_LATE_REWARD,
-    TORN,
-    VERDICTS,
-    late_id,
-)
+from ostinato.core.verdicts import GRADED, LATE_REWARD, LATE_REWARD_FAILED, NO_LATE_REWARD, TORN, VERDICTS, late_id
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import GONE, UNDELIVERED, TurnLedger
 from ostinato.reward.ledger_entries import OpenTurn, Said, TurnFacts

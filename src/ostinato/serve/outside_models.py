@@ -282,7 +282,9 @@ def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | No
         return None
     key = environment.get(arm.key_env, "").strip()
     if not key:
-        raise BadConfig(f"{whose} takes its key from the variable {arm.key_env}, which is not set")
+        raise BadConfig(
+            f"{whose} takes its key from the variable {arm.key_env}, which is not set: export it where this is started"
+        )
     return key
 
 

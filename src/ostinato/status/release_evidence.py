@@ -25,21 +25,9 @@ from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
 from ostinato.release.monitors.turn_text import take_apart
 from ostinato.release.trial.trial import ArmBalance
 from ostinato.run_directory import Run
+from ostinato.status import releases
 from ostinato.status.index_queries import IndexQueries
 from ostinato.status.log_index import mapping
-from ostinato.status.releases import (
-    Dealt,
-    GateLook,
-    LayerChange,
-    LedgerEvent,
-    MeasureLook,
-    RateShift,
-    ReleaseEvidence,
-    SamePrompt,
-    TrialLook,
-    TrialRules,
-    WeightChange,
-)
 from ostinato.status.threads import Threads
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.compare import TensorChange
@@ -56,9 +44,9 @@ _RAW = frozenset({"evidence", "salt"})
 _FIGURES = ("difference", "lower", "upper", "margin", "power")
 
 
-def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
+def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[releases.GateLook, ...]:
     """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
-    found: list[GateLook] = []
+    found: list[releases.GateLook] = []
     for event in events:
         report = event.detail.get("report")
         if event.action == "evaluated" and isinstance(report, Mapping) and event.previous is not None:
@@ -67,10 +55,10 @@ def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
     return tuple(sorted(found, key=lambda look: look.at))
 
 
-def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> GateLook | None:
+def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> releases.GateLook | None:
     try:
         figures = {name: float(report[name]) for name in _FIGURES}
-        return GateLook(
+        return releases.GateLook(
             at=event.at,
             against=against,
             suite=str(report["suite"]),
@@ -116,9 +104,9 @@ GOAL = "share of good turns"
 """The metric of a reading that names none."""
 
 
-def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[TrialLook, ...]:
+def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[releases.TrialLook, ...]:
     """The looks at users who tried this version, oldest first. A rollback's line is about the version that it took back."""
-    found: list[TrialLook] = []
+    found: list[releases.TrialLook] = []
     lasting = ""
     for event in sorted(events, key=lambda event: event.at):
         reading = mapping(event.detail.get("reading"))
@@ -130,10 +118,10 @@ def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[TrialLook, .
     return tuple(found)
 
 
-def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -> TrialLook:
+def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -> releases.TrialLook:
     effect = mapping(reading.get("effect"))
     measured = finite(effect.get("variance")) is not None
-    goal = MeasureLook(
+    goal = releases.MeasureLook(
         name=str(reading.get("metric", GOAL))[:_LONG],
         role="goal",
         difference=finite(effect.get("difference")) if measured else None,
@@ -143,7 +131,7 @@ def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -
     )
     measures = _measures(mapping(reading.get("metrics")))
     harmed = any(each.role == "guardrail" and each.finding == "worse" for each in measures)
-    return TrialLook(
+    return releases.TrialLook(
         at=event.at,
         action=event.action,
         share=finite(event.detail.get("share")),
@@ -171,13 +159,13 @@ def _finding(reading: Mapping[str, Any], lasting: str) -> str:
     return "not worse" if reading.get("not_worse") else "undecided"
 
 
-def _measures(told: Mapping[str, Any]) -> tuple[MeasureLook, ...]:
-    found: list[MeasureLook] = []
+def _measures(told: Mapping[str, Any]) -> tuple[releases.MeasureLook, ...]:
+    found: list[releases.MeasureLook] = []
     for name, each in list(told.items())[:_MANY]:
         one = mapping(each)
         effect = mapping(one.get("effect")) or one
         found.append(
-            MeasureLook(
+            releases.MeasureLook(
                 name=name[:_LONG],
                 role=str(one.get("role", ""))[:_LONG],
                 difference=finite(effect.get("difference", effect.get("estimate"))),
@@ -237,7 +225,7 @@ Rated = Sequence[tuple[str, str, float]]
 
 def shifts(
     before: Iterable[Turn], after: Iterable[Turn], rated_before: Rated, rated_after: Rated, off: Iterable[str] = ()
-) -> tuple[RateShift, ...]:
+) -> tuple[releases.RateShift, ...]:
     """Each rate with a value for some turn on either side; first the share of rated turns that people accepted.
 
     The bounds hold for all rates together at 95% (Bonferroni). The operator's own rates are left out, because only the release worker
@@ -278,13 +266,13 @@ def _count(tally: Tally, person: Person, value: float) -> None:
     tally[person] = (total + value, number + 1)
 
 
-def _shift(name: str, rate: Rate | None, before: Tally, after: Tally, confidence: float) -> RateShift:
+def _shift(name: str, rate: Rate | None, before: Tally, after: Tally, confidence: float) -> releases.RateShift:
     lower = upper = None
     if min(len(before), len(after)) >= 2:
         bounds = clustered_difference(after, before, confidence)
         lower, upper = bounds.lower, bounds.upper
     way = None if lower is None or upper is None else Shift.UP if lower > 0 else Shift.DOWN if upper < 0 else None
-    return RateShift(
+    return releases.RateShift(
         name=name,
         means="rated turns with a reward above 0" if rate is None else rate.means,
         before=_mean(before),
@@ -314,7 +302,9 @@ MOST_VERSIONS = 32
 """Manifests read for one answer, at most."""
 
 
-async def sent_between(manifests: Manifests, since: PolicyVersion, policy: PolicyVersion) -> WeightChange | None:
+async def sent_between(
+    manifests: Manifests, since: PolicyVersion, policy: PolicyVersion
+) -> releases.WeightChange | None:
     """The deltas that lead from one version to the other; None if the manifests do not connect them within `MOST_VERSIONS`."""
     try:
         chain = await _chain(manifests, since, policy)
@@ -323,7 +313,7 @@ async def sent_between(manifests: Manifests, since: PolicyVersion, policy: Polic
     if not chain:
         return None
     whole = any(manifest.kind == "full" for manifest in chain)
-    return WeightChange(
+    return releases.WeightChange(
         since=since,
         versions=len(chain),
         bytes=sum(manifest.payload_bytes for manifest in chain),
@@ -343,15 +333,15 @@ async def _chain(manifests: Manifests, since: PolicyVersion, policy: PolicyVersi
     return found
 
 
-def _layers(chain: list[Manifest]) -> tuple[LayerChange, ...]:
+def _layers(chain: list[Manifest]) -> tuple[releases.LayerChange, ...]:
     took: defaultdict[str, int] = defaultdict(int)
     for manifest in chain:
         for tensor in manifest.tensors:
             took[tensor.name] += sum(chunk.length for chunk in tensor.chunks)
-    found: list[LayerChange] = []
+    found: list[releases.LayerChange] = []
     for tensor in chain[0].tensors:
         place = TensorChange(name=tensor.name, elements=tensor.nbytes, changed=took[tensor.name], moved=None)
-        found.append(LayerChange(kind=place.kind, layer=place.layer, share=min(1.0, place.share)))
+        found.append(releases.LayerChange(kind=place.kind, layer=place.layer, share=min(1.0, place.share)))
     return tuple(found)
 
 
@@ -372,7 +362,7 @@ class Stretch:
     shipped: bool
 
 
-def stretches(events: Iterable[LedgerEvent], rows: Mapping[str, ReleaseEvent], root: str) -> list[Stretch]:
+def stretches(events: Iterable[releases.LedgerEvent], rows: Mapping[str, ReleaseEvent], root: str) -> list[Stretch]:
     """The shares of a version's newest trial, in order; empty if it had no trial."""
     found: list[Stretch] = []
     for event in sorted(events, key=lambda event: event.seq):
@@ -386,7 +376,7 @@ def stretches(events: Iterable[LedgerEvent], rows: Mapping[str, ReleaseEvent], r
     return found if found and not found[0].shipped else []
 
 
-def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> Dealt | None:
+def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> releases.Dealt | None:
     """The people of a trial; None if there was no trial, nobody came, or its first turns are not in the index yet.
 
     Raises TooWide, Unavailable.
@@ -415,7 +405,7 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> Dealt
     return counted([(arm, seq) for arm, seq, _ in rows], parts, sum(turns for _, _, turns in rows)) if rows else None
 
 
-def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], turns: int) -> Dealt:
+def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], turns: int) -> releases.Dealt:
     """Arm and cursor of each person's first turn -> how many people came to each side."""
     starts = [part.start for part in parts]
     came: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
@@ -428,7 +418,7 @@ def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], t
         share = parts[part].share
         balance.add((candidate, others), (share, 1.0 - share))
         expected += share * (candidate + others)
-    return Dealt(
+    return releases.Dealt(
         candidate=sum(each[0] for each in came.values()),
         others=sum(each[1] for each in came.values()),
         expected=expected,
@@ -468,18 +458,18 @@ class EvidenceReader:
         self._threads = threads
         self._run, self._log, self._questions, self._pieces, self._clock = run, log, questions, pieces, clock
         self._manifests = Manifests(run.store)
-        self._kept: dict[tuple[str, str], tuple[float, ReleaseEvidence]] = {}
+        self._kept: dict[tuple[str, str], tuple[float, releases.ReleaseEvidence]] = {}
 
     async def evidence(
-        self, policy: PolicyVersion, events: Sequence[LedgerEvent], rows: Mapping[str, ReleaseEvent]
-    ) -> ReleaseEvidence:
+        self, policy: PolicyVersion, events: Sequence[releases.LedgerEvent], rows: Mapping[str, ReleaseEvent]
+    ) -> releases.ReleaseEvidence:
         """The evidence for and against a version. `rows` are the ledger rows of those `events` that the log still has."""
         against = compared_with(policy, events)
         comparisons, bars = last_report(rows.values())
-        slow = ReleaseEvidence() if against is None else await self._slow(policy, against)
+        slow = releases.ReleaseEvidence() if against is None else await self._slow(policy, against)
         parts = stretches(events, rows, policy.hash)
         config = self._run.config.release
-        rules = TrialRules(
+        rules = releases.TrialRules(
             margin=config.trial.margin,
             alpha=config.trial.ship_alpha,
             better_odds=config.trial.better_evidence,
@@ -499,14 +489,14 @@ class EvidenceReader:
 
     # ------------------------------------------------------------ slow parts
 
-    async def _slow(self, policy: PolicyVersion, against: PolicyVersion) -> ReleaseEvidence:
+    async def _slow(self, policy: PolicyVersion, against: PolicyVersion) -> releases.ReleaseEvidence:
         key, now = (policy.hash, against.hash), self._clock()
         kept = self._kept.get(key)
         if kept is not None and now - kept[0] < FRESH_S:
             return kept[1]
         horizon = await self._log.horizon()
         turns = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
-        found = ReleaseEvidence(
+        found = releases.ReleaseEvidence(
             rates=await self._rates(policy, against),
             steps=policy.number - against.number if policy.number > against.number else None,
             turns=turns,
@@ -518,7 +508,7 @@ class EvidenceReader:
             self._kept.pop(next(iter(self._kept)))
         return found
 
-    async def _rates(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[RateShift, ...]:
+    async def _rates(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[releases.RateShift, ...]:
         names = await self._threads.ask_index(
             lambda: [self._users(each.number) for each in (against, policy)], [[], []]
         )
@@ -531,11 +521,11 @@ class EvidenceReader:
         off = self._run.config.release.monitors.off
         return await self._threads.ask(lambda: shifts(before, after, rated[0], rated[1], off))
 
-    async def _examples(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[SamePrompt, ...]:
+    async def _examples(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[releases.SamePrompt, ...]:
         mine, theirs = await self._threads.ask_index(lambda: self._suite(policy.number, against.number), ([], []))
         after, before = _made_by(await self._find(mine), policy), _made_by(await self._find(theirs), against)
         return tuple(
-            SamePrompt(
+            releases.SamePrompt(
                 prompt=tuple(map(self._pieces, one.prompt_ids)),
                 before=other.text,
                 after=one.text,
@@ -588,7 +578,7 @@ class EvidenceReader:
         return await self._log.find(Turn, identities) if identities else []
 
 
-def compared_with(policy: PolicyVersion, events: Iterable[LedgerEvent]) -> PolicyVersion | None:
+def compared_with(policy: PolicyVersion, events: Iterable[releases.LedgerEvent]) -> PolicyVersion | None:
     """The version that this one was last judged against or replaced; None for the first release."""
     newest = sorted(events, key=lambda event: -event.seq)
     found = (event.previous for event in newest if event.policy == policy and event.action in _MADE)

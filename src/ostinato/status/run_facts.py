@@ -21,16 +21,8 @@ from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.watcher import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.run_directory import Run
+from ostinato.status import index_queries
 from ostinato.status.branches import BranchReader
-from ostinato.status.index_queries import (
-    LONGEST_S,
-    AlarmLine,
-    AlarmList,
-    IndexedTurn,
-    IndexQueries,
-    TurnPage,
-    TurnQuery,
-)
 from ostinato.status.log_index import WAITING, Feed, PageIndex
 from ostinato.status.release_evidence import EvidenceReader, carried, gate_looks
 from ostinato.status.releases import LedgerEvent, ReleaseDetail, ReleaseList
@@ -51,7 +43,7 @@ _DISK_S = 60.0
 class TurnLine:
     """One turn in a list: its row in the index, the turn itself, and the names of its signals."""
 
-    row: IndexedTurn
+    row: index_queries.IndexedTurn
     turn: Turn
     signals: tuple[str, ...]
 
@@ -64,7 +56,7 @@ class TurnList:
     """
 
     rows: tuple[TurnLine, ...]
-    page: TurnPage
+    page: index_queries.TurnPage
     unread: int
     searchable: bool
 
@@ -95,7 +87,7 @@ class AlarmDetail:
     `id` names the raised line, so that nobody accepts an alarm that they have not seen.
     """
 
-    line: AlarmLine
+    line: index_queries.AlarmLine
     id: str
     acceptable: bool
     detail: Mapping[str, Any]
@@ -121,7 +113,7 @@ class RunFacts:
         clock: Clock = wall_clock,
         *,
         index: Path | None = None,
-        patience_s: float = LONGEST_S,
+        patience_s: float = index_queries.LONGEST_S,
         branches: BranchReader | None = None,
     ) -> None:
         config, home = run.config, run.home
@@ -130,7 +122,7 @@ class RunFacts:
         keys = home.log.with_name(home.log.name + "-keys.db")
         words = config.record.encrypt is Encrypt.NONE and not keys.exists()
         self._index = PageIndex(index or home.folds / INDEX, words=words)
-        self._questions = IndexQueries(self._index.path, longest_s=patience_s)
+        self._questions = index_queries.IndexQueries(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
         self._threads = Threads()
         self._state = RunStateReader(run, log, self._questions, clock, self._threads, branches)
@@ -172,9 +164,9 @@ class RunFacts:
             evidence=await self._evidence.evidence(line.policy, events, rows),
         )
 
-    async def turns(self, query: TurnQuery) -> TurnList:
+    async def turns(self, query: index_queries.TurnQuery) -> TurnList:
         """Turns, newest first."""
-        found: TurnPage = await self._ask(lambda: self._questions.turns(query))
+        found: index_queries.TurnPage = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
         said = await self._said(turns)
         rows = tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns)
@@ -182,7 +174,7 @@ class RunFacts:
 
     async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
         """One turn; None if there is none, or if it is another tenant's."""
-        row: IndexedTurn | None = await self._ask(lambda: self._questions.turn(id, tenant))
+        row: index_queries.IndexedTurn | None = await self._ask(lambda: self._questions.turn(id, tenant))
         turns = [turn for turn in await self._find(Turn, [(id,)]) if tenant in (None, turn.tenant)]
         if not turns:
             return None
@@ -218,7 +210,7 @@ class RunFacts:
         """The newest releases and rollbacks."""
         return await self._threads.ask_index(lambda: self._questions.shipped(200), [])
 
-    async def alarms(self, before: Cursor | None) -> AlarmList:
+    async def alarms(self, before: Cursor | None) -> index_queries.AlarmList:
         """The standing alarms and the past ones."""
         return await self._ask(lambda: self._questions.alarms(before))
 
@@ -234,7 +226,7 @@ class RunFacts:
         said = await self._said(turns)
         rows = {each: await self._ask(lambda each=each: self._questions.turn(each, None)) for each in turns}
         return AlarmDetail(
-            line=AlarmLine(name=name, reason=alarm.reason, at=alarm.at, standing=place[1]),
+            line=index_queries.AlarmLine(name=name, reason=alarm.reason, at=alarm.at, standing=place[1]),
             id=alarm.id,
             acceptable=acceptable(name),
             detail=carried(alarm),
@@ -278,12 +270,12 @@ class RunFacts:
         return await self._log.find(kind, identities) if identities else []
 
 
-def _unread(id: str) -> IndexedTurn:
+def _unread(id: str) -> index_queries.IndexedTurn:
     """A turn that is not in the index yet."""
-    return IndexedTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
+    return index_queries.IndexedTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
 
 
-def _line(row: IndexedTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
+def _line(row: index_queries.IndexedTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
     """A turn with its outcome. `said`: the ids and names of the signals about it."""
     return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in said)))
 

@@ -13,31 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GraniteConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    Ministral3Config,
-    MistralConfig,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 from transformers.utils import logging as library_logging
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
@@ -84,7 +61,7 @@ def _files(
 ) -> Mapping[str, bytes]:
     """The directory's files, by name."""
     library_logging.disable_progress_bar()
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=256 + len(SPECIALS),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -100,11 +77,11 @@ def _files(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = transformers.LlamaForCausalLM(config)
     return files_of(model.bfloat16() if dtype == "bfloat16" else model, byte_tokenizer(context))
 
 
-def files_of(*parts: PreTrainedModel | PreTrainedTokenizerFast) -> Mapping[str, bytes]:
+def files_of(*parts: transformers.PreTrainedModel | transformers.PreTrainedTokenizerFast) -> Mapping[str, bytes]:
     """The files that they save, by name."""
     with TemporaryDirectory() as directory:
         for part in parts:
@@ -112,14 +89,14 @@ def files_of(*parts: PreTrainedModel | PreTrainedTokenizerFast) -> Mapping[str, 
         return {file.name: file.read_bytes() for file in Path(directory).iterdir()}
 
 
-def byte_tokenizer(context: int = 512) -> PreTrainedTokenizerFast:
+def byte_tokenizer(context: int = 512) -> transformers.PreTrainedTokenizerFast:
     """One token per UTF-8 byte, and the four control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=core,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
@@ -199,13 +176,19 @@ def _moe_files(
     return files_of(model.bfloat16() if dtype == "bfloat16" else model, byte_tokenizer(context))
 
 
-def _model(kind: Kind, common: dict[str, Any], intermediate: int, experts: int) -> PreTrainedModel:
+def _model(kind: Kind, common: dict[str, Any], intermediate: int, experts: int) -> transformers.PreTrainedModel:
     if kind == "olmoe":
-        return OlmoeForCausalLM(OlmoeConfig(**common, intermediate_size=intermediate, num_experts=experts))
+        return transformers.OlmoeForCausalLM(
+            transformers.OlmoeConfig(**common, intermediate_size=intermediate, num_experts=experts)
+        )
     if kind == "mixtral":
-        return MixtralForCausalLM(MixtralConfig(**common, intermediate_size=intermediate, num_local_experts=experts))
-    config = Qwen3MoeConfig(**common, moe_intermediate_size=intermediate, num_experts=experts, norm_topk_prob=True)
-    return Qwen3MoeForCausalLM(config)
+        return transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**common, intermediate_size=intermediate, num_local_experts=experts)
+        )
+    config = transformers.Qwen3MoeConfig(
+        **common, moe_intermediate_size=intermediate, num_experts=experts, norm_topk_prob=True
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
 
 
 # ---------------------------------------------------------------- other architectures
@@ -242,27 +225,31 @@ _STRETCHED: dict[str, Any] = {
 }
 
 
-def _gemma3(**changes: Any) -> Gemma3TextConfig:
-    return Gemma3TextConfig(
+def _gemma3(**changes: Any) -> transformers.Gemma3TextConfig:
+    return transformers.Gemma3TextConfig(
         **_WIDE, sliding_window=WINDOW, layer_types=list(_KINDS), query_pre_attn_scalar=24, **changes
     )
 
 
-SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**_WIDE),
-    "llama-tied-bias": lambda: LlamaConfig(**_DENSE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**_DENSE),
-    "qwen2-window": lambda: Qwen2Config(**_DENSE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
-    "qwen3": lambda: Qwen3Config(**_WIDE),
-    "qwen3-moe": lambda: Qwen3MoeConfig(
+SUPPORTED: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**_WIDE),
+    "llama-tied-bias": lambda: transformers.LlamaConfig(
+        **_DENSE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(**_DENSE),
+    "qwen2-window": lambda: transformers.Qwen2Config(
+        **_DENSE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**_WIDE),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
         **_EXPERTS, intermediate_size=48, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[1]
     ),
-    "olmoe": lambda: OlmoeConfig(**_EXPERTS, intermediate_size=16),
+    "olmoe": lambda: transformers.OlmoeConfig(**_EXPERTS, intermediate_size=16),
     "gemma3": _gemma3,
-    "mistral": lambda: MistralConfig(**_WIDE, sliding_window=WINDOW),
-    "ministral3": lambda: Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
-    "granite": lambda: GraniteConfig(**_DENSE, logits_scaling=0.7),
-    "gpt2": lambda: GPT2Config(
+    "mistral": lambda: transformers.MistralConfig(**_WIDE, sliding_window=WINDOW),
+    "ministral3": lambda: transformers.Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
+    "granite": lambda: transformers.GraniteConfig(**_DENSE, logits_scaling=0.7),
+    "gpt2": lambda: transformers.GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
     ),
 }
@@ -277,12 +264,12 @@ _LONG = {
     "original_max_position_embeddings": 64,
 }
 
-REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "capped scores": (lambda: Gemma2Config(**_WIDE, sliding_window=WINDOW), "caps its attention scores"),
+REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
+    "capped scores": (lambda: transformers.Gemma2Config(**_WIDE, sliding_window=WINDOW), "caps its attention scores"),
     "capped logits": (lambda: _gemma3(final_logit_softcapping=1.0), "changes its logits"),
     "both directions": (lambda: _gemma3(use_bidirectional_attention=True), "see those after them"),
     "latent attention": (
-        lambda: DeepseekV3Config(
+        lambda: transformers.DeepseekV3Config(
             **_LATENT,
             intermediate_size=48,
             q_lora_rank=8,
@@ -295,22 +282,24 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         "24 wide for keys and 16 for values",
     ),
     "dynamic frequencies": (
-        lambda: LlamaConfig(**_DENSE, rope_parameters=_ROPE | {"rope_type": "dynamic", "factor": 2.0}),
+        lambda: transformers.LlamaConfig(**_DENSE, rope_parameters=_ROPE | {"rope_type": "dynamic", "factor": 2.0}),
         "length of what is computed beside it",
     ),
     "frequencies of two lengths": (
-        lambda: LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONG),
+        lambda: transformers.LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONG),
         "length of what is computed beside it",
     ),
     "recurrent": (
-        lambda: MambaConfig(vocab_size=256 + len(SPECIALS), hidden_size=32, num_hidden_layers=2, state_size=4),
+        lambda: transformers.MambaConfig(
+            vocab_size=256 + len(SPECIALS), hidden_size=32, num_hidden_layers=2, state_size=4
+        ),
         "linear_attention",
     ),
 }
 """Architectures that our attention cannot express, each with a part of the refusal's message."""
 
 
-def tiny_of(path: Path, config: PreTrainedConfig, *, seed: int = 0) -> Path:
+def tiny_of(path: Path, config: transformers.PreTrainedConfig, *, seed: int = 0) -> Path:
     """Write a random fp32 model of this configuration with a byte tokenizer, and return its path.
 
     Norms and biases, which the library initialises to 1 and 0, are random too.
@@ -319,7 +308,7 @@ def tiny_of(path: Path, config: PreTrainedConfig, *, seed: int = 0) -> Path:
     library_logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -98,3 +98,53 @@ def test_the_readmes_commands_are_the_makefiles():
     assert named <= targets, named - targets
     assert {"demo", "test", "examine", "demo-worlds"} <= named
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+MOST_FILES = 25  # of a tour: more are not opened by anybody
+SOURCES = ROOT / "src" / "ostinato"
+
+
+def tours(text: str) -> dict[str, list[str]]:
+    """The files that each tour of the architecture's page names, in its order."""
+    section = text.split("\n## Three tours\n")[1].split("\n## ")[0]
+    _, *parts = re.split(r"^\*\*(.+?)\*\*", section, flags=re.MULTILINE)
+    return {title: re.findall(r"`([\w/]+\.py)`", walk) for title, walk in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def imported(name: str) -> set[str]:
+    """The files of `src/ostinato` that one imports, also within its functions."""
+    found = set[str]()
+    for node in ast.walk(ast.parse((SOURCES / name).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {module.removeprefix("ostinato.").replace(".", "/") + ".py" for module in found}
+
+
+def off_the_road(files: list[str]) -> list[str]:
+    """Those that import no file before them on the tour, and that none before them imports. A worker reads what others wrote."""
+    joined = [imported(name) for name in files]
+    return [
+        name
+        for at, name in enumerate(files)
+        if at
+        and not name.startswith("launch/workers/")
+        and not joined[at] & set(files[:at])
+        and not any(name in each for each in joined[:at])
+    ]
+
+
+def test_the_tours_lead_from_file_to_file():
+    found = tours((ROOT / "docs" / "architecture.md").read_text())
+    assert list(found) == [
+        "A chat request, from HTTP to a row of the log",
+        "Feedback, to a published version",
+        "Why did v12 not ship?",
+    ]
+    for files in found.values():
+        assert 10 < len(files) == len(set(files)) <= MOST_FILES
+        assert [name for name in files if not (SOURCES / name).is_file()] == []
+        assert off_the_road(files) == []
+
+
+def test_a_planted_detour_is_found():
+    assert off_the_road(["serve/gateway.py", "serve/auth.py", "train/losses.py"]) == ["train/losses.py"]

@@ -38,7 +38,7 @@ def settings(tmp_path):
     [
         (["record.url=mysql://db/loop"], "record.url is no URL of Postgres's"),
         (["record.url='postgresql://ann:secret@db/loop'"], "record.url holds a password"),
-        ([URL, "record.password_env=OSTINATO_UNSET"], "OSTINATO_UNSET, which is not set"),
+        ([URL, "record.password_env=OSTINATO_UNSET"], "OSTINATO_UNSET, which is not set: export it"),
         ([URL, "record.encrypt=user"], "record.encrypt is not there for a log in Postgres"),
     ],
 )

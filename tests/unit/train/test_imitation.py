@@ -107,7 +107,7 @@ def test_the_file_is_the_chat_apis_and_the_outcome_a_model_directory(path, tmp_p
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 2 is not JSON"),
+        ("{", "line 2 is not JSON.*; write one object"),
         ("[]", '"messages", a list'),
         ('{"messages": [], "answer": 1}', "no field 'answer'"),
         ('{"messages": [1]}', "lists of objects"),

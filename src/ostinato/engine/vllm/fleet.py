@@ -354,7 +354,9 @@ class VllmFleet:
 
     async def _stage(self, replica: Replica, policy: PolicyVersion, *, alone: bool) -> None:
         if replica.absent:
-            raise Unavailable(f"{replica.server.url} has not answered since the start")
+            raise Unavailable(
+                f"{replica.server.url} (engine.urls) has not answered since the start: start that server, or leave it out"
+            )
         if not alone:
             await self._served(replica)  # a server that hangs must not hold up the others
         async with replica.driving:

@@ -407,7 +407,9 @@ def read_prompts(path: Path) -> tuple[str, ...]:
             dict.fromkeys(line.strip() for line in lines_of(path.read_text(encoding="utf-8")) if line.strip())
         )
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"--prompts {path} cannot be read: {error}") from error
+        raise BadConfig(
+            f"--prompts {path} cannot be read: {error}; name a text file in UTF-8, a prompt a line"
+        ) from error
     if len(found) < 2:
         raise BadConfig(f"--prompts {path}: give at least two different prompts, one a line; every second one judges")
     return found

@@ -214,4 +214,4 @@ def _read(path: Path, what: str) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"{what} {path} cannot be read: {error}") from error
+        raise NotFound(f"{what} {path} cannot be read: {error}; name a text file that this user may read") from error

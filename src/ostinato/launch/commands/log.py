@@ -19,23 +19,10 @@ from ostinato.app.backups import back_up_log, rekey_log, restore_log
 from ostinato.app.branches import branches_begun
 from ostinato.app.storage import Home, copy_rows_of, log_elsewhere, named_log, open_log, serving_run
 from ostinato.config import Config, RunConfig
+from ostinato.core import records
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.notices import Alarm, Forgotten, Stamp
-from ostinato.core.records import (
-    Batch,
-    Consent,
-    ConsentGiven,
-    Delivered,
-    Holdback,
-    Quarantine,
-    ReleaseEvent,
-    Reward,
-    Row,
-    Signal,
-    SteeringBasis,
-    Turn,
-)
 from ostinato.core.seams import Log
 from ostinato.core.steering import DialPrior, DialSet
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
@@ -47,33 +34,33 @@ from ostinato.reward.functions import parts_of
 
 KINDS: dict[str, set[type]] = {
     "all": {
-        Turn,
-        Delivered,
-        Signal,
-        Reward,
-        Quarantine,
-        Holdback,
-        Batch,
-        ReleaseEvent,
+        records.Turn,
+        records.Delivered,
+        records.Signal,
+        records.Reward,
+        records.Quarantine,
+        records.Holdback,
+        records.Batch,
+        records.ReleaseEvent,
         Stamp,
         Alarm,
-        SteeringBasis,
-        ConsentGiven,
+        records.SteeringBasis,
+        records.ConsentGiven,
         DialSet,
         DialPrior,
         Forgotten,
     },
-    "turns": {Turn},
-    "signals": {Signal},
-    "rewards": {Reward},
-    "quarantines": {Quarantine},
-    "holdbacks": {Holdback},
-    "batches": {Batch},
-    "releases": {ReleaseEvent},
+    "turns": {records.Turn},
+    "signals": {records.Signal},
+    "rewards": {records.Reward},
+    "quarantines": {records.Quarantine},
+    "holdbacks": {records.Holdback},
+    "batches": {records.Batch},
+    "releases": {records.ReleaseEvent},
     "contracts": {Stamp},
     "alarms": {Alarm},
-    "bases": {SteeringBasis},
-    "consents": {ConsentGiven},
+    "bases": {records.SteeringBasis},
+    "consents": {records.ConsentGiven},
     "dials": {DialSet},
     "priors": {DialPrior},
     "forgotten": {Forgotten},
@@ -95,19 +82,19 @@ def named(config: Config) -> str:
     return "" if place == RunConfig().directory else f"--set {shlex.quote(f'run.directory={place}')}"
 
 
-def line(row: Row, parts: Mapping[str, float] | None = None) -> str:
+def line(row: records.Row, parts: Mapping[str, float] | None = None) -> str:
     """A row as one line of text, whatever characters its names hold; `parts` are a reward's parts, if they are known."""
     kind, text = _described(row)
     made = ", ".join(f"{name} {worth:+.2f}" for name, worth in (parts or {}).items())
     return f"{kind:10} " + plain(f"{text}: {made}" if made else text)
 
 
-async def parts_in(log: Log, rows: Iterable[Row], options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+async def parts_in(log: Log, rows: Iterable[records.Row], options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The parts of the rewards among these rows, by turn, where they are known, under these options of the reward function."""
-    rewards = [row for row in rows if isinstance(row, Reward) and row.signals]
-    turns = {turn.id: turn for turn in await log.find(Turn, [(row.turn,) for row in rewards])}
+    rewards = [row for row in rows if isinstance(row, records.Reward) and row.signals]
+    turns = {turn.id: turn for turn in await log.find(records.Turn, [(row.turn,) for row in rewards])}
     named = [(turns[row.turn].tenant, id) for row in rewards if row.turn in turns for id in row.signals]
-    said = {(signal.tenant, signal.id): signal for signal in await log.find(Signal, named)}
+    said = {(signal.tenant, signal.id): signal for signal in await log.find(records.Signal, named)}
     found: dict[str, dict[str, float]] = {}
     for row in rewards:
         if (turn := turns.get(row.turn)) is not None:
@@ -116,25 +103,25 @@ async def parts_in(log: Log, rows: Iterable[Row], options: Mapping[str, Any]) ->
     return found
 
 
-def _described(row: Row) -> tuple[str, str]:
+def _described(row: records.Row) -> tuple[str, str]:
     """A row's kind and its text."""
     match row:
-        case Turn():
+        case records.Turn():
             text = " ".join(row.text.split())[:SHOWN]
             said = f"{row.finish}  {len(row.sampled_ids)} tokens  {text!r}"
             made = row.arm.value if row.oldest is None else f"{row.arm}  v{row.oldest}"
             drawn = "" if row.auto is None else f"auto={row.auto.arm}  "
             return "turn", f"{row.id}  {row.user}  {made}  {drawn}{said}"
-        case Signal():
+        case records.Signal():
             return "signal", f"{row.turn}  {row.name}={row.value:g}  {row.source}  ({row.id})"
-        case Delivered():
+        case records.Delivered():
             return "delivered", ", ".join(row.turns)
-        case Reward():
+        case records.Reward():
             count = f"{len(row.signals)} signal" + ("s" if len(row.signals) != 1 else "")
             return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {count}"
-        case Quarantine() | Holdback():
+        case records.Quarantine() | records.Holdback():
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
-        case ConsentGiven():
+        case records.ConsentGiven():
             return "consent", f"{row.tenant}  {row.user}  {row.level}"
         case DialSet():
             told = {name: "prior" if value is None else f"{value:g}" for name, value in (row.dials or {}).items()}
@@ -142,15 +129,17 @@ def _described(row: Row) -> tuple[str, str]:
             return "dials", f"{row.tenant}  {row.user}  by {row.by}  {'forgotten' if row.dials is None else said}"
         case Forgotten():
             return "forgotten", f"{row.tenant}  {'everybody' if row.user is None else row.user}"
-        case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis() | DialPrior():
+        case records.Batch() | records.ReleaseEvent() | Stamp() | Alarm() | records.SteeringBasis() | DialPrior():
             return _decided(row)
 
 
-def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis | DialPrior) -> tuple[str, str]:
+def _decided(
+    row: records.Batch | records.ReleaseEvent | Stamp | Alarm | records.SteeringBasis | DialPrior,
+) -> tuple[str, str]:
     match row:
-        case Batch():
+        case records.Batch():
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
-        case ReleaseEvent():
+        case records.ReleaseEvent():
             actor = f"  by {row.detail['actor']}" if row.detail.get("actor") else ""
             which = (
                 f"{row.previous} to {row.policy}" if row.action == "rolled_back" and row.previous else str(row.policy)
@@ -160,7 +149,7 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis | DialPri
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():
             return "alarm", f"{row.state}  {row.name}  {row.reason}"
-        case SteeringBasis():
+        case records.SteeringBasis():
             return "basis", f"{row.hash}  {len(row.tokens) // 8} tokens  dials {', '.join(row.names)}"
         case DialPrior():
             levels = f"{len(row.organisations)} organisations"
@@ -176,7 +165,7 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
         rows = log.tail(last, KINDS[kind])
         parts = await parts_in(log, (row for _, row in rows), config.reward.options)
         for cursor, row in rows:
-            made = parts.get(row.turn) if isinstance(row, Reward) else None
+            made = parts.get(row.turn) if isinstance(row, records.Reward) else None
             console.print(f"{cursor:>8}  {line(row, made)}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -233,7 +222,7 @@ async def forget(
         await ask_replay(config, tenant, user, newest, max(copied, default=0), console)
 
 
-async def consent(config: Config, tenant: str, user: str, level: Consent | None, console: Console) -> None:
+async def consent(config: Config, tenant: str, user: str, level: records.Consent | None, console: Console) -> None:
     """Show what a person allows, or record it. Raises BadConfig for keys that cannot be read, NotFound without a run or for a tenant that
     no key has.
     """
@@ -249,7 +238,7 @@ async def consent(config: Config, tenant: str, user: str, level: Consent | None,
                 while not await choices.add((tenant, user), level, wall_clock()):
                     pass  # a gateway recorded another in this instant; the operator's counts after it
         chosen = choices.of((tenant, user))
-    most = Consent.strictest(chosen, config.privacy.at_most(tenant))
+    most = records.Consent.strictest(chosen, config.privacy.at_most(tenant))
     said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
     console.print(said, highlight=False, markup=False, soft_wrap=True)
 

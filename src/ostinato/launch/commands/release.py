@@ -249,7 +249,9 @@ def _is(line: ReleaseLine, wanted: str, number: str) -> bool:
 async def _detail(facts: RunFacts, root: str) -> ReleaseDetail:
     found = await facts.release(root)
     if found is None:
-        raise NotFound(f"the ledger has nothing about {root[:16]}", field="version")
+        raise NotFound(
+            f"the ledger has nothing about {root[:16]}; `ostinato weights log` lists the versions", field="version"
+        )
     return found
 
 

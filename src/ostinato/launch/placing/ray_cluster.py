@@ -126,7 +126,7 @@ class _Asked(Generic[_T]):
         asking = self._asking
         await asyncio.wait({asking}, timeout=_LOOK_S)
         if not asking.done():
-            raise Unavailable("Ray's head does not answer")
+            raise Unavailable("Ray's head (ray.address) does not answer; `ray status` there says whether it runs")
         return asking.result()
 
 

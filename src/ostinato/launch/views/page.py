@@ -116,7 +116,10 @@ class RunActs:
     async def _kept(self, root: str) -> PolicyVersion:
         policy = await self._run.follower.resolve(version_ref(root))
         if policy is None:
-            raise NotFound(f"{root[:16]} is no longer in the weight store and cannot be shipped", field="root")
+            raise NotFound(
+                f"{root[:16]} is no longer in the weight store and cannot be shipped; ship a version that `ostinato weights log` lists",
+                field="root",
+            )
         return policy
 
     def _headers(self) -> dict[str, str]:

@@ -19,18 +19,7 @@ from numba import njit
 from ostinato.model.kernels.arithmetic import exp, inlined, load, store
 from ostinato.model.kernels.attention import ROWS, accumulate
 from ostinato.model.kernels.norm import factor16
-from ostinato.model.kernels.vector import (
-    WIDE,
-    all16,
-    div16,
-    exp16,
-    fma16,
-    load16,
-    mul16,
-    store16,
-    sub16,
-    sum16,
-)
+from ostinato.model.kernels.vector import WIDE, all16, div16, exp16, fma16, load16, mul16, store16, sub16, sum16
 
 # pyright: basic, reportCallIssue=false
 

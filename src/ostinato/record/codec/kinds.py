@@ -16,38 +16,9 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
+from ostinato.core import records
 from ostinato.core.errors import BadRequest
 from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
-from ostinato.core.records import (
-    Advantages,
-    Arm,
-    Batch,
-    Branch,
-    Consent,
-    ConsentGiven,
-    Delivered,
-    Finish,
-    Holdback,
-    Identity,
-    LineSurvival,
-    LineValues,
-    Pick,
-    PolicyVersion,
-    Purpose,
-    Quarantine,
-    ReleaseEvent,
-    Reward,
-    RewardReach,
-    Row,
-    Sampling,
-    Signal,
-    Source,
-    SteeringBasis,
-    Turn,
-    TurnHint,
-    Window,
-    WindowMaker,
-)
 from ostinato.core.steering import DialPrior, DialSet, SetBy
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
@@ -91,30 +62,30 @@ def _texts(values: Any) -> list[str]:
     return [text(value) for value in values]
 
 
-def _policy(policy: PolicyVersion) -> list[Any]:
+def _policy(policy: records.PolicyVersion) -> list[Any]:
     return [whole(policy.number), text(policy.hash)]
 
 
-def _to_policy(value: Any) -> PolicyVersion:
-    return PolicyVersion(number=value[0], hash=value[1])
+def _to_policy(value: Any) -> records.PolicyVersion:
+    return records.PolicyVersion(number=value[0], hash=value[1])
 
 
-def _credits(credits: tuple[Advantages, ...]) -> list[list[Any]]:
+def _credits(credits: tuple[records.Advantages, ...]) -> list[list[Any]]:
     """Advantages as runs of equal values, turn by turn: most turns have a single value for all of their tokens."""
     return [[[real(value), len(list(same))] for value, same in groupby(turn)] for turn in credits]
 
 
-def _to_credits(turns: Any) -> tuple[Advantages, ...]:
+def _to_credits(turns: Any) -> tuple[records.Advantages, ...]:
     return tuple(tuple(value for value, length in runs for _ in range(length)) for runs in turns)
 
 
-def _hints(hints: tuple[TurnHint, ...]) -> list[list[Any]]:
+def _hints(hints: tuple[records.TurnHint, ...]) -> list[list[Any]]:
     return [[text(each.turn), real(each.weight), text(each.signal), text(each.following)] for each in hints]
 
 
-def _to_hints(value: Any) -> tuple[TurnHint, ...]:
+def _to_hints(value: Any) -> tuple[records.TurnHint, ...]:
     return tuple(
-        TurnHint(turn=turn, weight=weight, signal=signal, following=following)
+        records.TurnHint(turn=turn, weight=weight, signal=signal, following=following)
         for turn, weight, signal, following in value
     )
 
@@ -127,7 +98,7 @@ def _to_ranges(value: Any) -> Any:
     return tuple((first, last) for first, last in value)
 
 
-def _survivals(texts: tuple[LineSurvival, ...]) -> list[list[Any]]:
+def _survivals(texts: tuple[records.LineSurvival, ...]) -> list[list[Any]]:
     return [
         [
             None if each.call is None else whole(each.call),
@@ -139,14 +110,16 @@ def _survivals(texts: tuple[LineSurvival, ...]) -> list[list[Any]]:
     ]
 
 
-def _to_survivals(value: Any) -> tuple[LineSurvival, ...]:
+def _to_survivals(value: Any) -> tuple[records.LineSurvival, ...]:
     return tuple(
-        LineSurvival(call=call, argument=argument, lines=lines, followed=_to_ranges(followed), kept=_to_ranges(kept))
+        records.LineSurvival(
+            call=call, argument=argument, lines=lines, followed=_to_ranges(followed), kept=_to_ranges(kept)
+        )
         for call, argument, lines, followed, kept in value
     )
 
 
-def _line_values(texts: tuple[LineValues, ...]) -> list[list[Any]]:
+def _line_values(texts: tuple[records.LineValues, ...]) -> list[list[Any]]:
     return [
         [
             None if each.call is None else whole(each.call),
@@ -158,16 +131,16 @@ def _line_values(texts: tuple[LineValues, ...]) -> list[list[Any]]:
     ]
 
 
-def _to_line_values(value: Any) -> tuple[LineValues, ...]:
+def _to_line_values(value: Any) -> tuple[records.LineValues, ...]:
     return tuple(
-        LineValues(
+        records.LineValues(
             call=call, argument=argument, lines=lines, runs=tuple((first, last, worth) for first, last, worth in runs)
         )
         for call, argument, lines, runs in value
     )
 
 
-def _sampling(sampling: Sampling) -> list[Any]:
+def _sampling(sampling: records.Sampling) -> list[Any]:
     stop, seed = _texts(sampling.stop), None if sampling.seed is None else whole(sampling.seed)
     plain = [whole(sampling.max_tokens), real(sampling.temperature), real(sampling.top_p), stop, seed]
     bias = [[whole(token), real(value)] for token, value in sampling.logit_bias]
@@ -175,10 +148,10 @@ def _sampling(sampling: Sampling) -> list[Any]:
     return [*plain, *edits] if any(edits) else plain
 
 
-def _to_sampling(value: Any) -> Sampling:
+def _to_sampling(value: Any) -> records.Sampling:
     max_tokens, temperature, top_p, stop, seed, *edits = value
     presence, frequency, bias = edits or (0.0, 0.0, ())
-    return Sampling(
+    return records.Sampling(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -190,22 +163,22 @@ def _to_sampling(value: Any) -> Sampling:
     )
 
 
-def _pick(pick: Pick) -> list[Any]:
+def _pick(pick: records.Pick) -> list[Any]:
     odds = {text(arm): real(chance) for arm, chance in pick.odds.items()}
     return [text(pick.arm), odds, None if pick.cost is None else real(pick.cost)]
 
 
-def _to_pick(value: Any) -> Pick:
-    return Pick(arm=value[0], odds=value[1], cost=value[2])
+def _to_pick(value: Any) -> records.Pick:
+    return records.Pick(arm=value[0], odds=value[1], cost=value[2])
 
 
-def _window(window: Window) -> list[Any]:
+def _window(window: records.Window) -> list[Any]:
     begins = None if window.begins_with is None else text(window.begins_with)
     return [whole(window.number), begins, str(window.by), whole(window.budget)]
 
 
-def _to_window(value: Any) -> Window:
-    return Window(number=value[0], begins_with=value[1], by=WindowMaker(value[2]), budget=value[3])
+def _to_window(value: Any) -> records.Window:
+    return records.Window(number=value[0], begins_with=value[1], by=records.WindowMaker(value[2]), budget=value[3])
 
 
 def _dials(dials: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -254,14 +227,14 @@ FORMS: Mapping[str, Form] = {
     "bytes": Form(_base64, base64.b64decode),
     "Pick | None": _or_none(Form(_pick, _to_pick)),
     "Window | None": _or_none(Form(_window, _to_window)),
-    "Arm": Form(str, Arm),
-    "Purpose": Form(str, Purpose),
-    "Branch": Form(str, Branch),
-    "Consent": Form(str, Consent),
-    "Finish": Form(str, Finish),
+    "Arm": Form(str, records.Arm),
+    "Purpose": Form(str, records.Purpose),
+    "Branch": Form(str, records.Branch),
+    "Consent": Form(str, records.Consent),
+    "Finish": Form(str, records.Finish),
     "Sampling": Form(_sampling, _to_sampling),
-    "RewardReach": Form(str, RewardReach),
-    "Source": Form(str, Source),
+    "RewardReach": Form(str, records.RewardReach),
+    "Source": Form(str, records.Source),
     "SetBy": Form(str, SetBy),
     "Mapping[str, float | None] | None": _or_none(Form(_dials)),
     "AlarmState": Form(str, AlarmState),
@@ -283,7 +256,7 @@ class Kind:
     """
 
     table: str
-    record: type[Row]
+    record: type[records.Row]
     identity: tuple[str, ...]
     body: tuple[str, ...]
     said: tuple[str, ...] = ()
@@ -309,7 +282,7 @@ class Kind:
 
 TURNS = Kind(
     "turns",
-    Turn,
+    records.Turn,
     ("id",),
     (
         "id",
@@ -339,22 +312,25 @@ TURNS = Kind(
 
 SIGNALS = Kind(
     "signals",
-    Signal,
+    records.Signal,
     ("tenant", "id"),
     ("id", "turn", "name", "value", "source", "occurred_at", "received_at", "retracts", "tenant", "lines"),
     said=("correction", "comment"),
 )
 SMALL = (
     SIGNALS,
-    Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
+    Kind("deliveries", records.Delivered, ("id",), ("id", "turns", "at")),
     Kind(
-        "rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines", "reach", "early")
+        "rewards",
+        records.Reward,
+        ("turn",),
+        ("turn", "value", "function", "signals", "at", "upto", "lines", "reach", "early"),
     ),
-    Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
-    Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
+    Kind("quarantines", records.Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
+    Kind("holdbacks", records.Holdback, ("turn",), ("turn", "reason", "at")),
     Kind(
         "batches",
-        Batch,
+        records.Batch,
         ("step",),
         (
             *("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
@@ -364,7 +340,7 @@ SMALL = (
     ),
     Kind(
         "releases",
-        ReleaseEvent,
+        records.ReleaseEvent,
         ("id",),
         ("id", "action", "policy", "previous", "reason", "detail", "at"),
         for_ever=True,
@@ -373,13 +349,13 @@ SMALL = (
     Kind("alarms", Alarm, ("id",), ("id", "name", "state", "reason", "at", "detail"), for_ever=True),
     Kind(
         "bases",
-        SteeringBasis,
+        records.SteeringBasis,
         ("hash",),
         ("hash", "names", "tokens", "directions", "weights", "at"),
         for_ever=True,
         since=4,
     ),
-    Kind("consents", ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
+    Kind("consents", records.ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
     Kind("dials", DialSet, ("id",), ("id", "tenant", "user", "at", "by"), said=("dials",), since=5),
     Kind(
         "priors",
@@ -412,7 +388,7 @@ def kind_of(record: type) -> Kind:
     return kind
 
 
-def key_of(kind: Kind, identity: Identity) -> int:
+def key_of(kind: Kind, identity: records.Identity) -> int:
     """A 63-bit hash of an identity, for indexes. Two identities may collide, so a row found by its key must be checked.
 
     Raises UnicodeEncodeError for a lone surrogate.
@@ -421,7 +397,7 @@ def key_of(kind: Kind, identity: Identity) -> int:
     return int.from_bytes(blake2b(plain, digest_size=8).digest(), "big") >> 1
 
 
-def dump(kind: Kind, row: Row, names: tuple[str, ...]) -> bytes:
+def dump(kind: Kind, row: records.Row, names: tuple[str, ...]) -> bytes:
     """Some of a row's fields as a JSON array. Raises BadRequest naming the field that cannot be stored."""
     forms = kind.forms
     try:
@@ -430,7 +406,7 @@ def dump(kind: Kind, row: Row, names: tuple[str, ...]) -> bytes:
         raise _refused(kind, row, names, error) from error
 
 
-def _refused(kind: Kind, row: Row, names: tuple[str, ...], error: Exception) -> BadRequest:
+def _refused(kind: Kind, row: records.Row, names: tuple[str, ...], error: Exception) -> BadRequest:
     for name in names:
         try:
             to_json(kind.forms[name].dump(getattr(row, name))).encode()

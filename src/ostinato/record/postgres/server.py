@@ -98,7 +98,9 @@ class LogServer:
         parameters |= {"tcp_user_timeout": wait * 1000, **found, "client_encoding": "UTF8"}
         if config.password_env:
             if not environment.get(config.password_env):
-                raise BadConfig(f"record.password_env names the variable {config.password_env}, which is not set")
+                raise BadConfig(
+                    f"record.password_env names the variable {config.password_env}, which is not set: export it where this is started"
+                )
             parameters["password"] = environment[config.password_env]
         return cls(name, config.namespace, parameters, config.append_s)
 

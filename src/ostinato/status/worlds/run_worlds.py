@@ -23,6 +23,7 @@ from ostinato.status.index_queries import PAGE_ROWS
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.threads import Threads
+from ostinato.status.worlds import underway
 from ostinato.status.worlds.tasks import (
     Kind,
     RolloutCounts,
@@ -36,16 +37,6 @@ from ostinato.status.worlds.tasks import (
     version_points,
 )
 from ostinato.status.worlds.transcript import Pieces, Readers, RolloutStep, part_of, steps_of
-from ostinato.status.worlds.underway import (
-    MOST_KEPT,
-    EndedRollout,
-    EndedRollouts,
-    GroupUnderWay,
-    Pacing,
-    RolloutLine,
-    UnderWay,
-    record_of,
-)
 from ostinato.worlds.rollout.finished import Finished
 
 # ---------------------------------------------------------------- rollouts on record
@@ -160,9 +151,9 @@ class WorldsNow:
     more_families: int
     counts: RolloutCounts
     marks: tuple[tuple[int, str], ...]
-    pacing: Pacing
-    under_way: tuple[GroupUnderWay, ...]
-    newest: tuple[RolloutLine, ...]
+    pacing: underway.Pacing
+    under_way: tuple[underway.GroupUnderWay, ...]
+    newest: tuple[underway.RolloutLine, ...]
     reading: FilesRead
 
 
@@ -187,7 +178,7 @@ class RolloutQuery:
 class RolloutList:
     """A page of rollouts that ended, newest first; `count` is of all on record that match."""
 
-    rows: tuple[RolloutLine, ...]
+    rows: tuple[underway.RolloutLine, ...]
     count: int
     older: int | None
     reading: FilesRead
@@ -214,8 +205,8 @@ class RolloutDetail:
     (`on_record`).
     """
 
-    line: RolloutLine
-    members: tuple[RolloutLine, ...]
+    line: underway.RolloutLine
+    members: tuple[underway.RolloutLine, ...]
     steps: tuple[RolloutStep, ...]
     first: int
     turns: int
@@ -261,8 +252,8 @@ class RunWorlds:
         self._config, self._log, self._pieces, self._readers = config, log, pieces, readers
         self._shipped = shipped
         self._lines = FileTail([older(home.finished), home.finished])
-        self._ended = EndedRollouts()
-        self._under_way = UnderWay(home.rollouts)
+        self._ended = underway.EndedRollouts()
+        self._under_way = underway.UnderWay(home.rollouts)
         named = config.worlds.file
         self._tasks = TasksetFile(Path(named).expanduser() if named else None)
         self._progress = home.progress("rollout")
@@ -350,7 +341,7 @@ class RunWorlds:
             self._counted[family] = kept
         return kept[1]
 
-    def _kind_of(self, line: RolloutLine) -> Kind:
+    def _kind_of(self, line: underway.RolloutLine) -> Kind:
         known = self._tasks.tasks.get(line.task)
         if known is None or (known.family, known.split) != (line.family, line.split):
             return line.family, line.split, line.harness.partition("@")[0], ""
@@ -420,7 +411,9 @@ class RunWorlds:
         older_ = rows[most - 1].seq if len(rows) > most else None
         return RolloutList(rows=tuple(rows[:most]), count=len(fits), older=older_, reading=self._reading())
 
-    def _rollout(self, episode: str) -> tuple[RolloutLine, list[RolloutLine], Finished | None, Sequence[str]] | None:
+    def _rollout(
+        self, episode: str
+    ) -> tuple[underway.RolloutLine, list[underway.RolloutLine], Finished | None, Sequence[str]] | None:
         known = self._ended.get(episode)
         if known is None:
             open_ = self._under_way.find(episode)
@@ -431,17 +424,17 @@ class RunWorlds:
         record = self._record(known)
         return known.line, self._members(known.line), record, () if record is None else turns_of(record.turns)
 
-    def _members(self, line: RolloutLine) -> list[RolloutLine]:
+    def _members(self, line: underway.RolloutLine) -> list[underway.RolloutLine]:
         if line.group is None:
             return [line]
         open_ = self._under_way.group(line.group, self._ended.member)
         found = self._ended.of_group(line.group) if open_ is None else list(open_.members)
         return found if any(each.episode == line.episode for each in found) else [*found, line]
 
-    def _record(self, known: EndedRollout) -> Finished | None:
+    def _record(self, known: underway.EndedRollout) -> Finished | None:
         """The whole record; None if its file is gone."""
         data = self._lines.line(known.spot)
-        record = None if data is None else record_of(data)
+        record = None if data is None else underway.record_of(data)
         return (
             record if record is not None and record.episode[: len(known.line.episode)] == known.line.episode else None
         )
@@ -467,7 +460,7 @@ class RunWorlds:
             skipped=self._lines.skipped,
             behind=self._lines.behind + self._under_way.behind,
             bad=self._ended.bad + self._lines.bad + self._under_way.bad,
-            most=MOST_KEPT,
+            most=underway.MOST_KEPT,
             tasks=self._tasks.trouble,
         )
 
@@ -487,7 +480,7 @@ class RunWorlds:
         )
 
 
-def _fits(line: RolloutLine, query: RolloutQuery) -> bool:
+def _fits(line: underway.RolloutLine, query: RolloutQuery) -> bool:
     asked = (query.task, line.task), (query.family, line.family), (query.split, line.split), (query.ended, line.ended)
     if any(want and want != have for want, have in asked):
         return False

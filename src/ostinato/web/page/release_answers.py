@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.core.records import PolicyVersion
-from ostinato.status.releases import (
-    Dealt,
-    GateLook,
-    MeasureLook,
-    RateShift,
-    ReleaseDetail,
-    ReleaseEvidence,
-    ReleaseLine,
-    TrialLook,
-)
+from ostinato.status import releases
 from ostinato.web.page.templates import count, points, size
 
 VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
@@ -36,12 +27,12 @@ class ReleaseAnswer:
     details: tuple[str, ...]
 
 
-def answers(found: ReleaseDetail, run: str = "") -> tuple[ReleaseAnswer, ...]:
+def answers(found: releases.ReleaseDetail, run: str = "") -> tuple[ReleaseAnswer, ...]:
     """The answers: is it better, how sure is that, what changed, how is it taken back. `run`: options by which a command finds the run."""
     return (_better(found), _sure(found), _changed(found), _way_back(found, f" {run}" if run else ""))
 
 
-def sentence(line: ReleaseLine) -> str:
+def sentence(line: releases.ReleaseLine) -> str:
     """The gate's finding about a version, in a few words."""
     if line.difference is None or line.lower is None or line.upper is None:
         return "no data: the gate has not looked at it"
@@ -54,7 +45,7 @@ def sentence(line: ReleaseLine) -> str:
     return VERDICTS.get(line.verdict, "undecided")
 
 
-def interval(look: MeasureLook | ReleaseLine | GateLook) -> str:
+def interval(look: releases.MeasureLook | releases.ReleaseLine | releases.GateLook) -> str:
     """A difference with its bounds, or words that there is none. Example: ``+2.1 pp [+0.4, +3.8]``"""
     if look.difference is None:
         return "no feedback yet"
@@ -64,7 +55,7 @@ def interval(look: MeasureLook | ReleaseLine | GateLook) -> str:
 # ---------------------------------------------------------------- is it better?
 
 
-def _better(found: ReleaseDetail) -> ReleaseAnswer:
+def _better(found: releases.ReleaseDetail) -> ReleaseAnswer:
     against, line = found.evidence.against, found.line
     question = f"Is {_name(line.policy)} better than {'what was live' if against is None else _name(against)}?"
     last = found.evidence.trial[-1] if found.evidence.trial else None
@@ -92,7 +83,7 @@ def _better(found: ReleaseDetail) -> ReleaseAnswer:
     return ReleaseAnswer(question=question, verdict=verdict, state=state, details=details)
 
 
-def _by_people(look: TrialLook, evidence: ReleaseEvidence) -> tuple[str, str]:
+def _by_people(look: releases.TrialLook, evidence: releases.ReleaseEvidence) -> tuple[str, str]:
     """The verdict of the last look at users, and its state."""
     margin = "the margin" if evidence.rules is None else f"{100 * evidence.rules.margin:g} pp"
     said, state = {
@@ -106,20 +97,20 @@ def _by_people(look: TrialLook, evidence: ReleaseEvidence) -> tuple[str, str]:
     return f"in the trial with users {said}: {interval(look.goal)} in the {look.goal.name}", state
 
 
-def _own_units(measure: MeasureLook) -> str:
+def _own_units(measure: releases.MeasureLook) -> str:
     """A measure's difference in its own units. Example: ``+0.12 [+0.03, +0.4], lower is better``"""
     bounds = ", ".join("unknown" if end is None else f"{end:+.3g}" for end in (measure.lower, measure.upper))
     known = "unknown" if measure.difference is None else f"{measure.difference:+.3g}"
     return f"{known} [{bounds}], {measure.better} is better"
 
 
-def _no_trial(evidence: ReleaseEvidence) -> str:
+def _no_trial(evidence: releases.ReleaseEvidence) -> str:
     if evidence.rules is None:
         return "It was not tried on a share of the users (release.canary is off): the suite is the only evidence."
     return "The ledger has no look at users yet."
 
 
-def _accepted(rates: tuple[RateShift, ...]) -> tuple[str, ...]:
+def _accepted(rates: tuple[releases.RateShift, ...]) -> tuple[str, ...]:
     rate = next((each for each in rates if each.name == _ACCEPTED), None)
     if rate is None or rate.before is None or rate.after is None or rate.lower is None:
         return ()
@@ -131,7 +122,7 @@ def _accepted(rates: tuple[RateShift, ...]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- how sure is that?
 
 
-def _sure(found: ReleaseDetail) -> ReleaseAnswer:
+def _sure(found: releases.ReleaseDetail) -> ReleaseAnswer:
     evidence, looks = found.evidence, found.looks
     details: list[str] = []
     verdict, state = "no evidence yet", "wait"
@@ -154,7 +145,7 @@ def _sure(found: ReleaseDetail) -> ReleaseAnswer:
     return ReleaseAnswer(question="How sure is that?", verdict=verdict, state=state, details=tuple(details))
 
 
-def _people(evidence: ReleaseEvidence, last: TrialLook) -> tuple[str, str, list[str]]:
+def _people(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tuple[str, str, list[str]]:
     """How sure the last look at users is: the verdict, its state, and the details."""
     people = "no" if not last.goal.people else count(last.goal.people)
     verdict = f"{people} effective users on the smaller side, {count(last.turns)} turns"
@@ -172,7 +163,7 @@ def _people(evidence: ReleaseEvidence, last: TrialLook) -> tuple[str, str, list[
     return verdict, state, details
 
 
-def dealt_as_set(dealt: Dealt, void_odds: float) -> tuple[str, bool]:
+def dealt_as_set(dealt: releases.Dealt, void_odds: float) -> tuple[str, bool]:
     """A sentence on whether people were assigned to the sides in the configured shares; False if they were not (the trial is void)."""
     counted = (
         f"{count(dealt.candidate)} people on the new side where {count(dealt.expected)} were expected, "
@@ -187,7 +178,7 @@ def dealt_as_set(dealt: Dealt, void_odds: float) -> tuple[str, bool]:
     return f"The assignment of people fits the configured shares: {counted}{part}.", True
 
 
-def _held_against(evidence: ReleaseEvidence) -> list[str]:
+def _held_against(evidence: releases.ReleaseEvidence) -> list[str]:
     failed = [f"{each.against.value} on {each.suite}" for each in evidence.comparisons if not each.holds]
     below = [f"{bar.suite} {bar.axis}" for bar in evidence.bars if not bar.holds]
     said: list[str] = []
@@ -203,7 +194,7 @@ def _held_against(evidence: ReleaseEvidence) -> list[str]:
 # ---------------------------------------------------------------- what changed?
 
 
-def _changed(found: ReleaseDetail) -> ReleaseAnswer:
+def _changed(found: releases.ReleaseDetail) -> ReleaseAnswer:
     evidence = found.evidence
     parts: list[str] = []
     if evidence.steps is not None:
@@ -230,7 +221,7 @@ def _changed(found: ReleaseDetail) -> ReleaseAnswer:
     )
 
 
-def _moved(rate: RateShift) -> str:
+def _moved(rate: releases.RateShift) -> str:
     assert rate.before is not None
     assert rate.after is not None
     how = "up" if rate.after > rate.before else "down"
@@ -241,7 +232,7 @@ def _moved(rate: RateShift) -> str:
 # ---------------------------------------------------------------- how is it taken back?
 
 
-def _way_back(found: ReleaseDetail, run: str) -> ReleaseAnswer:
+def _way_back(found: releases.ReleaseDetail, run: str) -> ReleaseAnswer:
     policy, previous = found.line.policy, found.previous
     decided = _decided(found)
     question = "How do I roll it back?"
@@ -268,7 +259,7 @@ def _way_back(found: ReleaseDetail, run: str) -> ReleaseAnswer:
     return _not_live(found, run, decided)
 
 
-def _not_live(found: ReleaseDetail, run: str, decided: tuple[str, ...]) -> ReleaseAnswer:
+def _not_live(found: releases.ReleaseDetail, run: str, decided: tuple[str, ...]) -> ReleaseAnswer:
     """Why a version that waits for nobody is not live, and how it is shipped all the same."""
     line, live = found.line, found.live
     ships = f'ostinato ship {_name(line.policy)}{run} --reason "..." ships it without a check by the gate.'
@@ -293,7 +284,7 @@ def _not_live(found: ReleaseDetail, run: str, decided: tuple[str, ...]) -> Relea
     )
 
 
-def _decided(found: ReleaseDetail) -> tuple[str, ...]:
+def _decided(found: releases.ReleaseDetail) -> tuple[str, ...]:
     """The last decision about the release, who made it, and why; empty if there is none."""
     for event, detail in found.events:
         if event.action in _DECISIONS:

@@ -112,7 +112,10 @@ class Copies:
         """The files of a complete copy and their sizes. Raises NotFound."""
         files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
         if self._seal not in files:
-            raise NotFound(f"there is no {self._prefix}/{name} at {self.url}", field="name")
+            raise NotFound(
+                f"there is no complete copy {self._prefix}/{name} at {self.url}; one that was interrupted has to be made again",
+                field="name",
+            )
         return files
 
     def _path(self, name: str, file: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Weights
 from ostinato.weights.version.content import MAX_LINKS, VERSIONS, hash_of, is_hash, version_ref
 from ostinato.weights.version.manifest import Manifest, parse, plain
-
-logger = logging.getLogger(__name__)
 
 _KEPT_MANIFESTS = 64
 _ATTEMPTS = 2  # to read a manifest that arrives damaged

@@ -20,16 +20,7 @@ from ostinato.core.errors import BadRequest, Corrupt
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import ITEMSIZES
 from ostinato.weights.delta import CODECS, EQUAL, NEEDS_OLD
-from ostinato.weights.version.content import (
-    CHUNK_ELEMENTS,
-    MAX_ELEMENTS,
-    MAX_LINKS,
-    MAX_RANK,
-    chunk_count,
-    chunk_sizes,
-    is_tensor_name,
-    root_of,
-)
+from ostinato.weights.version import content
 
 FORMAT: Final = "ostinato-weights/3"
 MAX_MANIFEST_BYTES: Final = 1 << 26
@@ -52,7 +43,7 @@ _DENSEST: Final = {
 
 _Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Part = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
-_Side = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]
+_Side = Annotated[int, Field(ge=0, le=content.MAX_ELEMENTS)]
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
 Meta = dict[_Text, str | int | float | bool | None]
@@ -84,7 +75,7 @@ class StoredChunk(_Strict):
     offset: _Count
     length: _Count
     payload: _Part | None
-    elements: Annotated[int, Field(ge=1, le=CHUNK_ELEMENTS)]
+    elements: Annotated[int, Field(ge=1, le=content.CHUNK_ELEMENTS)]
     result: _Hash
 
 
@@ -93,7 +84,7 @@ class Tensor(_Strict):
 
     name: Annotated[str, Field(max_length=512)]
     dtype: Annotated[str, Field(max_length=16)]
-    shape: Annotated[tuple[_Side, ...], Field(max_length=MAX_RANK, strict=False), _First]
+    shape: Annotated[tuple[_Side, ...], Field(max_length=content.MAX_RANK, strict=False), _First]
     chunks: Annotated[tuple[StoredChunk, ...], Field(strict=False), _First]
 
     @property
@@ -146,7 +137,7 @@ class Manifest(About):
     format: Literal["ostinato-weights/3"]
     parent: _Hash | None
     kind: Literal["full", "delta"]
-    links: Annotated[int, Field(ge=0, le=MAX_LINKS)]
+    links: Annotated[int, Field(ge=0, le=content.MAX_LINKS)]
     payload_bytes: _Count
     chain_bytes: _Count
     anchor: _Hash | None
@@ -274,20 +265,20 @@ def _check(manifest: Manifest, where: str) -> None:
     payload = sum(chunk.length for tensor in manifest.tensors for chunk in tensor.chunks)
     if payload != manifest.payload_bytes:
         raise Corrupt(f"{where}: field payload_bytes: {manifest.payload_bytes}, the chunks have {payload}; refused")
-    root = root_of((tensor.name, tensor.dtype, tensor.shape, tensor.results) for tensor in manifest.tensors)
+    root = content.root_of((tensor.name, tensor.dtype, tensor.shape, tensor.results) for tensor in manifest.tensors)
     if root != manifest.root:
         raise Corrupt(f"{where}: field root: {manifest.root}, the chunks give {root}; refused")
 
 
 def _check_tensor(tensor: Tensor, where: str, full: bool) -> None:
-    if not is_tensor_name(tensor.name):
+    if not content.is_tensor_name(tensor.name):
         raise Corrupt(f"{where}.name: {tensor.name[:80]!r} is not a tensor name (no '..', no leading '/'); refused")
     if tensor.dtype not in ITEMSIZES:
         raise Corrupt(f"{where}.dtype: {tensor.dtype!r} is not one of {', '.join(ITEMSIZES)}; refused")
     elements = math.prod(tensor.shape)
-    if elements > MAX_ELEMENTS or len(tensor.chunks) != chunk_count(elements):
+    if elements > content.MAX_ELEMENTS or len(tensor.chunks) != content.chunk_count(elements):
         raise Corrupt(f"{where}.chunks: {len(tensor.chunks)} chunks cannot hold shape {tensor.shape}; refused")
-    for at, (chunk, size) in enumerate(zip(tensor.chunks, chunk_sizes(elements), strict=True)):
+    for at, (chunk, size) in enumerate(zip(tensor.chunks, content.chunk_sizes(elements), strict=True)):
         if chunk.elements != size:
             raise Corrupt(f"{where}.chunks.{at}.elements: {chunk.elements}, shape {tensor.shape} needs {size}; refused")
         _check_chunk(chunk, size * tensor.itemsize, f"{where}.chunks.{at}", full)

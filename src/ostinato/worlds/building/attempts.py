@@ -11,26 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import libcst as cst
 
+from ostinato.worlds.building import filters, mutations
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import (
-    ChangeFate,
-    Elsewhere,
-    Noticed,
-    TaskKind,
-    TestLines,
-    judge_first,
-    says_enough,
-    split_tests,
-)
-from ostinato.worlds.building.mutations import (
-    Function,
-    doing_nothing,
-    faults,
-    functions_of,
-    parse_block,
-    with_body,
-    without_body,
-)
 from ostinato.worlds.building.runs import GreenSuite, SuiteJob, SuiteRun, SuiteRuns
 
 # ---------------------------------------------------------------- stubs
@@ -131,8 +113,8 @@ def stubs(block: str) -> list[Stub]:
 
     Raises ValueError if the lines are not one function.
     """
-    _, function = parse_block(block)
-    return [Stub(returns=value, block=with_body(block, [f"return {value}\n"])) for value in _values(function)]
+    _, function = mutations.parse_block(block)
+    return [Stub(returns=value, block=mutations.with_body(block, [f"return {value}\n"])) for value in _values(function)]
 
 
 # ---------------------------------------------------------------- weak tests
@@ -150,7 +132,7 @@ class FunctionTask:
     Example: ``FunctionTask(function=function, tests=("test_a.py::test_b",), seconds=0.1, lazy=frozenset(), bare=frozenset())``
     """
 
-    function: Function
+    function: mutations.Function
     tests: tuple[str, ...]
     seconds: float
     lazy: frozenset[str] | None
@@ -194,7 +176,7 @@ def _jobs(asked: FunctionTask, text: str, group: str) -> list[tuple[str, SuiteJo
 # ---------------------------------------------------------------- attempts
 
 
-_NOTHING = Noticed(fail_to_pass=(), pass_to_pass=())
+_NOTHING = filters.Noticed(fail_to_pass=(), pass_to_pass=())
 _MARGIN_SECONDS = 2.0  # CPU time for a run's own overhead and for what a change may add
 
 
@@ -208,11 +190,11 @@ class Attempt:
     """
 
     function: str
-    kind: TaskKind
+    kind: filters.TaskKind
     detail: str
     block: str
-    fate: ChangeFate
-    noticed: Noticed = field(default=_NOTHING)
+    fate: filters.ChangeFate
+    noticed: filters.Noticed = field(default=_NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,14 +206,14 @@ class Selected:
     Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """
 
-    function: Function
+    function: mutations.Function
     tests: tuple[str, ...]
     targets: tuple[str, ...]
     seconds: float
     lazy: frozenset[str] | None = None
 
 
-def select(function: Function, baseline: GreenSuite, beside: int) -> Selected | None:
+def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> Selected | None:
     """The tests to run for a function; None if no test enters it."""
     entering = baseline.tests_of(function.path, function.first)
     if not entering:
@@ -268,22 +250,24 @@ class Attempts:
         self.baseline = baseline
         self.sources = sources
         self.config = config
-        self._elsewhere = Elsewhere(files)
-        self._tests = TestLines(files)
+        self._elsewhere = filters.Elsewhere(files)
+        self._tests = filters.TestLines(files)
 
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[mutations.Function]:
         """All functions that may be mutated, shuffled by the seed."""
-        found = [function for path, text in sorted(self.sources.items()) for function in functions_of(path, text)]
+        found = [
+            function for path, text in sorted(self.sources.items()) for function in mutations.functions_of(path, text)
+        ]
         random.Random(self.config.seed).shuffle(found)
         return found
 
-    def batches(self, done: frozenset[str]) -> Iterator[list[Function]]:
+    def batches(self, done: frozenset[str]) -> Iterator[list[mutations.Function]]:
         """The functions that are not done yet, a batch at a time."""
         left = [function for function in self.functions() if function.key not in done]
         for at in range(0, len(left), self.config.batch):
             yield left[at : at + self.config.batch]
 
-    def _changed(self, function: Function, block: str) -> dict[str, str] | None:
+    def _changed(self, function: mutations.Function, block: str) -> dict[str, str] | None:
         """The edited file as path -> text, with `block` in the function's place; None if it does not compile."""
         text = function.replaced(self.sources[function.path], block)
         try:
@@ -298,43 +282,48 @@ class Attempts:
             seconds=2 * selected.seconds + _MARGIN_SECONDS,
         )  # fmt: skip
 
-    def _selections(self, functions: Sequence[Function]) -> tuple[list[Selected], list[Attempt]]:
+    def _selections(self, functions: Sequence[mutations.Function]) -> tuple[list[Selected], list[Attempt]]:
         """The functions worth trying, and an attempt for each of the others with the reason for leaving it out."""
         chosen: list[Selected] = []
         left_out: list[Attempt] = []
         for function in functions:
             selected = select(function, self.baseline, self.config.beside)
             if selected is None:
-                why = ChangeFate.UNTESTED
+                why = filters.ChangeFate.UNTESTED
             elif selected.seconds > self.config.selection_seconds:
-                why = ChangeFate.TOO_SLOW
+                why = filters.ChangeFate.TOO_SLOW
             elif self._elsewhere.leaks(function, self.sources[function.path]):
-                why = ChangeFate.LEAKS
+                why = filters.ChangeFate.LEAKS
             else:
                 chosen.append(selected)
                 continue
-            left_out.append(Attempt(function=function.key, kind=TaskKind.REMOVAL, detail="", block="", fate=why))
+            left_out.append(
+                Attempt(function=function.key, kind=filters.TaskKind.REMOVAL, detail="", block="", fate=why)
+            )
         return chosen, left_out
 
-    def _candidates(self, function: Function) -> list[tuple[TaskKind, str, str]]:
+    def _candidates(self, function: mutations.Function) -> list[tuple[filters.TaskKind, str, str]]:
         """Candidate changes to a function, as (kind, detail, new lines)."""
         block = function.block(self.sources[function.path])
-        found: list[tuple[TaskKind, str, str]] = []
+        found: list[tuple[filters.TaskKind, str, str]] = []
         if function.code_lines >= self.config.body_lines and not function.name.endswith("__doc__"):
-            found += [(TaskKind.REMOVAL, "", without_body(block)), (TaskKind.DELETION, "", "")]
+            found += [
+                (filters.TaskKind.REMOVAL, "", mutations.without_body(block)),
+                (filters.TaskKind.DELETION, "", ""),
+            ]
         if function.code_lines > 1:
             seed = self.config.seed * 1_000_003 + function.first
             found += [
-                (TaskKind.BUG, fault.kind, fault.block)
-                for fault in faults(block, most=self.config.faults_tried, seed=seed)
+                (filters.TaskKind.BUG, fault.kind, fault.block)
+                for fault in mutations.faults(block, most=self.config.faults_tried, seed=seed)
             ]
         return found
 
-    def _says_enough(self, kind: TaskKind, function: Function) -> bool:
-        if kind is TaskKind.BUG:
+    def _says_enough(self, kind: filters.TaskKind, function: mutations.Function) -> bool:
+        if kind is filters.TaskKind.BUG:
             return True  # the function is there to be read
         entering = self.baseline.tests_of(function.path, function.first)
-        return says_enough(
+        return filters.says_enough(
             kind,
             function,
             map(self._tests.of, entering),
@@ -350,9 +339,11 @@ class Attempts:
         for selected in needed:
             function = selected.function
             for kind, detail, block in self._candidates(function):
-                change = Attempt(function=function.key, kind=kind, detail=detail, block=block, fate=ChangeFate.VALID)
+                change = Attempt(
+                    function=function.key, kind=kind, detail=detail, block=block, fate=filters.ChangeFate.VALID
+                )
                 if not self._says_enough(kind, function):
-                    left_out.append(replace(change, fate=ChangeFate.SAYS_LITTLE))
+                    left_out.append(replace(change, fate=filters.ChangeFate.SAYS_LITTLE))
                 elif (edits := self._changed(function, block)) is not None:
                     open_.append((selected, change, self._job(selected, edits, limit)))
         return open_, left_out
@@ -365,7 +356,7 @@ class Attempts:
         jobs: list[tuple[Selected, SuiteJob]] = []
         for selected in chosen:
             block = selected.function.block(self.sources[selected.function.path])
-            edits = self._changed(selected.function, doing_nothing(block))
+            edits = self._changed(selected.function, mutations.doing_nothing(block))
             if edits is not None:
                 jobs.append((selected, self._job(selected, edits, 0)))
         lazy = await self.runs.run([job for _, job in jobs], 0)
@@ -376,7 +367,13 @@ class Attempts:
         ]
         known = {selected.function.key for selected, _ in needed}
         left_out = [
-            Attempt(function=each.function.key, kind=TaskKind.REMOVAL, detail="", block="", fate=ChangeFate.UNTESTED)
+            Attempt(
+                function=each.function.key,
+                kind=filters.TaskKind.REMOVAL,
+                detail="",
+                block="",
+                fate=filters.ChangeFate.UNTESTED,
+            )
             for each in chosen
             if each.function.key not in known
         ]
@@ -390,7 +387,7 @@ class Attempts:
             found.append(replace(selected, tests=sure, seconds=took, lazy=failing))
         return found, left_out
 
-    async def try_batch(self, functions: Sequence[Function]) -> list[Attempt]:
+    async def try_batch(self, functions: Sequence[mutations.Function]) -> list[Attempt]:
         """Try the functions' changes. Returns every attempt, with its fate."""
         chosen, tried = self._selections(functions)
         needed, unneeded = await self._needed(chosen)
@@ -401,15 +398,15 @@ class Attempts:
         again: list[tuple[Attempt, SuiteJob, Selected]] = []
         bare: dict[str, frozenset[str]] = {}
         for (selected, change, job), outcome in zip(open_, first, strict=True):
-            noticed = split_tests(selected.tests, outcome or SuiteRun())
-            if change.kind is TaskKind.DELETION and outcome is not None and outcome.code is not None:
+            noticed = filters.split_tests(selected.tests, outcome or SuiteRun())
+            if change.kind is filters.TaskKind.DELETION and outcome is not None and outcome.code is not None:
                 bare[change.function] = outcome.passed
             stable, most = len(self.baseline.stable), self.config.most_failing
-            fate = judge_first(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
-            if fate is ChangeFate.VALID:
+            fate = filters.judge_first(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
+            if fate is filters.ChangeFate.VALID:
                 fate = self._repeated(change, noticed, [each for each, *_ in again])
-            judged = replace(change, fate=fate, noticed=noticed if fate is ChangeFate.VALID else _NOTHING)
-            if fate is ChangeFate.VALID:
+            judged = replace(change, fate=fate, noticed=noticed if fate is filters.ChangeFate.VALID else _NOTHING)
+            if fate is filters.ChangeFate.VALID:
                 again.append((judged, job, selected))
             else:
                 tried.append(judged)
@@ -419,12 +416,12 @@ class Attempts:
             same = (
                 outcome is not None
                 and outcome.code is not None
-                and split_tests(selected.tests, outcome) == change.noticed
+                and filters.split_tests(selected.tests, outcome) == change.noticed
             )
             if same:
                 sure.append((change, selected))
             else:
-                tried.append(replace(change, fate=ChangeFate.UNSTABLE, noticed=_NOTHING))
+                tried.append(replace(change, fate=filters.ChangeFate.UNSTABLE, noticed=_NOTHING))
         return tried + await self._unless_weak(sure, bare)
 
     async def _unless_weak(
@@ -437,7 +434,7 @@ class Attempts:
         asked = {
             (change.function, change.noticed.fail_to_pass): self._asked(change, selected, bare)
             for change, selected in sure
-            if change.kind is not TaskKind.BUG
+            if change.kind is not filters.TaskKind.BUG
         }
         passing = dict(
             zip(asked, await passing_for_nothing(self.runs, self.sources, list(asked.values())), strict=True)
@@ -445,8 +442,10 @@ class Attempts:
         judged: list[Attempt] = []
         for change, _ in sure:
             cheap = passing.get((change.function, change.noticed.fail_to_pass), "")
-            weak = bool(cheap) and change.kind is not TaskKind.BUG
-            judged.append(replace(change, fate=ChangeFate.WEAK, noticed=_NOTHING, detail=cheap) if weak else change)
+            weak = bool(cheap) and change.kind is not filters.TaskKind.BUG
+            judged.append(
+                replace(change, fate=filters.ChangeFate.WEAK, noticed=_NOTHING, detail=cheap) if weak else change
+            )
         return judged
 
     def _asked(self, change: Attempt, selected: Selected, bare: Mapping[str, frozenset[str]]) -> FunctionTask:
@@ -459,15 +458,15 @@ class Attempts:
             bare=bare.get(change.function, frozenset()),
         )
 
-    def _repeated(self, change: Attempt, noticed: Noticed, kept: Sequence[Attempt]) -> ChangeFate:
+    def _repeated(self, change: Attempt, noticed: filters.Noticed, kept: Sequence[Attempt]) -> filters.ChangeFate:
         """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
-            return ChangeFate.TWICE
+            return filters.ChangeFate.TWICE
         return (
-            ChangeFate.ENOUGH
-            if change.kind is TaskKind.BUG and len(of_function) >= self.config.faults_kept
-            else ChangeFate.VALID
+            filters.ChangeFate.ENOUGH
+            if change.kind is filters.TaskKind.BUG and len(of_function) >= self.config.faults_kept
+            else filters.ChangeFate.VALID
         )
 
 

@@ -183,7 +183,9 @@ async def _pip(*argv: str) -> str:
             await process.wait()
     if process.returncode != 0:
         said = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip() and "ignored" not in line]
-        raise Unavailable(f"pip failed: {said[-1][:300] if said else process.returncode}")
+        raise Unavailable(
+            f"pip failed: {said[-1][:300] if said else process.returncode}; check the package's name, its version and the network"
+        )
     return out.decode()
 
 

@@ -144,7 +144,9 @@ class RubricGrader:
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
         if self._judge is None:
-            raise BadConfig(f"task {task.id!r}: the grader 'rubric' asks the model of [worlds.judge], which is not set")
+            raise BadConfig(
+                f"task {task.id!r}: the grader 'rubric' asks the model of [worlds.judge], which is not set; set it, or name another grader"
+            )
         axes = self._judge.config.axes
         words = await self._judge.words(shown_of(task, rollout))
         parts = {axis.name: axis.options[w.option] for axis, w in zip(axes, words, strict=True) if w.option is not None}

@@ -55,7 +55,9 @@ class CodingAgent:
         self._mounts = {place: os.path.realpath(os.path.expanduser(path)) for place, path in config.runtime.items()}
         for place, path in self._mounts.items():
             if not os.path.isdir(path):
-                raise BadConfig(f"worlds.harness.{name}.runtime: {config.runtime[place]!r} is no directory")
+                raise BadConfig(
+                    f"worlds.harness.{name}.runtime: {config.runtime[place]!r} is no directory; name the one that holds the agent's program"
+                )
         made_of = {place: directory_digest(path) for place, path in self._mounts.items()}
         self.hash = harness_hash("agent", _VERSION, runtime=made_of, config=config.model_dump(exclude={"runtime"}))
 

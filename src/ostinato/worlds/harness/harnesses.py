@@ -20,22 +20,10 @@ from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Sandbox
+from ostinato.worlds.harness import rollout
 from ostinato.worlds.harness.agent_config import AgentConfig
 from ostinato.worlds.harness.coding import CodingAgent
 from ostinato.worlds.harness.memory import MEMORY_VERSION, Memory, MemoryConfig
-from ostinato.worlds.harness.rollout import (
-    OVERRAN,
-    Ended,
-    Harness,
-    Model,
-    ModelAnswer,
-    OutOfTime,
-    Rollout,
-    RolloutOver,
-    harness_hash,
-    timed_out,
-    worked,
-)
 from ostinato.worlds.harness.toolbox import OFFERED, ToolReply, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
 
@@ -45,26 +33,26 @@ from ostinato.worlds.tasks.task import Task
 class _Session(ABC):
     """A rollout in progress: asks and acts until something ends it. A harness says how it asks and what it does with an answer."""
 
-    def __init__(self, task: Task, model: Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
+    def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
         self._task, self._model, self._sandbox = task, model, sandbox
         self.messages = list(messages)
         self.turns = list[str]()
         self.answers = 0  # turns, without those that only summarise
 
-    async def work(self, deadline: float) -> tuple[Ended, str]:
+    async def work(self, deadline: float) -> tuple[rollout.Ended, str]:
         """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
 
         Raises Unavailable.
         """
-        overran = (Ended.TIMEOUT, timed_out(self._task))
+        overran = (rollout.Ended.TIMEOUT, rollout.timed_out(self._task))
         while self.answers < self._task.turns:
             try:
                 answered = await self._ask(deadline)
-            except RolloutOver as over:
+            except rollout.RolloutOver as over:
                 return over.ended, over.why
             except BadRequest as error:  # the conversation has outgrown the context
-                return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
-            except OutOfTime:
+                return (rollout.Ended.LENGTH if self.turns else rollout.Ended.FAILED), str(error)
+            except rollout.OutOfTime:
                 if not self.turns:
                     raise
                 return overran
@@ -73,9 +61,9 @@ class _Session(ABC):
             self.messages.append(answered.message)
             try:
                 self._count(answered)
-            except RolloutOver as over:
+            except rollout.RolloutOver as over:
                 return over.ended, over.why
-            if answered.finish == OVERRAN:
+            if answered.finish == rollout.OVERRAN:
                 return overran
             try:
                 async with asyncio.timeout_at(deadline):
@@ -84,16 +72,16 @@ class _Session(ABC):
                 return overran
             if ended is not None:
                 return ended, ""
-        return Ended.TURNS, ""
+        return rollout.Ended.TURNS, ""
 
     @abstractmethod
-    async def _ask(self, deadline: float) -> ModelAnswer: ...
+    async def _ask(self, deadline: float) -> rollout.ModelAnswer: ...
 
     @abstractmethod
-    def _count(self, answered: ModelAnswer) -> None: ...
+    def _count(self, answered: rollout.ModelAnswer) -> None: ...
 
     @abstractmethod
-    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
+    async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
         """Do what an answer asks for. Returns how the rollout ended; None if it goes on."""
 
 
@@ -141,7 +129,7 @@ class ToolLoop:
         shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in offered]
         plain = self.config.model_dump(exclude_none=True)
         more = {} if self.config.memory is None else {"memory": MEMORY_VERSION}
-        self.hash = harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=plain, **more)
+        self.hash = rollout.harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=plain, **more)
 
     def spec(self, task: Task) -> SandboxSpec:
         """The task's own sandbox."""
@@ -155,16 +143,16 @@ class ToolLoop:
             except BadConfig as error:
                 raise BadConfig(f"task {task.id!r}: worlds.harness.tools.{error}") from error
 
-    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+    async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
         """Work until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
         if sandbox is None:
             raise ValueError("the harness 'tools' needs a sandbox")
         session = _ToolSession(task, model, sandbox, self.config)
         clock = asyncio.get_running_loop().time
         start = clock()
-        ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
+        ended, why, changes = await rollout.worked(sandbox, session.work(start + task.timeout_s))
         memory = session.memory
-        return Rollout(
+        return rollout.Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
             ended=ended,
@@ -177,7 +165,7 @@ class ToolLoop:
 
 
 class _ToolSession(_Session):
-    def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
+    def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
         bare = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
         opening = [Message(role=Role.SYSTEM, text=config.prompt)] if bare else []
         super().__init__(task, model, sandbox, [*opening, *task.messages])
@@ -199,7 +187,7 @@ class _ToolSession(_Session):
                 sandbox=sandbox,
             )
 
-    async def _ask(self, deadline: float) -> ModelAnswer:
+    async def _ask(self, deadline: float) -> rollout.ModelAnswer:
         memory = self.memory
         if memory is None:
             return await self._answer(deadline)
@@ -211,16 +199,16 @@ class _ToolSession(_Session):
         except BadRequest as error:
             if memory.fresh and memory.effort["summaries"]:
                 why = f"the first prompt after a summary was refused ({error}); is memory.window within the model's context?"
-                raise RolloutOver(Ended.FAILED, why) from error
+                raise rollout.RolloutOver(rollout.Ended.FAILED, why) from error
             if not await memory.shrink(lambda: self._left(deadline)):
                 raise
             self._told = 0
             return await self._answer(deadline)
 
-    async def _answer(self, deadline: float) -> ModelAnswer:
+    async def _answer(self, deadline: float) -> rollout.ModelAnswer:
         left = self._left(deadline)
         if left["tokens"] <= 0:
-            raise RolloutOver(Ended.LENGTH, "")
+            raise rollout.RolloutOver(rollout.Ended.LENGTH, "")
         most = min(self._task.tokens, int(left["tokens"]))
         return await self._model.ask(
             self.messages, self._tools, max_tokens=most, stop=self._task.stop, left_s=left["seconds"]
@@ -233,7 +221,7 @@ class _ToolSession(_Session):
             "seconds": deadline - asyncio.get_running_loop().time(),
         }
 
-    def _count(self, answered: ModelAnswer) -> None:
+    def _count(self, answered: rollout.ModelAnswer) -> None:
         self.effort["tokens"] += answered.tokens
         self.effort["call_tokens" if answered.message.calls else "final_tokens"] += answered.tokens
         if self._told:  # what the prompt grew by beyond the last answer is tool output
@@ -242,7 +230,7 @@ class _ToolSession(_Session):
         if self.memory is not None:
             self.memory.count(answered)
 
-    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
+    async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
         done = False
         for call in answered.message.calls:
             self.effort["calls"] += 1
@@ -256,10 +244,10 @@ class _ToolSession(_Session):
             self.messages.append(Message(role=Role.TOOL, text=text, answers=call.id, failed=told.failed))
             done = done or (call.name == "submit" and not told.failed)
         if done:
-            return Ended.SUBMITTED
+            return rollout.Ended.SUBMITTED
         if not answered.message.calls:
-            return Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED
-        return Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
+            return rollout.Ended.LENGTH if answered.finish == "length" else rollout.Ended.SUBMITTED
+        return rollout.Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
 
     async def _used(self, call: ToolCall, timeout: float) -> ToolReply:
         """A call's result. If a program cannot start although the sandbox lives, the model caused it (by its processes or memory)."""
@@ -314,21 +302,21 @@ class RepairLoop:
 
     def __init__(self, config: RepairConfig | None = None) -> None:
         self.config = config or RepairConfig()
-        self.hash = harness_hash(self.name, _REPAIR_VERSION, config=self.config.model_dump())
+        self.hash = rollout.harness_hash(self.name, _REPAIR_VERSION, config=self.config.model_dump())
 
     def spec(self, task: Task) -> SandboxSpec:
         """The task's own sandbox."""
         return task.spec
 
-    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+    async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
         """Work until the check passes, or until the end of the turns, the context or the time. Raises Unavailable."""
         if sandbox is None:
             raise ValueError("the harness 'repair' needs a sandbox")
         session = _RepairSession(task, model, sandbox, self.config)
         clock = asyncio.get_running_loop().time
         start = clock()
-        ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
-        return Rollout(
+        ended, why, changes = await rollout.worked(sandbox, session.work(start + task.timeout_s))
+        return rollout.Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
             ended=ended,
@@ -348,7 +336,7 @@ class RepairLoop:
 class _RepairSession(_Session):
     """`checks` says for each answer whether it passed."""
 
-    def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: RepairConfig) -> None:
+    def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, config: RepairConfig) -> None:
         super().__init__(task, model, sandbox, task.messages)
         self._config = config
         last = task.messages[-1]
@@ -356,20 +344,20 @@ class _RepairSession(_Session):
         self.checks = list[bool]()
         self.tokens = 0
 
-    async def _ask(self, deadline: float) -> ModelAnswer:
+    async def _ask(self, deadline: float) -> rollout.ModelAnswer:
         left_s = deadline - asyncio.get_running_loop().time()
         return await self._model.ask(self.messages, max_tokens=self._task.tokens, stop=self._task.stop, left_s=left_s)
 
-    def _count(self, answered: ModelAnswer) -> None:
+    def _count(self, answered: rollout.ModelAnswer) -> None:
         self.tokens += answered.tokens
 
-    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
+    async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
         whole = (self._begun.text if self._begun else "") + answered.message.text
         output = await self._failure(whole)
         self.checks.append(output is None)
         if output is None or len(self.turns) >= self._task.turns:
             cut = answered.finish == "length"
-            return Ended.LENGTH if cut else Ended.TURNS if output else Ended.SUBMITTED
+            return rollout.Ended.LENGTH if cut else rollout.Ended.TURNS if output else rollout.Ended.SUBMITTED
         self._show(whole, output)
         return None
 
@@ -420,12 +408,12 @@ class SingleAnswer:
     """Implements `Harness`: the task's messages, one answer, no tools and no sandbox."""
 
     name = "single"
-    hash = harness_hash(name, _SINGLE_VERSION)
+    hash = rollout.harness_hash(name, _SINGLE_VERSION)
 
     def spec(self, task: Task) -> None:
         """None: it runs nothing."""
 
-    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+    async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
         """One answer, or as much of it as there is when the task's time is over. If the prompt does not fit, the rollout fails before the
         model has said anything. Raises Unavailable, or OutOfTime if the time ran out before the model said anything.
         """
@@ -434,10 +422,10 @@ class SingleAnswer:
         try:
             answer = await model.ask(task.messages, max_tokens=task.tokens, stop=task.stop, left_s=task.timeout_s)
         except BadRequest as error:
-            return Rollout(
+            return rollout.Rollout(
                 task=task.id,
                 harness=f"{self.name}@{self.hash}",
-                ended=Ended.FAILED,
+                ended=rollout.Ended.FAILED,
                 messages=task.messages,
                 turns=(),
                 detail={"why": str(error)},
@@ -448,23 +436,27 @@ class SingleAnswer:
 
 def answered(
     task: Task,
-    harness: Harness,
+    harness: rollout.Harness,
     message: Message,
     finish: str,
     *,
     turns: tuple[str, ...] = (),
     effort: Mapping[str, float] | None = None,
-) -> Rollout:
+) -> rollout.Rollout:
     """The rollout that one answer is. `finish` is as `ModelAnswer` has it."""
-    overran = finish == OVERRAN
-    return Rollout(
+    overran = finish == rollout.OVERRAN
+    return rollout.Rollout(
         task=task.id,
         harness=f"{harness.name}@{harness.hash}",
-        ended=Ended.TIMEOUT if overran else Ended.LENGTH if finish == "length" else Ended.SUBMITTED,
+        ended=rollout.Ended.TIMEOUT
+        if overran
+        else rollout.Ended.LENGTH
+        if finish == "length"
+        else rollout.Ended.SUBMITTED,
         messages=(*task.messages, message),
         turns=turns,
         effort=effort or {},
-        detail={"why": timed_out(task)} if overran else {},
+        detail={"why": rollout.timed_out(task)} if overran else {},
     )
 
 
@@ -482,7 +474,7 @@ def is_agent(name: str) -> bool:
     return name == "agent" or (name.startswith("agent-") and len(name) > len("agent-"))
 
 
-def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harness:
+def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> rollout.Harness:
     """The harness of this name. Raises BadConfig for an unknown name or an invalid setting.
 
     Args:

@@ -86,7 +86,9 @@ class RefusedSerials:
         try:
             lines = self._file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"worlds.door.refused: {self._file} cannot be read: {error}") from error
+            raise BadConfig(
+                f"worlds.door.refused: {self._file} cannot be read: {error}; name a text file, or leave the key out to refuse nobody"
+            ) from error
         serials = [line.partition("#")[0].strip().removeprefix("serial=") for line in lines]
         for number, serial in enumerate(serials, 1):
             if serial and not _SERIAL.fullmatch(serial):
@@ -113,5 +115,7 @@ def _filled(context: ssl.SSLContext, certificate: str, key: str, authority: str,
     try:
         context.load_verify_locations(authority)
     except (ssl.SSLError, OSError) as error:
-        raise BadConfig(f"{where}.authority: {authority} holds no certificates: {error}") from error
+        raise BadConfig(
+            f"{where}.authority: {authority} holds no certificates: {error}; name the authority's certificate in PEM form"
+        ) from error
     return context

@@ -17,32 +17,11 @@ from types import TracebackType
 
 from ostinato.core.errors import BadRequest, SandboxRefused, Unavailable
 from ostinato.core.sandbox import ExecResult, Isolation, Limits, SandboxSpec
+from ostinato.worlds.sandbox import protocol, spec_validation
 from ostinato.worlds.sandbox.box import Box, Pipe, Stack
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
-from ostinato.worlds.sandbox.protocol import (
-    LONGEST,
-    REASONS,
-    BoxConnection,
-    BoxReply,
-    ExecFlag,
-    Operation,
-    StartFlag,
-    anonymous_file,
-    refusal,
-)
 from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
-from ostinato.worlds.sandbox.spec_validation import (
-    ENVIRONMENT,
-    check_environment,
-    check_mounts,
-    check_names,
-    check_no_socket,
-    check_workdir,
-    pack_files,
-    pack_program,
-    pack_start,
-)
 
 # ---------------------------------------------------------------- boxes
 
@@ -76,15 +55,15 @@ class Boxes:
         )
 
     async def start(self, spec: SandboxSpec) -> Box:
-        check_names(spec.files)
-        check_workdir(spec.workdir)
-        check_mounts(spec.mounts, spec.workdir)
-        check_environment(spec.env)
+        spec_validation.check_names(spec.files)
+        spec_validation.check_workdir(spec.workdir)
+        spec_validation.check_mounts(spec.mounts, spec.workdir)
+        spec_validation.check_environment(spec.env)
         check_hosts(spec.hosts)
         if any(not os.path.isabs(layer) for layer in spec.layers):
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
         for source in {os.path.realpath(source) for source in spec.mounts.values()} - self._without_sockets:
-            await asyncio.to_thread(check_no_socket, source)
+            await asyncio.to_thread(spec_validation.check_no_socket, source)
             self._without_sockets.add(source)
         layers = [await self._zygote.layer(layer) for layer in reversed(spec.layers)]
         return await self._started(spec, Stack(own=("f",), layers=tuple(f"h{number}" for number in layers)), ())
@@ -106,12 +85,12 @@ class Boxes:
 
     async def _start(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
         await self._zygote.opened()
-        flags = StartFlag.OVERLAY | StartFlag.OWN_NET
-        flags |= StartFlag.PROC if self._zygote.hello["proc"] else StartFlag(0)
-        flags |= StartFlag.BLOB if spec.files else StartFlag(0)
-        flags |= StartFlag.PROXY if spec.hosts else StartFlag(0)
+        flags = protocol.StartFlag.OVERLAY | protocol.StartFlag.OWN_NET
+        flags |= protocol.StartFlag.PROC if self._zygote.hello["proc"] else protocol.StartFlag(0)
+        flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)
+        flags |= protocol.StartFlag.PROXY if spec.hosts else protocol.StartFlag(0)
         binds = [(f"h{await self._zygote.layer(source)}", place) for place, source in spec.mounts.items()]
-        message = pack_start(
+        message = spec_validation.pack_start(
             flags,
             spec.limits,
             spec.workdir,
@@ -120,8 +99,12 @@ class Boxes:
             mounts=len(mounts),
             binds=binds,
         )
-        line = BoxConnection()
-        blobs = [anonymous_file(await asyncio.to_thread(pack_files, spec.files))] if spec.files else []
+        line = protocol.BoxConnection()
+        blobs = (
+            [protocol.anonymous_file(await asyncio.to_thread(spec_validation.pack_files, spec.files))]
+            if spec.files
+            else []
+        )
         try:
             numbers = {
                 os.path.realpath(layer): int(name[1:])
@@ -141,7 +124,7 @@ class Boxes:
         finally:
             for fd in blobs:
                 os.close(fd)
-        env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
+        env = spec_validation.ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
         return Box(spec, stack, line, ready, env, self._started)
 
     async def close(self) -> None:
@@ -178,8 +161,11 @@ class SingleRuns:
             memory_mb=config.memory_mb, disk_mb=config.disk_mb, processes=config.processes, open_files=config.open_files
         )
         self._start = {
-            blob: pack_start(
-                StartFlag.BLOB if blob else StartFlag(0), limits, "/tmp", address_space=config.memory_mb << 20
+            blob: spec_validation.pack_start(
+                protocol.StartFlag.BLOB if blob else protocol.StartFlag(0),
+                limits,
+                "/tmp",
+                address_space=config.memory_mb << 20,
             )
             for blob in (False, True)
         }
@@ -229,39 +215,39 @@ class SingleRuns:
             SandboxRefused: the kernel or container refused a step of the isolation.
             Unavailable: the zygote died twice in a row.
         """
-        placed, flags = dict(files or {}), ExecFlag.LAST
+        placed, flags = dict(files or {}), protocol.ExecFlag.LAST
         if isinstance(program, str):
             placed["main.py"] = program.encode("utf-8", "surrogatepass")
-            program, flags = ["/tmp/main.py"], flags | ExecFlag.BODY
-        check_names(placed)
-        count, text = pack_program(tuple(program), ENVIRONMENT, "")
+            program, flags = ["/tmp/main.py"], flags | protocol.ExecFlag.BODY
+        spec_validation.check_names(placed)
+        count, text = spec_validation.pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
         async with self._turns:
             for _ in range(2):  # a zygote that was killed is replaced once
                 with contextlib.suppress(Unavailable):
-                    return await self._exchange(pack_files(placed), flags, count, text, stdin, timeout)
+                    return await self._exchange(spec_validation.pack_files(placed), flags, count, text, stdin, timeout)
                 self.close()
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def _exchange(
-        self, files: bytes, flags: ExecFlag, count: int, text: bytes, stdin: bytes, timeout: float
+        self, files: bytes, flags: protocol.ExecFlag, count: int, text: bytes, stdin: bytes, timeout: float
     ) -> ExecResult:
         """Do one run. Raises Unavailable if the zygote dies during it or does not answer."""
         cap = self.config.output_bytes
-        line, blobs = BoxConnection(), list[int]()
+        line, blobs = protocol.BoxConnection(), list[int]()
         out, err = pipes = [Pipe(cap), Pipe(cap)]
         fds = [pipe.write for pipe in pipes]
         try:
             if stdin:
-                blobs.append(anonymous_file(stdin, sealed=True))
-                fds, flags = [*fds, blobs[-1]], flags | ExecFlag.WITH_STDIN
-            _, ended = line.ask(Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=fds)
+                blobs.append(protocol.anonymous_file(stdin, sealed=True))
+                fds, flags = [*fds, blobs[-1]], flags | protocol.ExecFlag.WITH_STDIN
+            _, ended = line.ask(protocol.Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=fds)
             if files:
-                blobs.append(anonymous_file(files))
+                blobs.append(protocol.anonymous_file(files))
             await self._zygote.start(self._start[bool(files)], [line.theirs.fileno(), *blobs[-1:][: bool(files)]])
             line.sent()
             for pipe in pipes:
                 pipe.sent()
-            async with asyncio.timeout(LONGEST * timeout + _GRACE_S):
+            async with asyncio.timeout(protocol.LONGEST * timeout + _GRACE_S):
                 return await self._result(ended, out, err)
         except TimeoutError as error:
             raise Unavailable("the sandbox does not answer") from error
@@ -272,16 +258,16 @@ class SingleRuns:
                 pipe.close()
             line.close()  # pid 1 of a run that has not ended then ends it
 
-    async def _result(self, ended: asyncio.Future[BoxReply], out: Pipe, err: Pipe) -> ExecResult:
+    async def _result(self, ended: asyncio.Future[protocol.BoxReply], out: Pipe, err: Pipe) -> ExecResult:
         waiting = {ended, out.ended, err.ended}
         while not ended.done() and not (out.flooded or err.flooded):
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             answer = ended.result()
-            if answer.operation == Operation.REFUSED:
-                raise refusal(answer.text, os.strerror(answer.code))
+            if answer.operation == protocol.Operation.REFUSED:
+                raise protocol.refusal(answer.text, os.strerror(answer.code))
             stdout, stderr = out.take_rest(), err.take_rest()
-            code, reason, seconds = answer.code, REASONS[answer.reason], answer.seconds
+            code, reason, seconds = answer.code, protocol.REASONS[answer.reason], answer.seconds
         else:
             stdout, stderr, code, reason, seconds = out.take_rest(), err.take_rest(), -9, None, float("nan")
         if out.flooded or err.flooded:

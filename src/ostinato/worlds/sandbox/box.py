@@ -14,16 +14,7 @@ from typing import Any
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind, ExecResult, SandboxSpec
-from ostinato.worlds.sandbox.protocol import (
-    LONGEST,
-    MOST_FDS,
-    REASONS,
-    BoxConnection,
-    BoxReply,
-    ExecFlag,
-    Operation,
-    anonymous_file,
-)
+from ostinato.worlds.sandbox import protocol
 from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
 
 # ---------------------------------------------------------------- pipes
@@ -133,8 +124,8 @@ class Box:
         self,
         spec: SandboxSpec,
         stack: Stack,
-        line: BoxConnection,
-        ready: BoxReply,
+        line: protocol.BoxConnection,
+        ready: protocol.BoxReply,
         env: Mapping[str, str],
         starter: Starter,
     ) -> None:
@@ -149,8 +140,8 @@ class Box:
         self.on_stop: list[Callable[[], None]] = []
 
     async def _asked(
-        self, operation: Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()
-    ) -> BoxReply:
+        self, operation: protocol.Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()
+    ) -> protocol.BoxReply:
         """Send a request that runs no program and wait for its answer. Raises Unavailable."""
         _, answer = self._line.ask(operation, os.fsencode(text) + b"\0", count=count, timeout=_GRACE_S, fds=fds)
         try:
@@ -173,13 +164,13 @@ class Box:
         count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
         cap = self.spec.limits.output_bytes
         pipes = [Pipe(cap), Pipe(cap)]
-        fds, flags, inputs = [pipe.write for pipe in pipes], ExecFlag(0), list[int]()
+        fds, flags, inputs = [pipe.write for pipe in pipes], protocol.ExecFlag(0), list[int]()
         if stdin:
-            inputs.append(anonymous_file(stdin, sealed=True))
-            flags |= ExecFlag.WITH_STDIN
+            inputs.append(protocol.anonymous_file(stdin, sealed=True))
+            flags |= protocol.ExecFlag.WITH_STDIN
         try:
             number, ended = self._line.ask(
-                Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=[*fds, *inputs]
+                protocol.Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=[*fds, *inputs]
             )
             for pipe in pipes:
                 pipe.sent()
@@ -190,12 +181,12 @@ class Box:
             self._let_go(pipes)
 
     async def _result(
-        self, number: int, ended: asyncio.Future[BoxReply], out: Pipe, err: Pipe, timeout: float
+        self, number: int, ended: asyncio.Future[protocol.BoxReply], out: Pipe, err: Pipe, timeout: float
     ) -> ExecResult:
         waiting = {ended, out.ended, err.ended}
         flooded = False
         try:
-            async with asyncio.timeout(LONGEST * timeout + _GRACE_S):
+            async with asyncio.timeout(protocol.LONGEST * timeout + _GRACE_S):
                 while not ended.done():
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if (out.flooded or err.flooded) and not flooded:
@@ -207,11 +198,11 @@ class Box:
             if not ended.done():
                 self._line.end(number)
         answer = ended.result()
-        if answer.operation == Operation.REFUSED:
+        if answer.operation == protocol.Operation.REFUSED:
             raise Unavailable(f"the sandbox could not start the program: {os.strerror(answer.code)}")
         stdout, stderr = out.take_rest(), err.take_rest()
         flooded = flooded or out.flooded or err.flooded
-        reason = "output" if flooded else REASONS[answer.reason]
+        reason = "output" if flooded else protocol.REASONS[answer.reason]
         return ExecResult(
             code=-9 if flooded else answer.code,
             stdout=stdout,
@@ -232,7 +223,7 @@ class Box:
                 self._lingering.append(pipe)
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
-        answer = await self._asked(Operation.READ, inside_workdir(path, self.spec.workdir))
+        answer = await self._asked(protocol.Operation.READ, inside_workdir(path, self.spec.workdir))
         if answer.code in (errno.EXDEV, errno.ELOOP, errno.EACCES):
             raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
         if answer.code or not answer.fds:
@@ -244,9 +235,9 @@ class Box:
 
     async def write(self, path: str, data: bytes) -> None:
         name = inside_workdir(path, self.spec.workdir)
-        file = anonymous_file(data)
+        file = protocol.anonymous_file(data)
         try:
-            answer = await self._asked(Operation.WRITE, name, fds=[file])
+            answer = await self._asked(protocol.Operation.WRITE, name, fds=[file])
         finally:
             os.close(file)
         if answer.code in (errno.ENOSPC, errno.EDQUOT):
@@ -259,12 +250,12 @@ class Box:
             raise BadRequest(f"count: {count} must lie in 1 to 4000", field="count")
         mounts: list[tuple[int, ...]] = []
         async with self._changing:
-            answer = await self._asked(Operation.FREEZE)
+            answer = await self._asked(protocol.Operation.FREEZE)
             for _ in range(_FREEZE_TRIES):
                 if answer.code != errno.EBUSY:
                     break
                 await asyncio.sleep(_FREEZE_AGAIN_S)  # a program that was killed holds its directory until it has ended
-                answer = await self._asked(Operation.FREEZE)
+                answer = await self._asked(protocol.Operation.FREEZE)
             if answer.code == errno.EBUSY:
                 raise Unavailable(
                     "a program that runs in the sandbox stands in the working directory: end it before the fork"
@@ -274,9 +265,9 @@ class Box:
             self._stack = self._stack.frozen(self._frozen)
             self._frozen += 1
             names = [f"a{place}" for place in range(self._stack.ancestors)] + ["."]
-            for at in range(0, count, MOST_FDS // 2):
-                part = min(count - at, MOST_FDS // 2)
-                columns = [await self._asked(Operation.CLONES, name, count=part) for name in names]
+            for at in range(0, count, protocol.MOST_FDS // 2):
+                part = min(count - at, protocol.MOST_FDS // 2)
+                columns = [await self._asked(protocol.Operation.CLONES, name, count=part) for name in names]
                 if any(column.code for column in columns):
                     raise Unavailable("the sandbox's layers cannot be passed on")
                 mounts += zip(*(column.fds for column in columns), strict=True)
@@ -299,10 +290,10 @@ class Box:
         return boxes
 
     async def diff(self) -> Sequence[Change]:
-        out = anonymous_file(b"")
+        out = protocol.anonymous_file(b"")
         try:
-            answer = await self._asked(Operation.DIFF, fds=[out])
-            if answer.operation != Operation.DIFF or answer.code:
+            answer = await self._asked(protocol.Operation.DIFF, fds=[out])
+            if answer.operation != protocol.Operation.DIFF or answer.code:
                 raise Unavailable(f"the sandbox's files could not be compared (exit {answer.code})")
             return await asyncio.to_thread(lambda: read_changes(os.pread(out, os.fstat(out).st_size, 0)))
         finally:
@@ -311,7 +302,7 @@ class Box:
     async def listen(self, port: int) -> socket.socket:
         if not 0 < port < 65536:
             raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
-        answer = await self._asked(Operation.LISTEN, count=port)
+        answer = await self._asked(protocol.Operation.LISTEN, count=port)
         if answer.code or not answer.fds:
             raise Unavailable(f"port {port} of the sandbox cannot be had: {os.strerror(answer.code or errno.EIO)}")
         listener = socket.socket(fileno=answer.fds[0])
@@ -321,7 +312,7 @@ class Box:
     async def stop(self) -> None:
         if self._line.open:
             with contextlib.suppress(Unavailable, TimeoutError):
-                _, answer = self._line.ask(Operation.STOP)
+                _, answer = self._line.ask(protocol.Operation.STOP)
                 async with asyncio.timeout(5.0):
                     await answer
         self.let_go()

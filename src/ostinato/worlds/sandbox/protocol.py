@@ -19,7 +19,6 @@ START = struct.Struct("<10I3Q")
 REQUEST = struct.Struct("<4IQ")
 ANSWER = struct.Struct("<IIiIQ")
 FILE = struct.Struct("<IIQ")
-MESSAGE_BYTES = 160 << 10
 MOST_FDS = 250
 LONGEST = 2
 """A program that others keep from running may take at most this many times its deadline, whatever it tells of its processes."""

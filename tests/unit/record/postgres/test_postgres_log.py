@@ -338,7 +338,7 @@ def test_the_password_comes_from_the_environment_and_is_told_to_nobody():
     server = LogServer.of(config, {"LOOP_PASSWORD": "pa55word"})
     assert server.parameters["password"] == "pa55word"
     assert "pa55word" not in server.name + str(config) + repr(server)
-    with pytest.raises(BadConfig, match="LOOP_PASSWORD, which is not set"):
+    with pytest.raises(BadConfig, match="LOOP_PASSWORD, which is not set: export it"):
         LogServer.of(config, {})
 
 

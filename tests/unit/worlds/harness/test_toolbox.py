@@ -109,7 +109,7 @@ def test_all_that_makes_an_agent_decides_its_hash(tmp_path):
         ("agent", None, "worlds.harness.agent: nothing says what this agent is"),
         ("agent-mine", {}, "worlds.harness.agent-mine.command"),
         ("agent", {"command": ["a"], "files": {"../x": ""}}, "worlds.harness.agent.files"),
-        ("agent", {"command": ["a"], "runtime": {"/opt/a": "/no/such"}}, "'/no/such' is no directory"),
+        ("agent", {"command": ["a"], "runtime": {"/opt/a": "/no/such"}}, "'/no/such' is no directory; name the one"),
         ("tools", {"offered": ["look"]}, "no tool 'look'; there are read, "),
         ("single", {"turns": 1}, "has no settings; remove turns"),
         ("tools", {"output_chars": 1}, "worlds.harness.tools.output_chars"),

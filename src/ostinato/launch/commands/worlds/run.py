@@ -424,7 +424,9 @@ def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None
         try:
             file = None if out is None else leaving.enter_context(out.open("a", encoding="utf-8", buffering=1))
         except OSError as error:
-            raise StorageFull(f"--out {out} cannot be written: {error.strerror}") from error
+            raise StorageFull(
+                f"--out {out} cannot be written: {error.strerror}; name a file in a directory of yours"
+            ) from error
 
         def keep(line: str) -> None:
             own.append(line)
@@ -470,7 +472,9 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[ScoredAttempt]:
     try:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}") from None
+        raise NotFound(
+            f"there is no file {path}; name a run's finished.jsonl, or what `worlds run --out` wrote"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from error
     found: list[ScoredAttempt] = []

@@ -330,6 +330,6 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}") from None
+        raise NotFound(f"--changes: there is no file {path}; name a directory, a diff or a text") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path} cannot be read: {error}") from error
+        raise BadConfig(f"--changes {path} cannot be read: {error}; a diff or a text is a file in UTF-8") from error

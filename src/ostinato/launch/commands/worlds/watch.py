@@ -63,7 +63,10 @@ async def print_rollout(facts: RunWorlds, console: Console, *, task: str = "", e
     if not episode:
         rows = (await facts.rollouts(RolloutQuery(task=task))).rows
         if not rows:
-            raise NotFound(f"no finished rollout of task {task!r} is on record", field="task")
+            raise NotFound(
+                f"no finished rollout of task {task!r} is on record; `ostinato worlds watch` shows which tasks have some",
+                field="task",
+            )
         episode = rows[0].episode
     whole = detail = await facts.rollout(episode, 0)
     if whole is None:

@@ -16,11 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Conflict, NotFound
 from ostinato.core.weights import WeightArray, Weights

@@ -16,24 +16,7 @@ from typing import Any
 
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.worlds.sandbox.e2b.account import Following, Machine, MachineGone
-from ostinato.worlds.sandbox.e2b.inside.packets import (
-    AGAIN,
-    DATA,
-    END,
-    GONE,
-    LISTEN,
-    MARK,
-    MOST_LINE,
-    NUMBER,
-    OPEN,
-    PART,
-    REFUSED,
-    SEEN,
-    TOOK,
-    WINDOW,
-    as_bytes,
-    read_line,
-)
+from ostinato.worlds.sandbox.e2b.inside import packets
 
 _BATCH = 256 << 10
 _PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to send, or to reconnect
@@ -95,7 +78,7 @@ class Wire:
     def listen(self, port: int, path: str) -> None:
         """From now on, connections to a port of the machine reach the local socket at `path`."""
         self.ports[port] = path
-        self._say(0, LISTEN, NUMBER.pack(port))
+        self._say(0, packets.LISTEN, packets.NUMBER.pack(port))
 
     def close(self) -> None:
         """Stop carrying. Idempotent."""
@@ -125,7 +108,7 @@ class Wire:
     # ------------------------------------------------------------ sending
 
     def _say(self, channel: int, kind: int, data: bytes = b"", *, counted: bool = True) -> None:
-        self._out.append(as_bytes(next(self._numbers) if counted else 0, channel, kind, data))
+        self._out.append(packets.as_bytes(next(self._numbers) if counted else 0, channel, kind, data))
         self._wake.set()
 
     async def _send(self) -> None:
@@ -187,7 +170,7 @@ class Wire:
             self._following = None
             self._lose(f"the connection to the sandbox broke: {error}")
             return
-        self._say(0, AGAIN, NUMBER.pack(self._heard), counted=False)
+        self._say(0, packets.AGAIN, packets.NUMBER.pack(self._heard), counted=False)
 
     def _complain(self, text: str) -> None:
         self._complaint = (self._complaint + text)[-_COMPLAINT:]
@@ -198,16 +181,16 @@ class Wire:
         for line in lines:
             if not self._open:
                 return
-            if line.startswith(REFUSED) and not self._heard:
+            if line.startswith(packets.REFUSED) and not self._heard:
                 self._complain(line[1:])
-            elif line.startswith(MARK):
+            elif line.startswith(packets.MARK):
                 self._read(line[1:])
-        if len(self._text) > MOST_LINE:
+        if len(self._text) > packets.MOST_LINE:
             self._lose("the sandbox is gone: its helper says what is not understood")
 
     def _read(self, line: str) -> None:
         try:
-            number, channel, kind, data = read_line(line)
+            number, channel, kind, data = packets.read_line(line)
             if 0 < number <= self._heard or (number > self._heard + 1 and self._catching_up):
                 return  # was resent, or will be
             if number != self._heard + 1:
@@ -220,30 +203,30 @@ class Wire:
             return
         if self._heard - self._told >= _SAY_EVERY:
             self._told = self._heard
-            self._say(0, SEEN, NUMBER.pack(self._heard), counted=False)
+            self._say(0, packets.SEEN, packets.NUMBER.pack(self._heard), counted=False)
 
     def _do(self, number: int, kind: int, data: bytes) -> None:
         """Handle one packet. Raises ValueError or KeyError for one that our helper does not send."""
-        if kind == OPEN:
-            if number in self._channels or len(self._channels) > _MOST_CHANNELS or len(data) != NUMBER.size:
+        if kind == packets.OPEN:
+            if number in self._channels or len(self._channels) > _MOST_CHANNELS or len(data) != packets.NUMBER.size:
                 raise ValueError(f"channel {number}")
-            path = self.ports[NUMBER.unpack(data)[0]]
+            path = self.ports[packets.NUMBER.unpack(data)[0]]
             self._carry(number, lambda: asyncio.open_unix_connection(path))
             return
         channel = self._channels.get(number)
         if channel is None:
             return  # we dropped it, and the other side did not know yet
-        if kind in (DATA, END):
+        if kind in (packets.DATA, packets.END):
             channel.waiting += len(data) or 1
-            if channel.waiting > WINDOW + 1:
+            if channel.waiting > packets.WINDOW + 1:
                 raise ValueError("more than it may say")
-            channel.inbox.put_nowait(data if kind == DATA else None)
-        elif kind == TOOK and len(data) == NUMBER.size:
-            channel.unseen -= NUMBER.unpack(data)[0]
+            channel.inbox.put_nowait(data if kind == packets.DATA else None)
+        elif kind == packets.TOOK and len(data) == packets.NUMBER.size:
+            channel.unseen -= packets.NUMBER.unpack(data)[0]
             if channel.unseen < 0:
                 raise ValueError("more passed on than was said")
             channel.room.set()
-        elif kind == GONE:
+        elif kind == packets.GONE:
             if channel.task is not None:
                 channel.task.cancel()
         else:
@@ -268,23 +251,23 @@ class Wire:
             finally:
                 writer.close()
         except* OSError:
-            self._say(number, GONE)
+            self._say(number, packets.GONE)
         if number == 0:
             self._lose("the sandbox is gone")
 
     async def _take(self, number: int, channel: RemoteChannel, reader: asyncio.StreamReader) -> None:
-        while data := await reader.read(min(PART, WINDOW - channel.unseen)):
+        while data := await reader.read(min(packets.PART, packets.WINDOW - channel.unseen)):
             channel.unseen += len(data)
-            self._say(number, DATA, data)
-            while channel.unseen >= WINDOW:
+            self._say(number, packets.DATA, data)
+            while channel.unseen >= packets.WINDOW:
                 channel.room.clear()
                 await channel.room.wait()
-        self._say(number, END)
+        self._say(number, packets.END)
 
     async def _pass_on(self, number: int, channel: RemoteChannel, writer: asyncio.StreamWriter) -> None:
         while (data := await channel.inbox.get()) is not None:
             writer.write(data)
             await writer.drain()
             channel.waiting -= len(data)
-            self._say(number, TOOK, NUMBER.pack(len(data)))
+            self._say(number, packets.TOOK, packets.NUMBER.pack(len(data)))
         writer.write_eof()

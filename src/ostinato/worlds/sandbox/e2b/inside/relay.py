@@ -13,21 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from packets import (
-    AGAIN,
-    DATA,
-    END,
-    GONE,
-    LISTEN,
-    NUMBER,
-    OPEN,
-    PART,
-    SEEN,
-    TOOK,
-    WINDOW,
-    Packets,
-    as_line,
-)
+from packets import AGAIN, DATA, END, GONE, LISTEN, NUMBER, OPEN, PART, SEEN, TOOK, WINDOW, Packets, as_line
 
 MOST_CHANNELS = 256
 
