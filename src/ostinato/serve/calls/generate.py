@@ -215,9 +215,7 @@ class CallHandlers:
         await exchange.reply(200, json_bytes({"input_tokens": tokens, **told}))
 
     async def score(self, exchange: Exchange) -> None:
-        """`POST /v1/worlds/score`, for operators: the log-probabilities that the weights in a slot give to an answer's tokens behind a
-        conversation. Nothing is sampled or kept.
-        """
+        """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or kept."""
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
         data = await exchange.body(partial(self._parts.quotas.count_bytes, who.tenant))
