@@ -231,6 +231,7 @@ class Belief:
 
 
 ASKED_NOW, FORECAST = 0.9, 0.36
+READ = 1.1  # passes over an episode for a reading after each turn: what is new, as the rest is cached, and a tenth of a turn to ask
 
 
 def in_group(turns: int) -> list[Episode]:
@@ -358,7 +359,7 @@ def suspects(
             outcomes = partial(succeeded_by, policy.bad, rng)
             more = continued(policy.odds(), actions_EN, done_E, changes_EN, failures, outcomes, rng)
             generated = sum(turns - each.at for each in more) / turns
-            read = 0.0 if belief is None else EPISODES * (turns + 1) / 2
+            read = 0.0 if belief is None else EPISODES * READ
             with contextlib.suppress(NoSignal):
                 found = credits_of_continued(whole, done_E, more)
                 advantages = np.zeros((len(found), turns))
@@ -404,7 +405,6 @@ def value(turns: int, *, trace: float, repeat: bool) -> Credits:
 
 def arms(turns: int) -> Mapping[str, Callable[[Policy, int], Learn]]:
     """Each way of giving credit. Only `lines`, `belief` and `suspects` use which turn is bad: to draw what is seen of it."""
-    read = (turns + 1) / 2  # each reading is a pass over all that came before it
     found = {
         "outcome, new prompts": plain(lambda _: single(turns, discount=0.9, outcome=True, repeat=False)),
         "outcome, equal states": plain(lambda _: single(turns, discount=0.9, outcome=True, repeat=True)),
@@ -418,14 +418,14 @@ def arms(turns: int) -> Mapping[str, Callable[[Policy, int], Learn]]:
     for name, before in (("asked now", ASKED_NOW), ("forecast", FORECAST)):
         for sd in (0.0, 0.05, 0.1, 0.2):
             found[f"belief, {name}, sd {sd:g}"] = plain(
-                lambda bad, before=before, sd=sd: group(turns, bad=bad, belief=Belief(before, sd)), reads=read
+                lambda bad, before=before, sd=sd: group(turns, bad=bad, belief=Belief(before, sd)), reads=READ
             )
     for strength, most in ((0.5, 8.0), (1.0, 3.0), (1.0, 32.0)):
         found[f"belief, asked now, sd 0.1, strength {strength:g}, most {most:g}"] = plain(
             lambda bad, strength=strength, most=most: group(
                 turns, bad=bad, belief=Belief(ASKED_NOW, 0.1), strength=strength, most=most
             ),
-            reads=read,
+            reads=READ,
         )
     seen = Belief(ASKED_NOW, 0.1)
     return found | {

@@ -36,6 +36,7 @@ from ostinato.evaluate.statistics import wilson
 from ostinato.model.load import load_model, resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
+from ostinato.serve.calls.capture import cache_salt
 from ostinato.testing.log import MemoryLog
 from ostinato.train.config import TrainConfig
 from ostinato.train.imitation import imitate, shown_turns
@@ -108,8 +109,9 @@ class Measured:
         self.kept, self.known = Counter[int](), Counter[int]()  # facts in summaries, by their age in windows
         self.turns = list[Turn]()
         self.effort = Counter[str]()
-        self.cost = {name: Counter[str]() for name in ("first", "others", "score")}
-        """Of the first question about each repository, which finds no prefix in the cache; of the others; of scoring the longest turn."""
+        self.cost = {name: Counter[str]() for name in ("first", "others", "score", "score alone")}
+        """Of the first question about each repository, which finds no prefix in the cache; of the others; of scoring the longest turn, with
+        the cache and with none of its prefixes in it."""
 
     def take(
         self, chain: Chain, rollout: Rollout, turns: Sequence[Turn], parts: Sequence[Sequence[str]], value: float
@@ -195,11 +197,15 @@ async def measure(
                     print(f"{chain}: {grade.value:g}", flush=True)
         measured.turns = log.turns()
         longest = max(measured.turns, key=lambda turn: len(turn.prompt_ids))
-        ids, began = [*longest.prompt_ids, *longest.sampled_ids], time.process_time()
-        await engine.score(Arm.WORLD, ids, len(longest.prompt_ids))
-        measured.cost["score"].update(
-            tokens_sent=len(ids), tokens_computed=len(ids), cpu_ms=round(1000 * (time.process_time() - began))
-        )
+        ids, salt = [*longest.prompt_ids, *longest.sampled_ids], cache_salt(longest.tenant, longest.user, Arm.WORLD)
+        for name, shares in (("score", salt), ("score alone", "alone")):
+            before, began = engine.stats()["prefix_hit_tokens"], time.process_time()
+            await engine.score(Arm.WORLD, ids, len(longest.prompt_ids), shares)
+            measured.cost[name].update(
+                tokens_sent=len(ids),
+                tokens_computed=len(ids) - 1 - int(engine.stats()["prefix_hit_tokens"] - before),
+                cpu_ms=round(1000 * (time.process_time() - began)),
+            )
     return measured
 
 

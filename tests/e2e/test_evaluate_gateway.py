@@ -45,7 +45,7 @@ def script(request):
 class Opinionated(FakeEngine):
     """The candidate's weights say what the user said; the others do not listen."""
 
-    async def score(self, slot, ids, start):
+    async def score(self, slot, ids, start, cache_salt=""):
         prompt, answer = (
             bytes(each for each in part if each < 256).decode(errors="ignore") for part in (ids[:start], ids[start:])
         )

@@ -76,8 +76,8 @@ class Engine(Protocol):
         """Empty a slot; its open streams end with `Finish.ERROR`. Raises NotFound."""
         ...
 
-    async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:], each given the ids before it."""
+    async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
+        """Log-probabilities (temperature 1) of ids[start:], each given the ids before it; `cache_salt` as in `Generate`."""
         ...
 
     def slots(self) -> dict[str, PolicyVersion]:

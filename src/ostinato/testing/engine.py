@@ -160,7 +160,7 @@ class FakeEngine:
         self._policy(slot)
         del self._slots[slot]
 
-    async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
+    async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
         """The same made-up logprobs that `generate` reports."""
         self._policy(slot)
         if not 1 <= start <= len(ids):

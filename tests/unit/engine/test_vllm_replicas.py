@@ -267,6 +267,9 @@ async def test_scores_are_asked_of_another_server_too():
         wanted = await engine.score("live", [1, 2, 3], 1)
         next(fake for fake in fakes if fake.requests).down = True
         assert await engine.score("live", [1, 2, 3], 1) == wanted
+        alive = next(fake for fake in fakes if not fake.down)
+        await engine.score("live", [1, 2, 3], 1, "acme")
+        assert len({each["cache_salt"] for each in alive.requests[-2:]}) == 2, "tenants share no prefix"
 
 
 # ---- draining

@@ -5,13 +5,15 @@ import json
 import math
 
 import pytest
-from gateway_world import ADMIN, ASK, V0, events, world
+from gateway_world import ADMIN, ASK, V0, events, eventually, world
 from tests.fakes.stalling_engine import Stalls
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Finish
+from ostinato.core.records import Arm, Finish
+from ostinato.engine.config import EngineConfig
 from ostinato.testing.engine import FakeEngine
+from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.tasks.task import KnownAnswer
 
@@ -192,8 +194,8 @@ LIVE = {**WORLD, "x-ostinato-slot": "live"}
 
 async def test_an_answer_is_scored_behind_its_conversation_by_the_slots_weights_and_nothing_is_kept():
     class Scores(FakeEngine):
-        async def score(self, slot, ids, start):
-            self.scored = slot, tuple(ids), start
+        async def score(self, slot, ids, start, cache_salt=""):
+            self.scored = slot, tuple(ids), start, cache_salt
             return await super().score(slot, ids, start)
 
     async with gateway(Scores()) as w:
@@ -201,7 +203,7 @@ async def test_an_answer_is_scored_behind_its_conversation_by_the_slots_weights_
         assert status == 200, said
         prompt = tuple(w.renderer.chat(Conversation(messages=(Message(role=Role.USER, text="hi"),))))
         answer = tuple(w.renderer.encode("yes"))
-        assert w.engine.scored == ("live", prompt + answer, len(prompt))
+        assert w.engine.scored == ("live", prompt + answer, len(prompt), "default")
         assert said == {"logprobs": await FakeEngine.score(w.engine, *w.engine.scored)}
         assert not w.log.turns()
 
@@ -237,3 +239,38 @@ async def test_what_a_rollout_asks_comes_back_as_the_mean_probability_of_a_token
             assert 0 < found < 1
         with pytest.raises(BadRequest, match="maximum context"):
             await asked.belief((Message(role=Role.USER, text="x" * 9_000),), known)
+
+
+async def test_a_rollouts_beliefs_compute_what_is_new_in_its_conversation(tmp_path):
+    config, known = EngineConfig(kv_tokens=4096, block=16), KnownAnswer(question="Which?", answer="ab")
+    said = [Message(role=Role.ASSISTANT if n % 2 else Role.USER, text=f"{n}" * (40 if n else 300)) for n in range(9)]
+    async with tiny_engine(tmp_path, config, context=1024) as tiny:
+        await tiny.engine.load(Arm.WORLD, tiny_snapshot(tmp_path, 1, seed=0))
+        async with gateway(tiny.engine, renderer=tiny.renderer, real=True) as w, WorldGateway(w.url, ADMIN) as asked:
+            await asked.model("e", group=None, harness="h").ask(said[:1], max_tokens=1)
+            for at in range(2, 10):
+                await asked.belief(said[:at], known)
+        hits = tiny.engine.stats()["prefix_hit_tokens"]
+    whole = len(tiny.renderer.chat(Conversation(messages=tuple(said))))
+    prompts = [len(tiny.renderer.chat(Conversation(messages=tuple(said[:at])))) for at in range(2, 10)]
+    assert sum(prompts) > 4 * whole
+    assert sum(prompts) - hits < whole, "the conversation not even once: a turn had its beginning"
+
+
+async def test_a_score_ends_with_its_client():
+    class Waits(FakeEngine):
+        begun = ended = False
+
+        async def score(self, slot, ids, start, cache_salt=""):
+            self.begun = True
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended = True
+
+    async with gateway(Waits(), real=True) as w:
+        call = asyncio.create_task(w.post(SCORE, {**ASK, "max_tokens": 1, "answer": "yes"}, headers=LIVE))
+        await eventually(lambda: w.engine.begun, 20.0)
+        assert not w.engine.ended
+        call.cancel()
+        await eventually(lambda: w.engine.ended, 20.0)

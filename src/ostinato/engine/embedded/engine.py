@@ -17,7 +17,7 @@ from ostinato.core.errors import BadRequest, NotFound, Overloaded, TooLarge, Una
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.interpreter import take_short_turns
 from ostinato.core.numerics import Contract
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
 from ostinato.engine.admission import check_request
@@ -200,17 +200,39 @@ class TorchEngine:
         self._policy(worker, slot)
         await self._call(lambda: worker.unload(slot))
 
-    async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:]; streams wait while it is computed. Raises BadRequest, NotFound."""
-        worker = self._running()
-        policy = self._policy(worker, slot)
+    async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
+        """Log-probabilities (temperature 1) of ids[start:], with the bits that sampling gives them. Its tokens take turns with those of
+        open streams and share their prefix cache. Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
+        """
+        worker, context = self._running(), self.capabilities().context
+        self._policy(worker, slot)
         if not 1 <= start <= len(ids):
             raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
-        if len(ids) > self._renderer.context:
-            raise TooLarge(f"{len(ids)} tokens exceed the context of {self._renderer.context}.", field="ids")
+        if len(ids) > context:
+            raise TooLarge(f"{len(ids)} tokens exceed the context of {context}.", field="ids")
         if min(ids) < 0 or max(ids) >= self._renderer.vocab_size:
             raise BadRequest(f"A token id lies outside [0, {self._renderer.vocab_size}).", field="ids")
-        return await self._call(lambda: worker.score(policy.model, list(ids), start))
+        if start == len(ids):
+            return []
+        self._check_room(1)
+        request = Generate(
+            id="score", slot=slot, prompt_ids=tuple(ids[:-1]), sampling=Sampling(max_tokens=1), cache_salt=cache_salt
+        )
+        chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+        submitted: list[OpenStream] = []
+        worker.post(lambda: submitted.append(worker.submit(request, 0, chunks.put_nowait, targets=tuple(ids[start:]))))
+        self._open += 1
+        try:
+            chunk = await chunks.get()
+        except asyncio.CancelledError:
+            with contextlib.suppress(Unavailable):  # the thread has ended, and its work with it
+                worker.post(lambda: worker.cancel(submitted[0]))
+            raise
+        finally:
+            self._open -= 1
+        if chunk.finish is not Finish.LENGTH:
+            raise Unavailable(f"The weights in slot {slot!r} were unloaded, or gave logits that are not finite.")
+        return list(chunk.logprobs)
 
     def slots(self) -> dict[str, PolicyVersion]:
         """What is loaded now."""
@@ -289,7 +311,10 @@ class TorchEngine:
         self._policy(worker, request.slot)
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
-        if self._open + request.n > self.config.max_waiting:
+        self._check_room(request.n)
+
+    def _check_room(self, samples: int) -> None:
+        if self._open + samples > self.config.max_waiting:
             raise Overloaded(
                 f"The engine is overloaded: {self._open} samples are open, of {self.config.max_waiting}; try again later."
             )

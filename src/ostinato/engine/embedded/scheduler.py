@@ -111,6 +111,8 @@ class Generation:
 
     `leader` is the sample of the same request that computes their common prompt; None once this sample has or computes the prompt itself.
 
+    With `targets`, the tokens after the last so many of `ids`, nothing is sampled: their log-probabilities are collected in `logprobs`.
+
     Example: ``Generation(request=request, index=0, seed=7, ids=list(request.prompt_ids), policy=v3)``.
     """
 
@@ -127,6 +129,8 @@ class Generation:
     pure: bool = True  # all of its KV was computed by `policy`, so others may reuse its full blocks
     editor: LogitEditor | None = None  # if tokens are sampled from edited logits
     steering: AnswerSteering | None = None
+    targets: Sequence[int] = ()
+    logprobs: list[float] = field(default_factory=list)  # of the first targets
 
     @property
     def asker(self) -> str:
@@ -142,6 +146,11 @@ class Generation:
     def sampled(self) -> int:
         """Tokens sampled so far."""
         return len(self.ids) - self.prompt
+
+    @property
+    def read_from(self) -> int:
+        """The first position whose final state is read, and which is therefore computed even if its keys and values are cached."""
+        return len(self.ids) - max(1, len(self.targets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +338,7 @@ class Scheduler:
 
     def _release(self, sample: Generation) -> None:
         self.pool.release(sample.blocks)
-        sample.blocks, sample.keys, sample.computed, sample.pure = [], [], 0, True
+        sample.blocks, sample.keys, sample.logprobs, sample.computed, sample.pure = [], [], [], 0, True
 
     def _admit(self, budget: int) -> list[Scheduled]:
         """Start samples while there is room. For askers with none running, room is made by preemption; then only theirs start."""
@@ -368,10 +377,10 @@ class Scheduler:
         return self.pool.allocate(missing)
 
     def _find(self, sample: Generation) -> list[int]:
-        """The cached blocks with the longest known prefix of this sample's ids; at least one token is always left to compute."""
+        """The cached blocks with the longest known prefix of this sample's ids, up to the first position whose state is read."""
         found: list[int] = []
         sample.keys = []
-        for at in range((len(sample.ids) - 1) // self._block):
+        for at in range(sample.read_from // self._block):
             key = self._key(sample, at)
             block = self.pool.find(key)
             if block is None:

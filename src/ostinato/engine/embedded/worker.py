@@ -38,12 +38,12 @@ from ostinato.engine.embedded.kv import KVShape, KVStore
 from ostinato.engine.embedded.sampler import Draw, Drawn, draw, key_of, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.model import routing
-from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.attention import hidden, logits
 from ostinato.model.backend import backend_of
 from ostinato.model.cpu import team
 from ostinato.model.logit_edits import UNEDITED, Edit, LogitEditor
 from ostinato.model.logprobs import softmax
-from ostinato.model.paged import PagedEntry, WholeAttend
+from ostinato.model.paged import PagedEntry
 from ostinato.model.steering import AnswerSteering
 from ostinato.model.stream import TextStream
 
@@ -53,6 +53,7 @@ from ostinato.model.stream import TextStream
 A = TypeVar("A")
 B = TypeVar("B")
 _WORTH = 8  # a part with fewer tokens is not worth reading all weights for
+_SCORE_ROWS = 128  # positions whose logits are held at once
 
 
 class Lanes:
@@ -121,13 +122,15 @@ class LanePart:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A part's results: the final state of each piece's last token, and each piece's experts per token [n, L, k], if any.
+    """A part's results: the final state of each piece's last token, each piece's experts per token [n, L, k], if any, and by piece the
+    log-probabilities of the targets behind its tokens.
 
     `recorded`: a recorded pass was replayed.
     """
 
     states_RD: Tensor
     routes: list[NDArray[np.integer[Any]]] | None
+    scores: list[list[float]]
     recorded: bool = False
 
 
@@ -159,7 +162,7 @@ def forward(part: LanePart, store: KVStore) -> Ran:
     if len(tokens) == len(pieces) and router is None:
         states_RD = store.decoded(part.model, tokens, entries)
         if states_RD is not None:
-            return Ran(states_RD, None, recorded=True)
+            return Ran(states_RD, None, _scores(part, states_RD), recorded=True)
     ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)
@@ -167,7 +170,25 @@ def forward(part: LanePart, store: KVStore) -> Ran:
         states_ND = hidden(part.model, ids, positions, plan)
     ends = np.cumsum([p.end - p.start for p in pieces])
     routes = None if recording is None else np.split(recording.ids_NLk().cpu().numpy(), ends[:-1])
-    return Ran(states_ND[torch.from_numpy(ends - 1).to(device)], routes)
+    return Ran(states_ND[torch.from_numpy(ends - 1).to(device)], routes, _scores(part, states_ND))
+
+
+def _scores(part: LanePart, states_ND: Tensor) -> list[list[float]]:
+    """By piece: the log-probabilities (temperature 1) of the targets behind its tokens; NaN where the logits are not finite."""
+    found: list[list[float]] = [[] for _ in part.pieces]
+    end, kernels = 0, backend_of(part.model).kernels
+    for piece, scores in zip(part.pieces, found, strict=True):
+        sample, end = piece.sample, end + piece.end - piece.start
+        if not sample.targets:
+            continue
+        begin = max(piece.start, sample.read_from)
+        for at in range(begin, piece.end, _SCORE_ROWS):
+            stop = min(at + _SCORE_ROWS, piece.end)
+            made_MV = logits(part.model, states_ND[end - piece.end + at : end - piece.end + stop])
+            normal = softmax(made_MV, torch.ones(stop - at, dtype=torch.float32), kernels)
+            targets_M = np.array(sample.targets[at - sample.read_from : stop - sample.read_from])
+            scores += np.where(normal.sound(), normal.logprobs(targets_M), np.nan).tolist()
+    return found
 
 
 @torch.inference_mode()
@@ -257,7 +278,6 @@ class Deadlines(Generic[S]):
 
 CLOSED = "The engine is not running; start it, or restart the server if it failed."
 _LOG = logging.getLogger(__name__)
-_SCORE_ROWS = 128  # positions whose logits are held at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,16 +358,20 @@ class EngineThread(threading.Thread):
         editor: LogitEditor | None = None,
         until: float | None = None,
         steering: Callable[[], AnswerSteering] | None = None,
+        targets: Sequence[int] = (),
     ) -> OpenStream:
         """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied in the meantime.
 
         `editor`, in its initial state, makes the logit edits that the sampling asks for. `until`: the samples' deadline, by the clock.
-        `steering` makes the steering of one answer.
+        `steering` makes the steering of one answer. With `targets`, the tokens after the last so many of the prompt's, nothing is sampled:
+        one chunk brings their log-probabilities.
         """
         policy = self.policies.get(request.slot)
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
         samples = [
-            Generation(request=request, index=i, seed=seed, ids=list(request.prompt_ids), policy=version)
+            Generation(
+                request=request, index=i, seed=seed, ids=list(request.prompt_ids), policy=version, targets=targets
+            )
             for i in range(request.n)
         ]
         for sample in samples[1:]:
@@ -410,22 +434,6 @@ class EngineThread(threading.Thread):
         for sample in [s for s in self.scheduler.samples() if s.request.slot == slot]:
             self._emit(sample, (), (), "", Finish.ERROR)
         self._send()
-
-    @torch.inference_mode()
-    def score(self, model: PreTrainedModel, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities of ids[start:] at temperature 1, from one plain causal pass."""
-        ids_N = torch.tensor(ids[:-1] if len(ids) > 1 else ids).to(model.device)
-        positions_N = torch.arange(len(ids_N), device=model.device)
-        own = backend_of(model).kernels == "own"
-        attend = WholeAttend([len(ids_N)]) if own else CausalAttend([len(ids_N)])
-        states_ND = hidden(model, ids_N, positions_N, attend)[start - 1 :]
-        scores: list[float] = []
-        for at in range(0, len(ids) - start, _SCORE_ROWS):
-            part_MD = states_ND[at : at + _SCORE_ROWS]
-            ones_M = torch.ones(len(part_MD), dtype=torch.float32)
-            normal = softmax(logits(model, part_MD), ones_M, backend_of(model).kernels)
-            scores += normal.logprobs(np.array(ids[start + at : start + at + len(part_MD)])).tolist()
-        return scores
 
     def stop(self) -> None:
         """End the thread; open streams end with `Finish.ABORT`."""
@@ -513,7 +521,9 @@ class EngineThread(threading.Thread):
                 if ran.routes is not None:
                     piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
                 self.scheduler.advance(piece)
-                if piece.last:
+                if piece.sample.targets:
+                    self._score(piece, ran.scores[at])
+                elif piece.last:
                     first = self._fork(piece.sample, store) if piece.sample.sampled == 0 else []
                     samples += [piece.sample, *first]
                     rows += [at] * (1 + len(first))
@@ -524,6 +534,14 @@ class EngineThread(threading.Thread):
             self._draw(
                 model, [sample for some, _ in found for sample in some], torch.cat([states for _, states in found])
             )
+
+    def _score(self, piece: Scheduled, found: Sequence[float]) -> None:
+        sample = piece.sample
+        sample.logprobs += found
+        if np.isnan(found).any():
+            self._spoiled(sample)
+        elif piece.last:
+            self._emit(sample, tuple(sample.targets), tuple(sample.logprobs), "", Finish.LENGTH)
 
     def _fork(self, leader: Generation, store: KVStore) -> list[Generation]:
         started = self.scheduler.fork(leader) if leader.request.n > 1 else []
@@ -603,12 +621,12 @@ class EngineThread(threading.Thread):
             self.scheduler.remove(sample)
 
     def _routes(self, sample: Generation, length: int) -> bytes:
-        """The encoded experts of the first `length` tokens, without the last, which nothing was computed from; empty for a dense model and
-        for a stream that was cut off.
+        """The encoded experts of the first `length` tokens, without the last, which nothing was computed from; empty for a dense model, for
+        a stream that was cut off, and if nothing is sampled.
         """
         policy = self.policies.get(sample.request.slot)
         router = None if policy is None else routing.of(policy.model)
-        if router is None or len(sample.routes) < length - 1:
+        if router is None or sample.targets or len(sample.routes) < length - 1:
             return b""
         try:
             return routes.encode(np.stack(sample.routes[: length - 1]), router.experts)

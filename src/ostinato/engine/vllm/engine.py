@@ -368,7 +368,7 @@ class VllmEngine:
         self._fleet.unload(slot)
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.slot == slot))
 
-    async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
+    async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
         """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: close to those of sampling, but not equal."""
         self._check_running()
         self._check_loaded(slot)
@@ -382,7 +382,7 @@ class VllmEngine:
             return []
         tried: list[Replica] = []
         while True:
-            replica, key = self._replica_for(slot, ids, "", 1, tried)
+            replica, key = self._replica_for(slot, ids, cache_salt, 1, tried)
             try:
                 return await replica.server.scores(ids, start, key.hex())
             except Unavailable:

@@ -93,8 +93,7 @@ class Call:
             prompt_ids=self.prompt_ids,
             sampling=self.sampling,
             n=self.n,
-            # workers on other machines must not learn from an answer's speed what other workers' rollouts asked
-            cache_salt=f"{self.tenant}/{self.user}" if self.arm is Arm.WORLD else self.tenant,
+            cache_salt=cache_salt(self.tenant, self.user, self.arm),
             tops=self.tops,
             within_s=within_s,
             paired=self.arm is Arm.EVAL,
@@ -104,6 +103,13 @@ class Call:
     def turn_ids(self) -> list[str]:
         """The turn id of each choice."""
         return [f"{self.id}:{index}" for index in range(self.n)]
+
+
+def cache_salt(tenant: str, user: str, arm: Arm) -> str:
+    """Those who may share computed prefixes: a tenant, and of rollouts one worker's, so that workers on other machines cannot learn from an
+    answer's speed what other workers' rollouts asked.
+    """
+    return f"{tenant}/{user}" if arm is Arm.WORLD else tenant
 
 
 class TurnObserver(Protocol):

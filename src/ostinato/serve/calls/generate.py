@@ -25,7 +25,7 @@ from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, W
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, steering_of
-from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, played
+from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, cache_salt, played
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
     LEAST_SHARE,
@@ -213,9 +213,7 @@ class CallHandlers:
         await exchange.reply(200, json_bytes({"input_tokens": tokens, **told}))
 
     async def score(self, exchange: Exchange) -> None:
-        """`POST /v1/worlds/score`, for operators: the log-probabilities that the weights in a slot give to an answer's tokens behind a
-        conversation. Nothing is sampled or kept.
-        """
+        """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or kept."""
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
         data = await exchange.body(partial(self._parts.quotas.count_bytes, who.tenant))
@@ -233,9 +231,11 @@ class CallHandlers:
         answer = self._parts.renderer.encode(request.answer)
         if len(prompt) + len(answer) > self._context:
             raise ContextExceeded(prompt=len(prompt), answer=len(answer), context=self._context, field="messages")
-        async with self._parts.people.machine(None if caller.until is None else caller.until - time.monotonic()):
+        left_s = None if caller.until is None else caller.until - time.monotonic()
+        async with DisconnectWatch(exchange.receive), self._parts.people.machine(left_s):
             placement = await self._senders.place(caller)
-            found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt))
+            salt = cache_salt(caller.tenant, caller.user, placement.assignment.arm)
+            found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
         await exchange.reply(200, json_bytes({"logprobs": found}))
 
     async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:

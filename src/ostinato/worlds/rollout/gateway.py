@@ -17,7 +17,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest, Corrupt, Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.retry import unavailable
-from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer, chat_body
+from ostinato.worlds.harness.gateway import GRACE_S, LEFT, USER, EpisodeModel, PassedAnswer, chat_body
 from ostinato.worlds.tasks.task import KnownAnswer, Task
 
 CHAT = "/v1/chat/completions"
@@ -134,7 +134,7 @@ class WorldGateway:
 
         Raises Unavailable, BadRequest (the context is too small), Corrupt.
         """
-        body = chat_body(await self.named(), messages, max_tokens=1) | {"answer": answer}
+        body = chat_body(await self.named(), messages, max_tokens=1) | {"answer": answer, "user": USER}
         scored = await self.call("POST", SCORE, body, {"X-Ostinato-Slot": self._slot})
         logprobs = scored.get("logprobs") if isinstance(scored, dict) else None
         if not isinstance(logprobs, list) or not logprobs or not all(isinstance(one, float | int) for one in logprobs):
