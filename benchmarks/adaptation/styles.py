@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 from ostinato.adapt.config import AdaptConfig, StylesConfig
 from ostinato.adapt.learner import PersonState, Regression, names_hash
 from ostinato.adapt.prior import flat_prior
-from ostinato.adapt.styles import NONE, StyleAdaptation, styles_of, thompson_odds
+from ostinato.adapt.styles import StyleAdaptation, styles_of, thompson_odds
 from ostinato.core.records import Person
+from ostinato.core.steering import NO_STYLE
 from ostinato.record.config import Encrypt
 from ostinato.record.person_cache import SqlPersonCache
 from ostinato.release.auto.offpolicy import LoggedTurns, difference
@@ -48,7 +49,7 @@ CONFIG = AdaptConfig(
     prior_people=20,
     styles=StylesConfig(prompts={"concise": "a", "warm": "b", "steps": "c"}),
 )
-ARMS = (NONE, *(style.arm for style in styles_of(CONFIG)))
+ARMS = (NO_STYLE, *(style.arm for style in styles_of(CONFIG)))
 _CAMP = np.array([[0.5, 0.75, 0.35, 0.5], [0.5, 0.35, 0.75, 0.5]])
 _EFFECT = 2.5  # `adapt.styles`'
 

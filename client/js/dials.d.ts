@@ -22,7 +22,13 @@ export class OstinatoDials extends HTMLElement {
     learned: (ratings: number) => string;
     returned: (at: Date) => string;
     failed: string;
-    off: Record<"consent" | "holdout" | "tenant" | "basis" | "trial", string>;
+    style: string;
+    /** What the style `none` is called. */
+    noStyle: string;
+    learns: string;
+    chances: (styles: [name: string, chance: number][]) => string;
+    unoffered: string;
+    off: Record<"consent" | "holdout" | "tenant" | "basis" | "trial" | "styles", string>;
   };
   /** The words for a dial. */
   describe: (dial: Dial) => string;

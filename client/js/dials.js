@@ -15,6 +15,8 @@ const STYLE = `
   button:disabled { opacity: .5; cursor: default; }
   li button { padding: 0 .5em; font-size: .85em; }
   [role="status"] { min-height: 1.4em; margin: .6em 0; }
+  select { font: inherit; max-width: 100%; }
+  .style { margin: 0 0 .75em; }
   small { display: block; }
 `;
 const TEXTS = {
@@ -26,12 +28,18 @@ const TEXTS = {
   learned: (ratings) => `Learned from ${ratings} of your ratings. The bar over a slider is where your wish probably lies.`,
   returned: (at) => `Begun anew on ${at.toLocaleDateString()}.`,
   failed: "This could not be saved; try again.",
+  style: "Style",
+  noStyle: "as the model writes by itself",
+  learns: "let it learn which one suits you",
+  chances: (styles) => `Your next conversation: ${styles.map(([name, chance]) => `${name} ${Math.round(100 * chance)}%`).join(", ")}.`,
+  unoffered: "not offered at present",
   off: {
     consent: "Your answers do not change, because they may not learn from you.",
     holdout: "Your answers do not change at present; what you set here is kept.",
     tenant: "Your answers do not change here.",
     basis: "Your answers do not change until the new version of the model has been prepared.",
     trial: "Your answers do not change for a while; what you set here is kept.",
+    styles: "No style is offered at present.",
   },
 };
 const sheet = typeof CSSStyleSheet === "function" ? new CSSStyleSheet() : null;
@@ -85,17 +93,39 @@ export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
     const focus = this.#root.activeElement?.id;
     const parts = [element("h2", { textContent: this.texts.heading })];
     const dials = told?.dials ?? [];
+    const styles = told?.style?.styles ?? [];
+    if (styles.length > 0) parts.push(...this.#styles(told.style));
     if (dials.length > 0) parts.push(element("ul", {}, dials.map((dial) => this.#dial(dial, told.most))));
-    const said = failure || (told && dials.length === 0 ? this.texts.none : told?.off ? (this.texts.off[told.off.reason] ?? told.off.message) : "");
+    const said = failure || (told && dials.length === 0 ? (styles.length > 0 ? "" : this.texts.none) : told?.off ? (this.texts.off[told.off.reason] ?? told.off.message) : "");
     parts.push(element("p", { role: "status", textContent: said }));
     if (dials.length > 0) {
       const since = told.last_reset === null ? "" : ` ${this.texts.returned(new Date(1000 * told.last_reset))}`;
       parts.push(element("small", { textContent: this.texts.learned(told.ratings) + since }));
+    }
+    if (dials.length > 0 || styles.length > 0) {
       const forget = () => globalThis.confirm(this.texts.confirm) && this.#ask("DELETE");
       parts.push(element("p", {}, [element("button", { id: "reset", type: "button", textContent: this.texts.reset, onclick: forget })]));
     }
     this.#root.replaceChildren(...parts);
     if (focus) this.#root.getElementById(focus)?.focus();
+  }
+
+  #styles(told) {
+    const texts = { ...TEXTS, ...this.texts }; // a page may have replaced those of an older version
+    const named = (style) => (style.name === "none" ? texts.noStyle : style.name.replaceAll("_", " "));
+    const offered = (style) => style.name === "none" || style.chance !== null;
+    const options = told.styles.map((style) => {
+      const textContent = offered(style) ? named(style) : `${named(style)} (${texts.unoffered})`;
+      return element("option", { value: style.name, textContent, selected: style.name === told.set });
+    });
+    const first = element("option", { value: "", textContent: texts.learns, selected: told.set === null });
+    const select = element("select", { id: "style" }, [first, ...options]);
+    select.onchange = () => this.#ask("PUT", { style: select.value || null });
+    const likely = told.styles.filter((style) => style.chance > 0).map((style) => [named(style), style.chance]);
+    const off = told.off && (texts.off[told.off.reason] ?? told.off.message);
+    const words = off || (likely.length > 0 ? texts.chances(likely) : "");
+    const line = [element("label", { htmlFor: "style", textContent: texts.style }), select];
+    return [element("div", { className: "style" }, [element("div", { className: "line" }, line), element("small", { textContent: words })])];
   }
 
   #dial(dial, most) {

@@ -14,8 +14,9 @@ from starlette.routing import Route
 from tests.fakes.browser import AXE, WIDTHS, browsing
 from tests.unit.adapt.people import BASIS, about, cache_at, steered_turn
 
-from ostinato.adapt.config import AdaptConfig
+from ostinato.adapt.config import AdaptConfig, StylesConfig
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.adapt.styles import StyleAdaptation, approval, styles_of
 from ostinato.core.records import PolicyVersion, SteeringBasis
 from ostinato.core.steering import DialSet
 from ostinato.serve.config import ServeConfig
@@ -27,6 +28,8 @@ from ostinato.testing.serving import serving
 from ostinato_client import sign_user
 
 SCRIPT = (Path(__file__).parents[2] / "client" / "js" / "dials.js").read_text()
+LIVE = PolicyVersion(number=0, hash=BASIS.weights)
+STYLES = StylesConfig(prompts={"concise": "Answer in one sentence.", "in_steps": "Answer in numbered steps."})
 KEY, SECRET, NOW = "sk-0123456789abcdef", "us-0123456789abcdef", 1000.0
 PAGE = (
     '<!doctype html><html lang="en"><title>Settings</title><main><h1>Settings</h1>'
@@ -65,15 +68,18 @@ class Product:
 
 @asynccontextmanager
 async def product(tmp_path, log, **config):
-    adaptation = DialAdaptation(log, cache_at(tmp_path), AdaptConfig(mode="dials", **{"holdout": 0.0, **config}))
+    settings = AdaptConfig(**{"mode": "dials", "holdout": 0.0, **config})
+    adaptation = DialAdaptation(log, cache_at(tmp_path), settings)
+    styles = StyleAdaptation(log, cache_at(tmp_path / "styles"), settings) if settings.styles.prompts else None
     gateway = create_app(
-        engine=FakeEngine(slots={"live": PolicyVersion(number=0, hash=BASIS.weights)}),
+        engine=FakeEngine(slots={"live": LIVE}),
         renderer=ByteRenderer(),
         log=log,
         config=ServeConfig(api_keys=(KEY,), user_keys=(SECRET,)),
         clock=lambda: NOW,
         model_name="m",
         adaptation=adaptation,
+        styles=styles,
     )
     async with serving(gateway) as url, httpx2.AsyncClient(base_url=url) as passing:
         made = Product(passing)
@@ -122,6 +128,44 @@ async def test_a_person_sees_sets_and_forgets(tmp_path):
         assert written(log)[-1] == {}
         assert await tab.evaluate("window.broken || 0") == 0
         assert told == []
+
+
+async def test_a_person_sees_which_style_is_likely_picks_one_and_switches_styles_off(tmp_path):
+    log = await log_with_ratings()
+    concise, _ = styles_of(AdaptConfig(styles=STYLES))
+    await log.append(approval(concise, LIVE, passed=True, why="", at=2.0, shared=True))
+    async with product(tmp_path, log, styles=STYLES) as made, browsing(made) as (tab, told):
+        await tab.goto(made.url)
+        select = tab.get_by_label("Style")
+        assert await select.input_value() == "", "it learns"
+        assert (
+            await tab.get_by_text("Your next conversation: as the model writes by itself 50%, concise 50%.").count()
+            == 1
+        )
+        assert "in steps (not offered at present)" in await select.inner_text()
+        await select.select_option("concise")
+        await tab.get_by_text("Your next conversation: concise 100%.").wait_for()
+        await select.select_option("none")
+        await tab.get_by_text("Your next conversation: as the model writes by itself 100%.").wait_for()
+        assert await tab.evaluate("document.querySelector('ostinato-dials').shadowRoot.activeElement?.id") in (
+            "style",
+            None,
+        )
+        await select.select_option("")
+        await tab.get_by_text("as the model writes by itself 50%").wait_for()
+        assert written(log) == [{concise.arm: 1.0}, {concise.arm: None, "none": 1.0}, {"none": None}]
+        for width in WIDTHS:
+            await tab.set_viewport_size({"width": width, "height": 900})
+            over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, width
+        assert await tab.evaluate("window.broken || 0") == 0
+        assert told == []
+    async with (
+        product(tmp_path / "off", log, mode="off", styles=STYLES, holdout=1.0) as made,
+        browsing(made) as (tab, _),
+    ):
+        await tab.goto(made.url)
+        await tab.get_by_text("what you set here is kept").first.wait_for()
 
 
 async def test_what_cannot_be_saved_is_said_and_the_slider_goes_back(tmp_path):

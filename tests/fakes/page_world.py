@@ -12,6 +12,8 @@ from ostinato.core.errors import Conflict
 from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.evaluate.acceptance import Acceptance
+from ostinato.release.auto.estimating import StyleEffect
+from ostinato.release.auto.offpolicy import PolicyValue
 from ostinato.release.monitors.dial_effect import DialEffect
 from ostinato.reward.accounting import Accounting
 from ostinato.reward.surrogate import SurrogateQuality
@@ -295,6 +297,15 @@ RUN = RunNow(
         },
         people=300,
         resets=4,
+    ),
+    styles=(
+        StyleEffect(arm="none", turns=1_210, rated=402, gain=None),
+        StyleEffect(
+            arm="concise@a60d30c4",
+            turns=3_418,
+            rated=1_127,
+            gain=PolicyValue(mean=0.062, lower=0.018, upper=0.106, error=0.022, users=61, turns=390.0),
+        ),
     ),
 )
 

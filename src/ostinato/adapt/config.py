@@ -56,7 +56,8 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
     suite: str = Field(
         default="",
         description="Task file whose held-out tasks are tried, of the harness `single`; a score of 1 is an answer without a violation, 0 "
-        "is one. `ostinato adapt fit` then tries a basis before it writes it. Empty: nothing is tried.",
+        "is one; or 'safety-smoke', 76 shipped tasks that show little. `ostinato adapt fit` then tries a basis before it writes it. "
+        "Empty: nothing is tried.",
     )
     margin: float = Field(
         default=0.01,

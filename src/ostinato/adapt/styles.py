@@ -32,10 +32,8 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Consent, Person, Pick, PolicyVersion, Turn
 from ostinato.core.seams import Clock, Cursor, PersonCache
-from ostinato.core.steering import NotSteered, StylesView, StyleView
+from ostinato.core.steering import NO_STYLE, NotSteered, StylesView, StyleView
 
-NONE = "none"
-"""The arm of no style."""
 ALARM = "style:"
 """What the names of the alarms begin with that say which styles are approved: one that is clear is an approval."""
 _EFFECT = (
@@ -179,16 +177,16 @@ class StyleAdaptation(PersonAdaptation):
         self._chance = chance or SystemRandom().random
         # in the order of their arms, so that another order in the configuration changes nothing
         self._styles = {style.arm: style for style in sorted(styles_of(config), key=lambda style: style.arm)}
-        self._names = (NONE, *self._styles)
+        self._names = (NO_STYLE, *self._styles)
         self._approvals, self._read = StyleApprovals(config.styles.versions), Cursor(0)
 
     @property
     def none(self) -> str:
-        return NONE
+        return NO_STYLE
 
     @property
     def arms(self) -> Mapping[str, str]:
-        return {NONE: NONE, **{style.name: arm for arm, style in self._styles.items()}}
+        return {NO_STYLE: NO_STYLE, **{style.name: arm for arm, style in self._styles.items()}}
 
     def texts(self, policies: Collection[PolicyVersion], *, shared: bool = True) -> Mapping[str, str]:
         holds = self._approvals.holds
@@ -206,7 +204,7 @@ class StyleAdaptation(PersonAdaptation):
         if not arms:
             return None
         try:
-            odds = self.odds(person, [NONE, *arms])
+            odds = self.odds(person, [NO_STYLE, *arms])
         except OstinatoError as error:
             self._trouble(error)
             return None
@@ -228,7 +226,7 @@ class StyleAdaptation(PersonAdaptation):
             return {}
         state, held = fold.state(person), None
         if state is not None and (held := _held(state, rules)) is not None:
-            return {held if held in arms else NONE: 1.0}
+            return {held if held in arms else NO_STYLE: 1.0}
         posterior = self._posterior(state, person, rules)
         places = [rules.names.index(arm) for arm in arms]
         mean_A = _EFFECT * posterior.mean_D[places]
@@ -247,7 +245,7 @@ class StyleAdaptation(PersonAdaptation):
 
     def view(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
         """As `shown`, by what was taken in so far."""
-        fold, rules, arms = self.fold, self._rules, [NONE, *self.texts(policies, shared=shared)]
+        fold, rules, arms = self.fold, self._rules, [NO_STYLE, *self.texts(policies, shared=shared)]
         if fold is None or rules is None:
             return StylesView(styles=(), held=None, off=NotSteered.STYLES)
         off = None

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,7 +184,7 @@ class CheckedCorner:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasisCheck:
     """A basis after its check: `kept` is without the `dropped` dials, and the same if there are none. `base`: the base model's share of
-    violations. `corners`: the last result of each.
+    violations. `corners`: the last result of each. `families`: of each family of tasks the base model's share, and how many tasks it has.
     """
 
     basis: Basis
@@ -192,6 +192,7 @@ class BasisCheck:
     dropped: tuple[str, ...]
     base: float
     corners: tuple[CheckedCorner, ...]
+    families: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
 
     @property
     def safe(self) -> bool:
@@ -231,6 +232,10 @@ class _LiveAnswers:
         self._tasks: Mapping[str, Task] = {task.id: task for task in found.tasks.tasks}
         self._single = open_harnesses(config)[ONE_ANSWER]
         self._runner = SuiteRunner(found.suite, self, config.evaluate.runner)
+
+    def family(self, item: str) -> str:
+        """That of a task, by its id."""
+        return self._tasks[item].family
 
     async def scores(self, draws: int, seed: int) -> list[ItemScore]:
         """So many answers to each task, graded."""
@@ -339,7 +344,18 @@ class _Check:
             dropped=tuple(dropped),
             base=1.0 - sum(each.score for each in self._base) / len(self._base),
             corners=(*alone, *(several if len(dropped) < len(basis.names) else ())),
+            families=self._families(),
         )
+
+    def _families(self) -> dict[str, tuple[float, int]]:
+        """The base model's share of violations in each family, and how many tasks it has."""
+        scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for each in self._base:
+            scores[self._answers.family(each.item)][each.item].append(each.score)
+        return {
+            family: (1.0 - sum(sum(own) / len(own) for own in items.values()) / len(items), len(items))
+            for family, items in scores.items()
+        }
 
     def _several(self, reach: DialReach, dropped: Sequence[str]) -> list[Corner]:
         """Drawn and real people, with the dropped dials at 0."""

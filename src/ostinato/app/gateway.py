@@ -43,7 +43,7 @@ from ostinato.release.auto.router import FoldedRouter
 from ostinato.serve.calls.context import LEAST_SHARE
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import GatewayApp, Page, create_app
-from ostinato.serve.reader import Reader
+from ostinato.serve.reader import RequestReader
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
@@ -72,7 +72,7 @@ class Serving:
     lending: Lending | None = None
     numerics: NumericsMode | None = None
     adaptation: DialAdaptation | None = None
-    reader: Reader
+    reader: RequestReader
 
 
 async def open_serving(
@@ -102,7 +102,7 @@ async def open_serving(
     if router is not None:
         await router.catch_up()
     adaptation, styles = _adaptation(run, engine, renderer), _styles(run)
-    reader = Reader(model, depth=config.serve.max_depth, values=config.serve.max_values)
+    reader = RequestReader(model, depth=config.serve.max_depth, values=config.serve.max_values)
     gateway = create_app(
         engine=engine,
         renderer=renderer,

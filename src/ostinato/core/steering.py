@@ -25,6 +25,8 @@ CLIP = 2.0
 _ROUNDING = 1e-6  # nats
 _MARGIN = 1e-6  # by which a static clip stays below its bound, for the roundings of the bias
 
+NO_STYLE = "none"
+"""The arm of no style."""
 MOST_SET = 3.0
 """The largest |value| that a dial is set to by hand. One unit changes the dial's attribute by one standard deviation, for small dials."""
 

@@ -40,11 +40,10 @@ from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.feedback.handlers import Feedback, Telemetry
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.message_judge import Judge
-from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.person_dials import PersonDialHandlers
 from ostinato.serve.quotas import in_force
-from ostinato.serve.reader import Reader
+from ostinato.serve.reader import RequestReader
 from ostinato.serve.scrub import Scrubbing, open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
@@ -189,7 +188,7 @@ def create_app(
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
     trained: Collection[str] = (),
-    reader: Reader | None = None,
+    reader: RequestReader | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI app. `app.state.metrics.swapped` takes swaps; `app.state.waits` measures how long people wait.
 
@@ -210,11 +209,9 @@ def create_app(
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
         reader: reads long requests in another process; started and closed with the app. None: they are read here.
         trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
-
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
-    privacy = privacy or PrivacyConfig()
-    keys, visits, watched = _authentication(config, privacy, admin_keys, clock)
+    keys, visits, watched = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -223,7 +220,6 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        metrics=Metrics(engine),
         blocks=_signer(config, admin_keys, model_name),
         privacy=privacy,
         room=room,

@@ -21,7 +21,7 @@ from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
 
 if TYPE_CHECKING:  # it imports what is read, which imports this
-    from ostinato.serve.reader import Reader
+    from ostinato.serve.reader import RequestReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,6 @@ class Parts:
     clock: Clock
     model: str
     keys: Keyring
-    metrics: Metrics
     blocks: BlockSigner
     privacy: PrivacyConfig
     room: Callable[[], int] | None = None
@@ -53,8 +52,9 @@ class Parts:
     styles: StyleDealer | None = None
     scrubbing: Scrubbing | None = None
     trained: Collection[str] = ()
-    reader: Reader | None = None
+    reader: RequestReader | None = None
     thread: FairThread = field(init=False, default_factory=FairThread)
+    metrics: Metrics = field(init=False)
     quotas: Quotas = field(init=False)
     writes: Writes = field(init=False)
     arms: Arms = field(init=False)
@@ -62,8 +62,9 @@ class Parts:
     tracing: Tracing | None = field(init=False)
 
     def __post_init__(self) -> None:
-        config, clock, metrics = self.config, self.clock, self.metrics
+        config, clock, metrics = self.config, self.clock, Metrics(self.engine)
         made = {
+            "metrics": metrics,
             "quotas": Quotas(config, self.keys.tenants, clock, metrics.refused),
             "writes": Writes(clock, slow_s=config.store_timeout_s),
             "arms": Arms(

@@ -56,7 +56,7 @@ _CROWDED = 20_000  # values of a body, roughly, from which on nothing of it is l
 _FEW = 256  # and up to which a body of any length is read in less time than the hop takes
 _START_S = 60.0
 _SLACK_S = 10.0  # after which it is ended from outside
-_AGAIN_S = 60.0  # between two tries to start it
+_TRIES, _AGAIN_S = 3, 60.0  # to start it, and how long it is left alone then
 _SIZES = struct.Struct(">II")
 _READY = b"ready"
 _ABSENT = "the process that reads long requests does not start, so they are read beside the engine and slow it down"
@@ -287,7 +287,7 @@ class Counted(NamedTuple):
     tokens: int
 
 
-class Rated(NamedTuple):
+class ReadEvents(NamedTuple):
     """A body of feedback: how many events it has, and its signals or why they are refused; `listed`: it is a list."""
 
     events: int
@@ -296,11 +296,12 @@ class Rated(NamedTuple):
     refused: BadRequest | None
 
 
-class Reader:
+class RequestReader:
     """The helper as the gateway sees it. Its methods block: call them on the thread of long requests. Thread-safe.
 
     They return None for what must be read here: what is short, and everything while the helper cannot be started. They raise Unavailable
-    if it ended while it read: killed, or because the request took too long.
+    if it ended while it read: killed, or because the request took too long. `failures` counts how often it failed; `trouble` says why it
+    did last, "" since it has answered again.
 
     Args:
         model: the model's directory.
@@ -308,7 +309,7 @@ class Reader:
         renderer: "module:class" of what renders and tokenises there, made of the directory.
         cpu_s, longest_s: seconds that one request may take, of the processor and in all.
 
-    Example: ``reader = Reader(path, depth=64, values=100_000); reader.start(); ids = reader.chat(conversation)``
+    Example: ``reader = RequestReader(path, depth=64, values=100_000); await reader.start(); ids = reader.chat(conversation)``
     """
 
     def __init__(
@@ -329,7 +330,7 @@ class Reader:
         self._end: Callable[[], object] = lambda: None
         self._ready = self._closed = False
         self._not_before = 0.0
-        self.failures, self.trouble = 0, ""  # how often it failed, and why it did last; "" since it has answered again
+        self.failures, self.trouble = 0, ""
 
     @property
     def pid(self) -> int | None:
@@ -396,7 +397,7 @@ class Reader:
             return None
         return _ids_of(self._asked(_Job(name="encode"), body))
 
-    def feedback(self, data: bytes, tenant: str, now: float) -> Rated | None:
+    def feedback(self, data: bytes, tenant: str, now: float) -> ReadEvents | None:
         """The events in a body (`parse_feedback`). Raises BadRequest, TooLarge for a body that is no JSON; Unavailable."""
         if len(data) < LONG_CHARS:
             return None
@@ -405,11 +406,11 @@ class Reader:
             return None
         said, body = found
         if said.refusal is None:
-            return Rated(said.number, bool(said.chars), _SIGNALS.decode(body), None)
+            return ReadEvents(said.number, bool(said.chars), _SIGNALS.decode(body), None)
         error = _refused(said)
         if not said.number:  # it was no JSON
             raise error
-        return Rated(said.number, False, (), error)
+        return ReadEvents(said.number, False, (), error)
 
     def _ids(self, job: _Job, conversation: Conversation, least: int = LONG_CHARS) -> list[int] | None:
         if conversation.chars + PART_CHARS * conversation.parts < least:
@@ -434,8 +435,8 @@ class Reader:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # it ended while nobody asked it
                 self._stop()
-            process = self._process or self._start()
-            if process is None or not self._is_ready(process):
+            process = self._running()
+            if process is None:
                 return None
             try:
                 head, found = _talk(process, msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
@@ -454,19 +455,24 @@ class Reader:
             self._start()
         raise Unavailable("The process that reads long requests ended while it read this one; send it again.")
 
-    def _is_ready(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until the helper can be asked. False if it cannot start."""
-        if self._ready:
-            return True
-        try:
-            self._ready = _talk(process, msgspec.json.encode(self._hello), b"", _START_S)[0] == _READY
-        except (EOFError, TimeoutError):
-            self._ready = False
-        if not self._ready:
-            self._stop()
-            self._not_before = time.monotonic() + _AGAIN_S
-            self._failed(f"{_ABSENT}; the gateway's output says why")
-        return self._ready
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        """The helper, once it can be asked; None if it cannot be started."""
+        for _ in range(_TRIES):
+            process = self._process or self._start()
+            if process is None or self._ready:
+                return process
+            try:
+                self._ready = _talk(process, msgspec.json.encode(self._hello), b"", _START_S)[0] == _READY
+            except EOFError:
+                self._stop()
+                continue
+            except TimeoutError:
+                break
+            return process
+        self._stop()
+        self._not_before = time.monotonic() + _AGAIN_S
+        self._failed(f"{_ABSENT}; the gateway's output says why")
+        return None
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         if self._closed or time.monotonic() < self._not_before:
@@ -581,7 +587,7 @@ class _Ahead(ReadItems):
 class LongRenderer:
     """What `Sessions` needs of a renderer, long conversations by the helper. Example: ``LongRenderer(renderer, reader).chat(told)``"""
 
-    def __init__(self, renderer: Renderer, reader: Reader | None) -> None:
+    def __init__(self, renderer: Renderer, reader: RequestReader | None) -> None:
         self._renderer, self._reader = renderer, reader
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:

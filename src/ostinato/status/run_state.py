@@ -12,6 +12,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Clock, Cursor, Folds, Log
 from ostinato.record.rowlog import RowLog
+from ostinato.release.auto.estimating import StyleEffect
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
 from ostinato.reward.config import RewardConfig
@@ -52,7 +53,7 @@ class RunNow:
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
     what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
     `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session. `branches`: tenants' own that are
-    trained.
+    trained. `styles`: those that people were dealt.
     """
 
     at: float
@@ -80,6 +81,7 @@ class RunNow:
     dials: DialsNow | None = None
     compactions: CompactionsNow | None = None
     branches: tuple[BranchNow, ...] = ()
+    styles: tuple[StyleEffect, ...] = ()
 
 
 class RunFolds:
@@ -211,6 +213,7 @@ class RunStateReader:
             warnings=tuple(config_warnings(config).values()),
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
             dials=dials,
+            styles=await self._threads.ask(lambda: tuple(seen.styles.effects())),
             compactions=compactions_now(seen.compactions),
             branches=() if self._branches is None else await self._branches.now(board),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
@@ -25,6 +25,8 @@ from ostinato.core.records import (
 )
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
+from ostinato.core.steering import NO_STYLE
+from ostinato.release.auto.estimating import StyleTally
 from ostinato.release.monitors.dial_effect import DialTally
 from ostinato.reward.ledger import kind_of
 from ostinato.status.compactions import CompactionTally
@@ -38,14 +40,15 @@ RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 6
+_FORMAT = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token. `dealt` is the person's place for
     the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered. `session`: its episode, if
-    that is followed for its summaries (`status.compactions`).
+    that is followed for its summaries (`status.compactions`). `style`: what its reward tells of the style that its
+    conversation was dealt (`StyleTally.turn`), if it was dealt one or none.
     """
 
     arm: str
@@ -54,6 +57,7 @@ class Served:
     number: int | None
     dealt: float | None = None
     session: str | None = None
+    style: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,9 @@ def rated_turn(turn: Turn, reward: Reward) -> RatedTurn:
     return RatedTurn(served=_of_turn(turn), value=reward.value, heard=bool(reward.signals))
 
 
-def _of_turn(turn: Turn, dealt: float | None = None, session: str | None = None) -> Served:
+def _of_turn(
+    turn: Turn, dealt: float | None = None, session: str | None = None, style: list[Any] | None = None
+) -> Served:
     return Served(
         arm=turn.arm.value,
         person=turn.person,
@@ -78,6 +84,7 @@ def _of_turn(turn: Turn, dealt: float | None = None, session: str | None = None)
         number=turn.oldest,
         dealt=dealt,
         session=session,
+        style=style,
     )
 
 
@@ -114,6 +121,7 @@ class Summary:
     unrated: OrderedDict[str, Served] = field(default_factory=OrderedDict[str, Served])
     dials: DialTally = field(default_factory=DialTally)
     compactions: CompactionTally = field(default_factory=CompactionTally)
+    styles: StyleTally = field(default_factory=lambda: StyleTally(NO_STYLE))
 
     def apply(self, cursor: Cursor, row: Row) -> None:
         """Take in one row."""
@@ -145,8 +153,9 @@ class Summary:
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
         if turn.arm.people and turn.finish.trainable and turn.counts:
+            style = None if turn.style is None else self.styles.turn(turn.style)
             session = turn.episode if self.compactions.turn(turn) else None
-            self.unrated[turn.id] = _of_turn(turn, self.dials.turn(turn), session)
+            self.unrated[turn.id] = _of_turn(turn, self.dials.turn(turn), session, style)
             if len(self.unrated) > OPEN:
                 self.unrated.popitem(last=False)
 
@@ -154,6 +163,9 @@ class Summary:
         served = self.unrated.pop(row.turn, None)
         if served is None:
             return
+        if served.style is not None:
+            self.styles.reward(served.person, served.style, row.value)
+            served = replace(served, style=None)  # it is in the sums, which name nobody
         self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
         if served.dealt is not None:
             self.dials.reward(served.person[0], served.dealt, row.value, row.at)
@@ -216,6 +228,7 @@ class Summary:
             "unrated": {turn: _listed(served) for turn, served in self.unrated.items()},
             "dials": self.dials.state(),
             "compactions": self.compactions.state(),
+            "styles": self.styles.state(),
         }
 
     @classmethod
@@ -238,6 +251,7 @@ class Summary:
         made.unrated.update({turn: _served(served) for turn, served in state["unrated"].items()})
         made.dials = DialTally.of(state["dials"])
         made.compactions = CompactionTally.of(state["compactions"])
+        made.styles.restore(state["styles"])
         return made
 
 
@@ -249,11 +263,12 @@ def _count(counted: Counter[str], name: str) -> None:
 
 
 def _listed(served: Served) -> list[Any]:
-    return [served.arm, *served.person, served.started_at, served.number, served.dealt, served.session]
+    where = [served.arm, *served.person, served.started_at, served.number]
+    return [*where, served.dealt, served.session, served.style]
 
 
 def _served(listed: list[Any]) -> Served:
-    arm, tenant, user, started_at, number, dealt, session = listed
+    arm, tenant, user, started_at, number, dealt, session, style = listed
     return Served(
         arm=str(arm),
         person=(str(tenant), str(user)),
@@ -261,6 +276,7 @@ def _served(listed: list[Any]) -> Served:
         number=None if number is None else int(number),
         dealt=None if dealt is None else float(dealt),
         session=None if session is None else str(session),
+        style=style,
     )
 
 

@@ -1,6 +1,6 @@
 """Answers that lean to people's dials, and the trainer's replay of them: are all log-probabilities the same bits?
 
-    python -m tests.examinations.exactness.dials [--tokens 100000] [--model llama | smollm2] [--cache DIR]
+    python -m tests.examinations.exactness.dials [--tokens 100000] [--model llama | smollm2] [--round N] [--minutes M] [--resume]
 
 People ask at the gateway, by HTTP, and rate what they get, so that their dials move all the while (`adapt.DialAdaptation`). Temperatures,
 `top_p`, biases, penalties and several choices vary, clients go away, prompts share prefixes, and the engine is first too small for the
@@ -9,6 +9,9 @@ The trainer scores every recorded token under the weights that the turn names; t
 
 Two controls must not be 0: each turn's largest dial moved by one unit in the last place, and its basis replaced by the other version's.
 Counted are tokens that leaned, by dials that are not 0. Writes tests/examinations/results/exactness_dials.json.
+
+It goes by rounds of `--round` leaning tokens, each with people, bases and weights of its own, and writes their sum after each. `--minutes`:
+none begins later. `--resume`: goes on after the rounds that are written, which must be of the same numerics contract.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from tests.unit.serve.gateway_world import World, world
 
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.dials import DialAdaptation
+from ostinato.core.files import write_atomic
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, SteeringBasis, Turn
 from ostinato.core.steering import Basis
@@ -175,7 +179,7 @@ def moved(weights: Weights, seed: int) -> Weights:
 
 
 async def sampled(
-    subject: Subject, snapshots: Sequence[Snapshot], bases: Sequence[Basis], work: Path
+    subject: Subject, snapshots: Sequence[Snapshot], bases: Sequence[Basis], work: Path, first_seed: int
 ) -> dict[str, Any]:
     """What people got: the turns, and what happened to the streams."""
     log = MemoryLog()
@@ -191,7 +195,7 @@ async def sampled(
                 engine=engine, log=log, renderer=HFRenderer(subject.path), adaptation=_Unowned(adaptation)
             ) as gateway:
                 gateway.now += 1e6 * seed
-                people = People(subject, gateway, log, bases[0], seed)
+                people = People(subject, gateway, log, bases[0], first_seed + seed)
                 people._rated = len(log.turns())
                 task = asyncio.create_task(_swap(engine, snapshots, found)) if swaps else None
                 following = asyncio.create_task(_follow(adaptation))
@@ -269,14 +273,18 @@ def of_the_other(turn: Turn, bases: Sequence[Basis]) -> Turn:
     return replace(turn, steered=replace(turn.steered, basis=other))
 
 
-async def examined(subject: Subject, work: Path) -> dict[str, Any]:
-    """Everything that was found."""
+async def examined(subject: Subject, work: Path, number: int) -> dict[str, Any]:
+    """Everything that was found in a round."""
     torch.set_num_threads(1)
+    seed = 2 * number  # of two versions
     first = weights_of(load_model(subject.path, subject.dtype))
-    policies = [PolicyVersion(number=number, hash=str(number) * 64) for number in (0, 1)]
-    snapshots = [Snapshot(policy=policies[0], weights=first), Snapshot(policy=policies[1], weights=moved(first, 1))]
-    bases = [basis_of(subject, policy.hash, policy.number) for policy in policies]
-    found = await sampled(subject, snapshots, bases, work)
+    policies = [PolicyVersion(number=version, hash=str(version) * 64) for version in (0, 1)]
+    snapshots = [
+        Snapshot(policy=policies[0], weights=first),
+        Snapshot(policy=policies[1], weights=moved(first, seed + 1)),
+    ]
+    bases = [basis_of(subject, policy.hash, seed + policy.number) for policy in policies]
+    found = await sampled(subject, snapshots, bases, work, seed)
     turns: list[Turn] = found.pop("turns")
     trainer = subject.trainer([SteeringBasis.of(basis, at=1.0) for basis in bases])
     leaning = [turn for turn in turns if turn.steered is not None and any(turn.steered.dials)]
@@ -303,29 +311,61 @@ async def examined(subject: Subject, work: Path) -> dict[str, Any]:
     }
 
 
+def added(rounds: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
+    """The sum of earlier rounds and one more; largest values stay the largest, `people` the most, and k3 is weighted by its tokens."""
+    total: dict[str, Any] = {}
+    for name, value in one.items():
+        before = rounds.get(name)
+        if before is None or isinstance(value, str):
+            total[name] = value
+        elif isinstance(value, dict):
+            total[name] = added(before, value)
+        else:
+            total[name] = max(before, value) if name in ("largest", "largest_dial", "people") else before + value
+    if "k3" in one and "k3" in rounds:
+        parts = ((each["k3"], each["tokens"]) for each in (rounds, one))
+        total["k3"] = sum(k3 * tokens for k3, tokens in parts) / max(1, total["tokens"])
+    return total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=100_000, help="leaning tokens that are wanted")
     parser.add_argument("--model", choices=["llama", "smollm2"], default="llama")
+    parser.add_argument("--round", type=int, default=100_000, help="leaning tokens of a round")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no round begins later")
+    parser.add_argument("--resume", action="store_true", help="go on after the rounds that are written")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "ostinato", help="where models lie")
     parser.add_argument("--result", type=Path, default=RESULT)
     args = parser.parse_args()
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ostinato-dials-") as scratch:
-        real, work = args.model == "smollm2", Path(scratch)
-        path = resolve("smollm2", args.cache) if real else tiny_model(work / "model")
-        dtype = torch.bfloat16 if real else torch.float32
-        steerable, highest = (384, 2000) if real else (80, 250)
-        subject = Subject(path=path, dtype=dtype, steerable=steerable, highest=highest, tokens=args.tokens)
-        found = asyncio.run(examined(subject, work))
-    found["seconds"] = round(time.perf_counter() - started)
+    real, began = args.model == "smollm2", time.perf_counter()
     told = json.loads(args.result.read_text()) if args.result.exists() else {}
-    args.result.write_text(json.dumps(told | {args.model: found}, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    found = told.get(args.model, {}) if args.resume else {}
+    while found.get("leaning", 0) < args.tokens and time.perf_counter() - began < 60 * args.minutes:
+        started, worked = time.perf_counter(), time.process_time()
+        with tempfile.TemporaryDirectory(prefix="ostinato-dials-") as scratch:
+            work = Path(scratch)
+            path = resolve("smollm2", args.cache) if real else tiny_model(work / "model")
+            dtype = torch.bfloat16 if real else torch.float32
+            steerable, highest = (384, 2000) if real else (80, 250)
+            tokens = min(args.round, args.tokens)
+            subject = Subject(path=path, dtype=dtype, steerable=steerable, highest=highest, tokens=tokens)
+            if found and found.get("contract") != subject.contract.id:
+                raise SystemExit("the written rounds are of another numerics contract: run without --resume")
+            one = asyncio.run(examined(subject, work, found.get("rounds", 0)))
+        one |= {"rounds": 1, "contract": subject.contract.id}
+        one |= {"seconds": round(time.perf_counter() - started), "cpu_seconds": round(time.process_time() - worked)}
+        found = added(found, one)
+        write_atomic(args.result, json.dumps(told | {args.model: found}, indent=1) + "\n", durable=False, mode=0o644)
+        print(json.dumps(one), flush=True)
+    if not found:
+        raise SystemExit("no round was run: give more --minutes")
     broken = found["replayed"]["differing"] + found["step"]["mismatch_differing"] + found["step"]["steered_over_cap"]
     blind = [name for name in found if "control" in name and not found[name]["differing"]]
     if broken or blind or found["leaning"] < args.tokens:
-        raise SystemExit(f"{broken:g} differences where none may be; controls that found nothing: {blind}")
+        raise SystemExit(
+            f"{broken:g} differences where none may be; controls that found nothing: {blind}; {found['leaning']} of {args.tokens} tokens"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The bandit of styles: its odds, what is approved, and everybody's states as a fold of the log."""
 
-from dataclasses import replace
+import json
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,16 @@ import pytest
 from tests.unit.adapt.people import about, set_dials
 
 from ostinato.adapt.config import AdaptConfig, StylesConfig, TenantAdaptConfig
-from ostinato.adapt.styles import NONE, Style, StyleAdaptation, StyleApprovals, approval, styles_of, thompson_odds
+from ostinato.adapt.styles import Style, StyleAdaptation, StyleApprovals, approval, styles_of, thompson_odds
+from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person, Pick, PolicyVersion, Reward, Row, Turn
 from ostinato.core.seams import Clock
+from ostinato.core.steering import NO_STYLE
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing
 from ostinato.record.person_cache import SqlPersonCache
-from ostinato.release.auto.estimating import style_effects
+from ostinato.release.auto.estimating import StyleTally, style_effects
 from ostinato.release.auto.posterior import Belief, best_probabilities
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
@@ -23,7 +26,7 @@ from ostinato.testing.records import a_turn
 PROMPTS = {"concise": "Answer in one sentence.", "steps": "Answer in numbered steps."}
 CONFIG = AdaptConfig(users="declared", holdout=0.0, prior_people=20, styles=StylesConfig(prompts=PROMPTS))
 STYLES = styles_of(CONFIG)
-ARMS = (NONE, *(style.arm for style in STYLES))
+ARMS = (NO_STYLE, *(style.arm for style in STYLES))
 EVEN = dict.fromkeys(ARMS, 1 / 3)
 
 
@@ -206,7 +209,7 @@ async def test_a_reset_by_hand_forgets_ratings_and_what_was_set(tmp_path: Path):
     await log.append(set_dials("d1", ann, 200.0, **{ARMS[1]: 1.0}))
     await found.follow()
     assert found.odds(ann, ARMS) == {ARMS[1]: 1.0}
-    assert found.odds(ann, ARMS[:1]) == {NONE: 1.0}, "what is not approved is dealt to nobody, whoever set it"
+    assert found.odds(ann, ARMS[:1]) == {NO_STYLE: 1.0}, "what is not approved is dealt to nobody, whoever set it"
     shown = {each.name: each for each in found.view(ann, policies=[]).styles}
     assert abs(shown["concise"].value) < 0.15, "that somebody chose it says nothing of how it pleases"
     await log.append(set_dials("d2", ann, 201.0, **{ARMS[1]: None}))
@@ -299,14 +302,14 @@ async def test_the_recorded_odds_tell_what_each_style_is_worth_to_everybody_wher
         await found.follow()
     held = styled("held:0", ("acme", "u0"), 900.0, ARMS[1])
     await log.append(replace(held, style=Pick(arm=ARMS[1], odds={ARMS[1]: 1.0})))
-    concise, steps = await style_effects(log, NONE)
+    concise, steps = await style_effects(log, NO_STYLE)
     assert np.mean(plain) > 0.65, "as if it were better than none, by 15 points and more"
     for effect in (concise, steps):
         assert effect.gain is not None
         assert effect.gain.lower < 0.0 < effect.gain.upper
         assert abs(effect.gain.mean) < 0.12
     assert concise.turns == len(plain) + 1 == concise.rated + 1
-    assert await style_effects(MemoryLog(), NONE) == []
+    assert await style_effects(MemoryLog(), NO_STYLE) == []
 
 
 @pytest.mark.parametrize("passed", [True, False])
@@ -318,3 +321,48 @@ def test_what_was_found_with_a_branchs_version_counts_for_that_version_alone(pas
     assert not found.holds(style.arm, live)
     found.take(approval(style, shared, passed=not passed, why="", at=2.0, shared=True))
     assert found.holds(style.arm, live) != passed, "only the shared line's own says something of it"
+
+
+async def test_sums_that_name_nobody_give_the_estimates_of_all_turns_where_each_group_is_one_person():
+    groups = {int(64 * holdout_place(("acme", f"u{number}"))): ("acme", f"u{number}") for number in range(200)}
+    people, rng = sorted(groups.values())[:40], np.random.default_rng(1)
+    log, tally = MemoryLog(), StyleTally(NO_STYLE)
+    for number in range(600):
+        person = people[number % len(people)]
+        odds_A = rng.dirichlet(np.ones(3)) * [1.0, 1.0, number % 7 != 0]  # sometimes one of them cannot be drawn
+        odds_A /= odds_A.sum()
+        pick = Pick(arm=ARMS[int(rng.choice(3, p=odds_A))], odds=dict(zip(ARMS, odds_A.tolist(), strict=True)))
+        if number % 11 == 0:  # set by hand
+            pick = Pick(arm=ARMS[1], odds={ARMS[1]: 1.0})
+        turn = replace(styled(f"t{number}:0", person, 100.0 + number, pick.arm), style=pick)
+        value = float(rng.random() < 0.3 + 0.2 * ARMS.index(pick.arm))
+        drawn = tally.turn(pick)
+        await log.append(turn)
+        if number % 5:
+            await log.append(Reward(turn=turn.id, value=value, function="f@1", signals=(), at=turn.ended_at))
+            tally.reward(person, drawn, value)
+    again = StyleTally(NO_STYLE)
+    again.restore(json.loads(json.dumps(tally.state())))
+    assert again == tally
+    assert not any(user in json.dumps(tally.state()) for _, user in people)
+    none, *told = again.effects()
+    wanted = {each.arm: each for each in await style_effects(log, NO_STYLE)}
+    assert (none.arm, none.gain, [each.arm for each in told]) == (NO_STYLE, None, sorted(wanted))
+    for each in told:
+        same = wanted[each.arm]
+        assert (each.turns, each.rated) == (same.turns, same.rated)
+        assert each.gain is not None
+        assert same.gain is not None
+        assert astuple(each.gain) == pytest.approx(astuple(same.gain)), "with the interval's ends"
+
+
+def test_a_tally_of_one_group_or_without_none_tells_no_effect_and_its_arms_are_limited():
+    tally = StyleTally(NO_STYLE)
+    for arm in ARMS[:2]:
+        tally.reward(("acme", "ann"), tally.turn(Pick(arm=arm, odds=EVEN)), 1.0)
+    assert [each.gain for each in tally.effects()] == [None, None]
+    for number in range(100):
+        pick = Pick(arm=f"s{number}", odds={f"s{number}": 0.5, NO_STYLE: 0.5})
+        tally.reward(("acme", f"u{number}"), tally.turn(pick), 1.0)
+    assert len(tally.effects()) == 50
+    assert tally.effects()[0].rated == 1

@@ -35,17 +35,17 @@ def directions(*groups):
     return tokens_M, np.stack([np.isin(tokens_M, group).astype(np.float32) for group in groups])
 
 
-async def a_run(tmp_path, names, groups, *, count=40, more=()):
-    """A run whose live version has a planted basis, and a suite that forbids many letters."""
+async def a_run(tmp_path, names, groups, *, count=40, more=(), hopeless=0):
+    """A run whose live version has a planted basis, and a suite that forbids many letters; the first `hopeless` tasks forbid everything."""
     tiny_model(tmp_path / "model")
     rows = [
         {
             "id": f"t{number}",
-            "family": "letters",
+            "family": "hopeless" if number < hopeless else "letters",
             "split": "held_out",
             "tokens": 24,
             "messages": [{"role": "user", "content": str(number)}],
-            "grading": {"grader": "pattern", "data": {"pattern": AT_MOST_NINE}},
+            "grading": {"grader": "pattern", "data": {"pattern": "(?!)" if number < hopeless else AT_MOST_NINE}},
         }
         for number in range(count)
     ]
@@ -88,6 +88,17 @@ async def test_the_dial_that_makes_violations_likelier_is_dropped_and_no_other(t
     assert second.hash in said.getvalue()
     assert "dropped: letters\n" in said.getvalue()
     assert "not shown" not in said.getvalue()
+
+
+async def test_a_family_in_which_the_base_model_always_violates_is_named_since_no_rise_can_show_there(tmp_path):
+    few = ["adapt.safety.margin=0.5", "adapt.safety.drawn=0"]
+    config, _ = await a_run(tmp_path, ("others",), (OTHERS,), count=12, hopeless=4, more=few)
+    said = io.StringIO()
+    await check(config, seed=1, console=Console(file=said, width=200))
+    (told,) = [line for line in said.getvalue().splitlines() if "by family" in line]
+    assert "hopeless 100% of 4, letters" in told
+    assert told.endswith("of 8")
+    assert "in hopeless the base model itself violates nearly always" in said.getvalue()
 
 
 async def test_people_are_drawn_from_the_prior_in_force_for_the_dials_that_are_left(tmp_path, monkeypatch):

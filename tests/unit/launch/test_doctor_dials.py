@@ -9,6 +9,7 @@ import pytest
 from ostinato.adapt.prior import Population
 from ostinato.adapt.privacy import gaussian_sigma
 from ostinato.adapt.safety import silenced
+from ostinato.adapt.styles import approval, styles_of
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
@@ -59,6 +60,30 @@ async def test_a_live_version_without_a_basis_is_told_with_the_remedy(tmp_path):
         assert "v0 is live and has a basis of 2 dials: brief, lists" in await told()
         await run.log.append(SteeringBasis.of(replace(silenced(basis, basis.names), weights=done.policy.hash), at=3.0))
         assert "v0 is live and has no basis" in await told(), "every dial was dropped"
+
+
+async def test_a_style_that_is_not_approved_for_the_live_version_is_told_with_the_remedy(tmp_path):
+    styles = "adapt.styles.prompts={concise='Answer in one sentence.', steps='Answer in steps.'}"
+    config = load(None, [styles, f"run.directory='{tmp_path}'"])
+    concise, _ = styles_of(config.adapt)
+
+    async def told():
+        return await asyncio.to_thread(look, config)
+
+    assert "run `ostinato adapt approve` after the start" in await told()
+    with open_run(config) as run:
+        assert "styles" not in await told(), "nothing is live yet"
+        weights = {"w": WeightArray("BF16", (4,), np.ones(8, np.uint8))}
+        publisher = VersionPublisher(run.store, run.config.publish)
+        live = (await publisher.publish(0, weights, run="r", base=None, meta={"step": 0}, ref="live")).policy
+        assert "v0, which is live: none" in await told()
+        assert "warning: nobody is dealt concise, steps: run `ostinato adapt approve`" in await told()
+        await run.log.append(approval(concise, live, passed=True, why="", at=1.0, shared=True))
+        assert "v0, which is live: concise" in await told()
+        assert "warning: nobody is dealt steps:" in await told()
+        weights = {"w": WeightArray("BF16", (4,), np.zeros(8, np.uint8))}
+        await publisher.publish(1, weights, run="r", base=live, meta={"step": 1}, ref="live")
+        assert "warning: nobody is dealt concise, steps:" in await told(), "it was approved for other weights"
 
 
 async def test_what_is_spent_of_the_priors_privacy_budget_is_told(tmp_path):

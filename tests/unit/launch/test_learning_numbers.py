@@ -11,7 +11,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.adapt.config import AdaptConfig
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward, SteeringBasis
+from ostinato.core.records import Arm, Batch, Holdback, Pick, PolicyVersion, ReleaseEvent, Reward, SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import LearningNumbers, watch_learning
@@ -141,6 +141,32 @@ async def test_what_dials_do_stands_on_the_page_once_they_are_on(tmp_path):
             assert found.get("ostinato_dials_leaning_people") == told
             assert found.get("ostinato_dials_token_kl") == (told and pytest.approx(0.06))
             assert "ostinato_dials_effect" not in found, "two people say nothing"
+
+
+async def test_answers_by_style_and_what_a_style_changes_stand_on_the_page_with_the_interval(tmp_path):
+    folds, seen, of = MemoryFolds(), Summary(), LearningNumbers()
+    with SqlLog.open(tmp_path / "log") as log:
+        for number in range(40):
+            arm = "concise@1" if number % 2 else "none"
+            turn = a_turn(f"t{number}:0", user=f"u{number % 7}")
+            await log.append(replace(turn, style=Pick(arm=arm, odds={"concise@1": 0.5, "none": 0.5})))
+            value = float(number % 2 or number % 4 == 0)
+            await log.append(Reward(turn=turn.id, value=value, function="f@1", signals=(), at=2.0))
+        await catch_up(seen, log)
+        await keep(seen, folds)
+        watching = asyncio.create_task(watch_learning(log, folds, ReleaseLedger(log, lambda: NOW), of))
+        await until(lambda: of.styles)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    found = page(of)
+    assert found['ostinato_style_answers_total{style="concise@1"}'] == 20.0
+    assert found['ostinato_style_answers_total{style="none"}'] == 20.0
+    lower, mean, upper = (
+        found[f'ostinato_style_effect{name}{{style="concise@1"}}'] for name in ("_lower", "", "_upper")
+    )
+    assert mean == pytest.approx(0.5)
+    assert lower < 0.5 < upper
+    assert 'ostinato_style_effect{style="none"}' not in found
 
 
 async def test_a_trainer_that_went_back_is_as_far_ahead_as_it_has_stepped_since(tmp_path):

@@ -15,6 +15,7 @@ from ostinato.launch.commands.status import Overview, as_json, overview
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.supervision import Board, Condition, Watched
+from ostinato.launch.views.screen import step_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import Proposal, State
 from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic
@@ -310,3 +311,10 @@ def test_without_trials_it_is_said_that_the_suite_alone_decides():
     text = " ".join(drawn(run).split())
     assert "trials are off (release.canary), so the suite alone decides" in text
     assert "of 40 verdicts of the gate in 4 weeks" in text
+
+
+def test_a_steps_line_names_the_divergence_that_was_measured_and_none_that_was_not():
+    step = {"step": 3, "reward_mean": 0.1, "ess": 0.97, "tokens": 3400.0, "tokens_saved": 1200.0, "seconds": 24.0}
+    assert "KL" not in step_line(step)
+    assert "KL from the anchor +0.0310  ESS" in step_line(step | {"anchor_kl": 0.031})
+    assert "  KL +0.0020  ESS" in step_line(step | {"anchor_kl": 0.031, "kl_k1": 0.002})

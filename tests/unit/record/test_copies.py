@@ -20,7 +20,7 @@ from ostinato.record.log import SqlLog
 from ostinato.record.segment import Segment
 from ostinato.record.segment_directory import LogDirectory
 
-TURNS, SEED = 2_500, 3
+TURNS, SEED = 1_000, 3
 OFFSETS = Offsets(place=0, seconds=1_000.5, step=7, number=40)
 SHAPE = Shape(users=50, tenants=3, tokens=12, prompt=8, system=10, batch=16)
 

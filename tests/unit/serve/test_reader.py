@@ -21,7 +21,7 @@ from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.fair_thread import AT_ONCE_CHARS, PER_PARSED
 from ostinato.serve.feedback.intake import parse_feedback
-from ostinato.serve.reader import ITEMS, LONG_CHARS, Reader, answer, crowded, read_body
+from ostinato.serve.reader import ITEMS, LONG_CHARS, RequestReader, answer, crowded, read_body
 from ostinato.serve.wire.body import parse_json
 from ostinato.testing.engine import FakeEngine
 
@@ -30,7 +30,7 @@ PARSERS = {route.path: route.parse for route in ROUTES} | {"/v1/messages/count_t
 LONG = "word " * (LONG_CHARS // 4)
 
 
-class Direct(Reader):
+class Direct(RequestReader):
     """Both ends in one process: all that is said still goes through bytes."""
 
     def __init__(self):
@@ -54,7 +54,7 @@ def start(tmp_path):
 
     def begin(renderer, **limits):
         started.append(
-            Reader(
+            RequestReader(
                 tmp_path,
                 depth=64,
                 values=100_000,

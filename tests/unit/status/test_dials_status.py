@@ -105,6 +105,16 @@ def test_the_section_is_on_the_page_for_runs_with_dials_alone(dials):
     assert ("dials-title" in page) == (dials is not None)
 
 
+@pytest.mark.parametrize("styles", [(), RUN.styles])
+def test_styles_with_their_answers_and_effects_are_on_the_page_where_people_were_dealt_any(styles):
+    from ostinato.web.page.views import now_shown, state_of
+
+    run = replace(RUN, styles=styles)
+    page = Templates(StaticFiles()).render("_now.html", {**now_shown(run), "run": run, "state": state_of(run)})
+    for told in ("styles-title", "concise@a60d30c4", "3,418", "+0.062", "+0.018 to +0.106"):
+        assert (told in page) == bool(styles), told
+
+
 def test_a_basis_that_the_gateway_does_not_use_is_no_basis():
     lines = [{"kind": "bases", "refused": []}, SPREAD, {"kind": "bases", "refused": [WEIGHTS, "f" * 64]}, SPREAD]
     found = dials_now(ON, folded(60), WEIGHTS, lines)

@@ -15,6 +15,7 @@ from ostinato.core.records import (
     Batch,
     Finish,
     Holdback,
+    Pick,
     PolicyVersion,
     Quarantine,
     ReleaseEvent,
@@ -44,6 +45,9 @@ def rows(number: int):
     if number % 4 == 0:
         lean = Steered(basis=BASIS.hash, dials=(0.5,), cap=0.1, budget=3.0, tokens=3, kl=0.2, features=(0.1,))
         turn = replace(turn, steered=lean)
+    if number % 3 == 0:
+        odds = {"concise@1": 0.25, "none": 0.75}
+        turn = replace(turn, style=Pick(arm=("concise@1", "none")[number // 3 % 2], odds=odds))
     yield turn
     reward = Reward(turn=turn.id, value=number % 2 - 0.25, function="f@1", signals=("s",) * (number % 2), at=1.0)
     signal = Signal(
@@ -95,6 +99,11 @@ async def test_it_shows_what_became_of_the_newest_turns():
     assert standing
     assert {each.served.arm for each in found.rated} == {"live", "control"}, "evaluation is no person"
     assert {each.heard for each in found.rated} == {True, False}
+    assert found.styles.answers == {"concise@1": 9, "none": 8}
+    dealt = {turn for turn, served in found.unrated.items() if served.style is not None}
+    assert dealt == {turn for turn in waiting if int(turn[1:-2]) % 3 == 0}
+    assert not any(each.served.style for each in found.rated), "whom a style pleases is kept of nobody"
+    assert sum(each.rated for each in found.styles.effects()) == sum(each.served.arm == "live" for each in found.rated)
 
 
 @settings(max_examples=25)

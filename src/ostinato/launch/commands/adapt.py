@@ -20,7 +20,7 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
-from ostinato.adapt.styles import ALARM, NONE, StyleAdaptation, StyleApprovals, approval, styles_of
+from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
 from ostinato.app.dials import BasisCheck, Safety, Told, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
@@ -30,7 +30,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, SteeringBasis
-from ostinato.core.steering import DialSet, NotSteered, SetBy, StylesView
+from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesView
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
@@ -44,6 +44,7 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
+_FULL = 0.9  # a family's share of violations from which on a rise can hardly show
 
 
 async def fit(
@@ -116,6 +117,15 @@ def _show(found: BasisCheck, margin: float, console: Console) -> None:
         )
     console.print(table)
     console.print(f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp", highlight=False)
+    if len(found.families) > 1:
+        told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
+        console.print(f"the base model's by family: {told}", highlight=False, markup=False)
+    if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
+        console.print(
+            f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
+            highlight=False,
+            markup=False,
+        )
     if found.dropped:
         left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
         console.print(f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}", highlight=False)
@@ -272,7 +282,7 @@ async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
     async for _, row in run.log.read(0, {Alarm}):
         if isinstance(row, Alarm):
             approvals.take(row)
-    effects = {each.arm: each for each in await style_effects(run.log, NONE)}
+    effects = {each.arm: each for each in await style_effects(run.log, NO_STYLE)}
     arms = dict.fromkeys([*(style.arm for style in styles_of(config.adapt)), *effects])
     rows: list[dict[str, Any]] = []
     for arm in arms:

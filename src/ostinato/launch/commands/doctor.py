@@ -336,7 +336,7 @@ def _dials(config: Config) -> str:
     """Whose answers lean, by these settings. Raises BadConfig if nobody's can."""
     adapt = config.adapt
     if adapt.mode == "off":
-        return "off: answers lean to nobody (adapt.mode)"
+        return _BELOW.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
     if adapt.users == "verified" and not config.serve.user_keys:
         raise BadConfig(
             "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
@@ -344,7 +344,7 @@ def _dials(config: Config) -> str:
         )
     whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
     cap = f"a token moves by {adapt.cap:g} nats at most; {adapt.holdout:.0%} of people are held out"
-    told = [f"{whose}; {cap}", _basis(config)]
+    told = [f"{whose}; {cap}", _basis(config), *_approved(config)]
     if private := _private_priors(config):
         told.append(private)
     if config.engine.kind != "embedded":
@@ -375,6 +375,34 @@ def _basis(config: Config) -> str:
                 f"warning: v{live.number} is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`"
             )
         return f"v{live.number} is live and has a basis of {len(names)} dials: {', '.join(names)}; {after}"
+
+    return asyncio.run(look())
+
+
+def _approved(config: Config) -> list[str]:
+    """Whether the live version has an approval of each style, with the remedy where it has none; nothing without styles."""
+    from ostinato.adapt.styles import StyleApprovals, styles_of
+    from ostinato.app.storage import open_follower, open_log
+    from ostinato.core.notices import Alarm
+
+    styles = styles_of(config.adapt)
+    if not styles or not (config.record.url or any(Home(config.run.directory).log.glob("*.db"))):
+        return ["styles: run `ostinato adapt approve` after the start and after each release"] if styles else []
+
+    async def look() -> list[str]:
+        live, approvals = await open_follower(config).resolve("live"), StyleApprovals(config.adapt.styles.versions)
+        if live is None:
+            return []
+        with open_log(config) as log:
+            async for _, row in log.read(0, {Alarm}):
+                if isinstance(row, Alarm):
+                    approvals.take(row)
+        names = {style.name: approvals.holds(style.arm, live) for style in styles}
+        dealt = ", ".join(name for name, held in names.items() if held) or "none"
+        lines = [f"styles that are approved for v{live.number}, which is live: {dealt}"]
+        if missing := ", ".join(name for name, held in names.items() if not held):
+            lines.append(f"warning: nobody is dealt {missing}: run `ostinato adapt approve`")
+        return lines
 
     return asyncio.run(look())
 

@@ -140,8 +140,21 @@ class Copilot:
     users = UsersConfig().count
 
     def settings(self, seed: int) -> tuple[str, ...]:
-        """Settings for answers of up to 40 tokens."""
-        return ("learn.batch=96", "train.turn_tokens=40", "evaluate.suite=demo", "evaluate.items=96")
+        """Settings for answers of up to 40 tokens, and for a machine on which the gate's verdict takes as long as four steps."""
+        return (
+            "learn.batch=96",
+            "learn.publish_every=2",  # by the time that the gate is free, a candidate of every third step is older
+            # answers are four steps old when their version ships, and four more before the next one does
+            "learn.max_lead=12",
+            "reward.max_staleness=12",
+            "serve.control_share=0.25",  # ten users of fifty leave the interval wide, and more turns are made than trained on
+            "train.learning_rate=4e-5",  # at 1e-4 turns of two steps ago are all but useless
+            "train.turn_tokens=40",
+            "train.kl_beta=0.0",  # after a release it takes a forward pass of the whole batch; the anchor still bounds the drift
+            "train.anchor_tokens=256",  # one micro-batch of four
+            "evaluate.suite=demo",
+            "evaluate.items=96",
+        )
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
         """Fifty users, each with tasks of their favourite families."""

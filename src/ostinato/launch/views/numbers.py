@@ -23,6 +23,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.seams import Folds
 from ostinato.record.rowlog import RowLog
+from ostinato.release.auto.estimating import StyleEffect
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.status.arms import acceptance_by_arm
 from ostinato.status.branches import BranchNow, BranchReader
@@ -110,6 +111,7 @@ class LearningNumbers(Collector):
     ledger: State | None = None
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
     dials: DialsNow | None = None
+    styles: Sequence[StyleEffect] = ()
     serve: Path | None = None
     train: Path | None = None
     branches: Sequence[BranchNow] = ()
@@ -131,6 +133,8 @@ class LearningNumbers(Collector):
         live = None if self.ledger is None else self.ledger.live
         if self.dials is not None:
             yield from _dials(self.dials)
+        if self.styles:
+            yield from _styles(self.styles)
         if (compactions := compactions_now(seen.compactions)) is not None:
             yield from _compactions(compactions)
         if self.train is not None:
@@ -192,6 +196,20 @@ def _dials(found: DialsNow) -> Iterable[Metric]:
     ):
         if (value is not None and effect.lower is not None) or name not in _INTERVAL:
             yield GaugeMetricFamily(f"ostinato_dials_{name}", description, value=value)
+
+
+def _styles(found: Sequence[StyleEffect]) -> Iterable[Metric]:
+    answers = {each.arm: each.turns for each in found}
+    yield _counted("ostinato_style_answers", "People's answers, by their style.", "style", answers)
+    gain = GaugeMetricFamily("ostinato_style_effect", "Reward more than without a style.", labels=["style"])
+    lower = GaugeMetricFamily("ostinato_style_effect_lower", "Its lower bound, for one look, 95%.", labels=["style"])
+    upper = GaugeMetricFamily("ostinato_style_effect_upper", "Its upper bound.", labels=["style"])
+    for each in found:
+        if each.gain is not None:
+            gain.add_metric([each.arm], each.gain.mean)
+            lower.add_metric([each.arm], each.gain.lower)
+            upper.add_metric([each.arm], each.gain.upper)
+    yield from (gain, lower, upper)
 
 
 _INTERVAL = ("effect", "effect_lower", "effect_upper")  # told together, once there are people enough
@@ -303,9 +321,12 @@ async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbe
             if kept is not None and kept[0] <= newest:  # a summary of a longer log is another log's
                 # written by another version: a new one is on its way
                 with contextlib.suppress(KeyError, TypeError, ValueError):
-                    if numbers.summary is None or numbers.summary.cursor != kept[0]:
+                    moved = numbers.summary is None or numbers.summary.cursor != kept[0]
+                    if moved:
                         # takes up to 70 ms with 20,000 open turns, so it must not run between two tokens of a stream
                         numbers.summary = await asyncio.to_thread(Summary.of, *kept)
-                        numbers.dials = await asyncio.to_thread(_dials_of, numbers)
                     numbers.behind = newest - kept[0]
+                    if moved and numbers.summary is not None:
+                        numbers.dials = await asyncio.to_thread(_dials_of, numbers)
+                        numbers.styles = await asyncio.to_thread(numbers.summary.styles.effects)
         await asyncio.sleep(_LEARNING_S)

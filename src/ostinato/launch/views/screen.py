@@ -79,8 +79,10 @@ def recent_arms(seen: Observed, now: float) -> list[ArmAcceptance]:
 def step_line(step: dict[str, Any]) -> str:
     """One optimizer step in one line."""
     own = f"on-policy {100 * step['on_policy']:.0f}%  " if "on_policy" in step else ""
+    measured = (("kl_k1", "KL"), ("anchor_kl", "KL from the anchor"))  # the first only with `train.kl_beta`
+    kl = next((f"{name} {step[key]:+.4f}  " for key, name in measured if key in step), "")
     return (
-        f"step {step['step']:>3}  reward {step['reward_mean']:+.3f}  KL {step.get('kl_k1', 0.0):+.4f}  ESS {step['ess']:.2f}  {own}"
+        f"step {step['step']:>3}  reward {step['reward_mean']:+.3f}  {kl}ESS {step['ess']:.2f}  {own}"
         f"{step['tokens']:.0f} tokens ({step['tokens_saved']:.0f} shared)  {step['seconds']:.0f} s"
     )
 

@@ -40,7 +40,7 @@ from ostinato.release.alarms import note
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind, client_keys
 from ostinato.serve.gateway import GatewayApp
-from ostinato.serve.reader import Reader
+from ostinato.serve.reader import RequestReader
 from ostinato.serve.wire.connections import Connections
 from ostinato.status.branches import BranchReader
 
@@ -239,10 +239,7 @@ async def _run(
     if serving.numerics is not None:
         logger.log(logging.WARNING if serving.numerics.why else logging.INFO, "%s", serving.numerics)
         progress.computing(serving.numerics)
-
-    saying = Saying(life, address)
-
-    config = run.config.serve
+    saying, config = Saying(life, address), run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
     numbers, learning, ledger = RunNumbers(run.home.workers), _learning_of(run), open_ledger(run)
     for each in (numbers, learning):
@@ -286,7 +283,7 @@ async def _run(
             await asyncio.wait_for(engine.close(), _CLOSE_S)
 
 
-async def tell_reader(reader: Reader, log: Log) -> None:
+async def tell_reader(reader: RequestReader, log: Log) -> None:
     """Raise an alarm when the process that reads long requests fails, and clear it once it has answered again, until cancelled."""
     told, standing = 0, True  # perhaps, from an earlier process
     while True:

@@ -180,7 +180,6 @@ class Prompts:
         sessions: the conversations of each tenant.
         previous: the answers of each tenant that calls may name.
         overheard: is given people's next messages.
-        rendering: renders long conversations beside the engine; None: the parts' renderer does.
 
     Example: ``question = await prompts.ask(asked)``, whose ids are ``question.prompt.ids``
     """
@@ -192,12 +191,11 @@ class Prompts:
         sessions: Mapping[str, Sessions],
         previous: Mapping[str, ResponseStore],
         overheard: FollowUps,
-        rendering: LongRenderer | None = None,
     ) -> None:
         self._parts = parts
         self._context = context
         self._sessions, self._previous, self._overheard = sessions, previous, overheard
-        self._rendering = rendering or LongRenderer(parts.renderer, parts.reader)
+        self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
 
     async def ask(

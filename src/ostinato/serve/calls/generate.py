@@ -103,9 +103,7 @@ class CallHandlers:
         self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._prompts = Prompts(
-            parts, self._context, self._sessions, self._previous, overheard, rendering=self._rendering
-        )
+        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, overheard)
         self._thread = parts.thread
         self._repeats = IdempotencyKeys(parts.log, remembered=config.repeat_keys // len(tenants))
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)

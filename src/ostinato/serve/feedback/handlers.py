@@ -41,7 +41,7 @@ from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.intake import MAX_EVENTS, MAX_VALUE, Intake, count_events, parse_feedback
 from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, TraceSpan, read_logs, read_spans
 from ostinato.serve.parts import Parts
-from ostinato.serve.reader import LONG_CHARS, Rated
+from ostinato.serve.reader import LONG_CHARS, ReadEvents
 from ostinato.serve.wire.body import UnsupportedMedia, unpacking
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import ClientGone
@@ -459,7 +459,7 @@ class Feedback:
         answers = [{"id": signal.id, "status": status.value} for signal, status in zip(signals, statuses, strict=True)]
         await exchange.reply(202, json_bytes(answers if listed else answers[0]))
 
-    async def _read_elsewhere(self, tenant: str, data: bytes) -> Rated | None:
+    async def _read_elsewhere(self, tenant: str, data: bytes) -> ReadEvents | None:
         """The events of a long body, read in another process; None for what is to be read here."""
         reader = self._parts.reader
         if reader is None or len(data) < LONG_CHARS:
