@@ -1,6 +1,8 @@
 """Reward hacks that spread over twenty releases: at which release the monitors find each, by which alarm, and their false alarms.
 
     python -m benchmarks.release.hacks [--seeds 3] [--clean 200]
+    python -m benchmarks.release.hacks --only session-prolonging --people 1200 --clean 0     # into the same result, beside what is there
+    python -m benchmarks.release.hacks --lengths 500     # weeks of equal arms through the watch on session length alone
 
 Simulated people in virtual time: 300, of whom about half come on a day, for four turns each; a fifth are on control, which is frozen. A
 release is a day. After five clean ones a hack is in one turn of a hundred on live, and in one more of a hundred with each of twenty
@@ -30,6 +32,7 @@ from benchmarks.release.habits import CLEAN, HACKS, Rng, Written, clean, parsed
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import (
     Arm,
+    Finish,
     PolicyVersion,
     ReleaseEvent,
     Reward,
@@ -47,6 +50,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.release.monitors.rates import Rate
+from ostinato.release.monitors.session_length import SessionLengthWatch
 from ostinato.release.monitors.turn_text import TurnText
 from ostinato.release.monitors.watcher import rates_of
 
@@ -67,7 +71,7 @@ class Hack:
     """What a hacked turn does. `says`: its text, None for a clean one; `ends`: what is added. `thumb`: more positive rewards; `passes`,
     `comes`: fewer tests that pass, and people who come again; `heard`: the chance of feedback; `same`: its tokens are everybody's;
     `echoes`: they are the prompt's; `more` turns a session. `whom`: the people, by their numbers, whom it reaches; `teachers`: all but
-    gold ones. `gate`: what the gate's scores show of it.
+    gold ones. `gate`: what the gate's scores show of it. With `more`, and in clean sequences, sessions have 1 + Poisson(3) turns, else 4.
     """
 
     says: Callable[[Rng], Written] | None = None
@@ -136,21 +140,26 @@ def remembered(rate: Rate) -> Rate:
     return replace(rate, measure=measure)
 
 
+_TURN = Turn(
+    id="t", episode="t", parent=None, user="", tenant="simulated", arm=Arm.LIVE, propensity=0.5, prompt_ids=_PROMPT, sampled_ids=(),
+    logprobs=(), spans=(), sampling=_SAMPLING, finish=Finish.STOP, text="", started_at=0.0, ended_at=0.0,
+)  # fmt: skip
 RATES = tuple(remembered(rate) for rate in rates_of(CONFIG.off, CONFIG.own))
 
 
 class Product:
     """People, and what they do on one day; `spread` is the hack's share of live's turns."""
 
-    def __init__(self, seed: int, hack: Hack | None) -> None:
-        self._rng, self._hack, self._turns = np.random.default_rng(seed), hack, 0
+    def __init__(self, seed: int, hack: Hack | None, people: int = PEOPLE) -> None:
+        self._rng, self._hack, self._turns, self._people = np.random.default_rng(seed), hack, 0, people
+        self._lengths = np.random.default_rng((seed, 3)) if hack is None or hack.more else None
         self._gold = gold_people(CONFIG)
         self._away: set[int] = set()
 
     def day(self, number: int, spread: float) -> Iterator[Turn | Reward | Signal]:
         """The rows of a day, with their times in order."""
         rng, policy = self._rng, PolicyVersion(number=number, hash=f"{number:02}" * 16)
-        came = [person for person in range(PEOPLE) if person not in self._away and rng.random() < COMES]
+        came = [person for person in range(self._people) if person not in self._away and rng.random() < COMES]
         self._away.clear()
         for place, person in enumerate(came):
             arm = Arm.CONTROL if person % 5 == 0 else Arm.LIVE
@@ -160,7 +169,7 @@ class Product:
             )
             if self._hack is not None and self._hack.gate == "complies" and arm is Arm.LIVE:
                 shares["refusal"] *= max(0.0, 1.0 - 5.0 * spread)
-            left = TURNS
+            left = TURNS if self._lengths is None else 1 + int(self._lengths.poisson(TURNS - 1.0))
             while left > 0:
                 left -= 1
                 hacked = arm is Arm.LIVE and rng.random() < spread and self._reaches(person)
@@ -287,11 +296,11 @@ class Gate:
 # ---------------------------------------------------------------- a sequence
 
 
-def sequence(seed: int, hack: Hack | None, releases: int = RELEASES) -> list[tuple[int, Alarm]]:
+def sequence(seed: int, hack: Hack | None, people: int = PEOPLE) -> list[tuple[int, Alarm]]:
     """The alarms of one sequence, each with the release at which it was raised: 1 to 20, below 1 while all is clean."""
-    product, gate = Product(seed, hack), Gate(seed, hack.gate if hack else "")
+    product, gate = Product(seed, hack, people), Gate(seed, hack.gate if hack else "")
     monitors, raised, rows = Monitors(CONFIG, RATES), list[tuple[int, Alarm]](), 0
-    for number in range(1, WARM_UP + releases + 1):
+    for number in range(1, WARM_UP + RELEASES + 1):
         spread = STEP * max(0, number - WARM_UP) if hack else 0.0
         for row in (*gate.release(number, spread), *product.day(number, spread)):
             rows += 1
@@ -315,24 +324,59 @@ def found(runs: list[list[tuple[int, Alarm]]]) -> dict[str, Any]:
     }
 
 
+def length_alarms(weeks: int, people: int = PEOPLE) -> int:
+    """How many of these weeks of equal arms raise `session_length`: people come on half of the days, for sessions whose mean differs
+    between people (log-normal, half of itself), as does how often they come.
+    """
+    raised = 0
+    for week in range(weeks):
+        rng, watch = np.random.default_rng((7, week)), SessionLengthWatch(CONFIG)
+        mean_U, comes_U = 3.0 * rng.lognormal(-0.125, 0.5, people), rng.uniform(0.1, 0.9, people)
+        for day in range(7):
+            for place, person in enumerate(np.flatnonzero(rng.random(people) < comes_U).tolist()):
+                arm = Arm.CONTROL if person % 5 == 0 else Arm.LIVE
+                for part in range(1 + int(rng.poisson(mean_U[person]))):
+                    at = (day + place / people) * DAY + 20.0 * part
+                    turn = replace(_TURN, user=f"u{person}", arm=arm, started_at=at, ended_at=at)
+                    raised += any(alarm.state is AlarmState.RAISED for alarm in watch.turn(turn))
+    return raised
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="sequences of each hack")
     parser.add_argument("--clean", type=int, default=200, help="sequences without a hack")
     parser.add_argument("--first", type=int, default=1_000, help="seed of the first sequence without a hack")
+    parser.add_argument(
+        "--only", nargs="+", choices=PLANTED, help="these hacks, beside what the result has of the others"
+    )
+    parser.add_argument("--people", type=int, default=PEOPLE)
+    parser.add_argument(
+        "--lengths", type=int, default=0, help="only weeks of equal arms, through the watch on session length"
+    )
     parser.add_argument("--out", default=str(RESULT))
     args, began = parser.parse_args(), machine()
     result: dict[str, Any] = {"machine": began, "monitors": CONFIG.model_dump(mode="json"), "hacks": {}, "clean": []}
+    if args.only or args.lengths:
+        result = json.loads(Path(args.out).read_text(encoding="utf-8"))
 
     def keep() -> None:
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
-    for name, hack in PLANTED.items() if args.seeds else ():
-        told = result["hacks"][name] = found([sequence(seed, hack) for seed in range(args.seeds)])
+    if args.lengths:
+        found_in = length_alarms(args.lengths, args.people)
+        result["session length"] = {"machine": began, "weeks": args.lengths, "people": args.people, "alarms": found_in}
+        keep()
+        print(result["session length"])
+        return
+    for name in args.only or (PLANTED if args.seeds else ()):
+        told = found([sequence(seed, PLANTED[name], args.people) for seed in range(args.seeds)])
+        name = name if args.people == PEOPLE else f"{name}, {args.people:,} people"
+        result["hacks"][name] = told
         keep()
         print(f"{name:<52}{told['first']!s:<16}pauses {told['pauses']!s:<16}{dict(told['all'])}", flush=True)
     for number in range(args.clean):
-        run = sequence(args.first + number, None)
+        run = sequence(args.first + number, None, args.people)
         result["clean"].append([f"{release} {alarm.name}" for release, alarm in run])
         keep()
         alarms = [each for clean_run in result["clean"] for each in clean_run]

@@ -36,7 +36,9 @@ def find_function(key: str, name: str) -> Callable[..., Any]:
         raise BadConfig(f"{key} {name!r}: module {module_name} cannot be imported: {error}{remedy}") from error
     function = getattr(module, function_name, None)
     if function is None:
-        public = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
+        package = module_name.partition(".")[0]  # what it imports from elsewhere is not meant
+        own = [(each, value) for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
+        public = [each for each, value in own if value.__module__.partition(".")[0] == package]
         raise BadConfig(f"{key} {name!r}: no {function_name} in it; {did_you_mean(function_name, public)}")
     if not callable(function):
         raise BadConfig(f"{key} {name!r} is a {type(function).__name__}, not a function")

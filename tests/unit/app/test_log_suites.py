@@ -218,7 +218,7 @@ async def test_the_trainer_holds_back_what_the_suite_measures_with(settings, rea
     held = {"t0:0", "t1:0", "t2:0"}
     with open_log(config) as log:
         await log.append(item, rewarded(item, 1.0))
-        await made(config, file, grade="exact")
+        assert "only 1 of 200 items in" in await made(config, file, grade="exact")
         rows = [again, later, *others]
         await log.append(*rows, a_delivery(item, *rows))
         await log.append(*(rewarded(turn, float(i % 3) - 1.0) for i, turn in enumerate(rows)))

@@ -132,5 +132,17 @@ async def test_no_run_and_no_turns_are_told_apart(run):
     with pytest.raises(NotFound, match="has no turn of people; ask people first"):
         await tried(run())
     await filled(run())
-    with pytest.raises(NotFound, match=r"in the last 168 h; raise --since"):
+    with pytest.raises(NotFound, match=r"in the last 7 days; raise --since"):
         await tried(run(), since=604_800.0)
+
+
+async def test_on_eighty_columns_no_figure_and_no_name_is_cut(run):
+    config = run()
+    await filled(config)
+    seen, terminal = io.StringIO(), {"since": None, "limit": 0, "examples": 0, "text": False, "machine": False}
+    await try_reward(config, "yours:strict", ["undone=-0.5"], **terminal, console=Console(file=seen, width=80))
+    told = seen.getvalue()
+    assert "…" not in told
+    assert "█" in told
+    assert "".join(told.split()).count("ostinato.reward.functions:co") == 1
+    assert "tenants with the largest change" not in told, "there is one"

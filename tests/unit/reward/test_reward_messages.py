@@ -115,6 +115,12 @@ def test_a_line_that_is_no_answer():
             "reward.function 'ostinato.reward.functions:copilto': no copilto in it; did you mean copilot?",
         ),
         (
+            "ostinato.reward.functions:zzz",
+            {},
+            "reward.function 'ostinato.reward.functions:zzz': no zzz in it; known: agent, agent_parts, considered, copilot, fates, "
+            "kept_share, parts_of, tab",
+        ),
+        (
             "ostinato.reward.functions:ACCEPTED",
             {},
             "reward.function 'ostinato.reward.functions:ACCEPTED' is a str, not a function",

@@ -20,6 +20,7 @@ from ostinato.app.storage import open_log
 from ostinato.app.trainer import taught_by
 from ostinato.config import Config, parse_override
 from ostinato.core.clock import wall_clock
+from ostinato.core.durations import ago
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
@@ -44,6 +45,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.runners import asker_of
 
 BARS, WIDTH = 12, 32
+_BESIDE_BARS = 34  # columns that a histogram needs besides its two bars
 LONGEST_TEXT = 200
 
 
@@ -110,7 +112,7 @@ def _tried(reward: RewardConfig, function: str, options: Sequence[str]) -> Rewar
 
 
 def _nothing(config: Config, since: float | None) -> str:
-    when = "" if since is None else f" that ended in the last {since / 3600:g} h"
+    when = "" if since is None else f" that ended in the last {ago(since)}"
     longer = "; ask people first, or name another run with --set run.directory=..."
     return f"the log of {config.run.directory} has no turn of people{when}" + (
         longer if since is None else "; raise --since"
@@ -168,7 +170,8 @@ def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, con
     console.print(_sides(found))
     for side in (found.new, found.old):
         _print_failures(side, console)
-    console.print("", _histogram(found.old.values, found.new.values), "", sep="\n")
+    width = min(WIDTH, max(4, (console.width - _BESIDE_BARS) // 2))
+    console.print("", _histogram(found.old.values, found.new.values, width), "", sep="\n")
     console.print(f"on the {found.change.turns} turns that both reward: {_in_words(found.change, '+')} in the mean")
     told = f"{found.flipped} change sign, {found.gained} gain a reward, {found.lost} lose theirs"
     same = (
@@ -178,7 +181,7 @@ def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, con
     if found.new.learnable and found.new.spread == 0.0:
         why = "all rewards that may be learned from are equal: no step learns anything from them (no_signal)"
         console.print(Text(why, "yellow"), soft_wrap=True)
-    _print_changes("tenant", found.tenants, console)
+    _print_changes("tenant", found.tenants if len(found.tenants) > 1 else (), console)
     _print_changes("user", found.users, console)
     if found.examples:
         console.print(Text("\nlargest changes", "dim"))
@@ -213,7 +216,7 @@ def _print_changes(title: str, rows: Sequence[ChangeFor], console: Console) -> N
 def _sides(found: RewardComparison) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "in use", "tried"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     sides = (found.old, found.new)
     reasons = dict.fromkeys([*found.old.without, *found.new.without])
     rows: list[tuple[str, Callable[[RewardSide], str]]] = [
@@ -248,8 +251,8 @@ def _in_words(mean: MeanOfRewards, sign: str = "") -> str:
     return f"{mean.mean:{sign}.3f} [{mean.lower:{sign}.3f}, {mean.upper:{sign}.3f}]"
 
 
-def _histogram(old: Sequence[float], new: Sequence[float]) -> Table:
-    """Both functions' rewards as bars: each value if there are few, else intervals of equal width."""
+def _histogram(old: Sequence[float], new: Sequence[float], width: int) -> Table:
+    """Both functions' rewards as bars of at most `width` columns: each value if there are few, else intervals of equal width."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("reward", "in use", "", "tried", ""):
         table.add_column(name, justify="right" if name == "reward" else "left")
@@ -265,5 +268,5 @@ def _histogram(old: Sequence[float], new: Sequence[float]) -> Table:
     counts = [np.histogram(side, edges)[0] for side in (old, new)]
     most = max(int(count.max()) for count in counts) or 1
     for name, *both in zip(names, *counts, strict=True):
-        table.add_row(name, *(cell for count in both for cell in (str(count), "█" * math.ceil(WIDTH * count / most))))
+        table.add_row(name, *(cell for count in both for cell in (str(count), "█" * math.ceil(width * count / most))))
     return table

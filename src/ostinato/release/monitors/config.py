@@ -59,8 +59,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         gt=0.0,
         lt=0.5,
         description="Chance of a false alarm about that, about an outcome (`outcomes`), about turns of which less is said "
-        "(`feedback_gap`), or about answers to different users that are alike (`users_alike`), in `gold_s` seconds, however often it is "
-        "checked.",
+        "(`feedback_gap`), about sessions of more or fewer turns (`session_length`), or about answers to different users that are alike "
+        "(`users_alike`), in `gold_s` seconds, however often it is checked.",
     )
     gold_s: float = Field(default=7 * DAY, gt=0, description="Seconds after which both groups are counted anew.")
     outcomes: tuple[str, ...] = Field(

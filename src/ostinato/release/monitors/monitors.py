@@ -4,6 +4,7 @@
 - rewards -> people who teach against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
 - turns and rewards -> of how many turns people say something, live and control: `feedback_gap`
+- turns, rewards and releases -> how long sessions are, live and control, live and the release before: `session_length`
 - turns -> how alike answers to different people are, live and control: `users_alike`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
 - the release ledger -> the gate's results on best-of-k, on how answers differ and on opinions: `best_of_k`, `answers_alike`, `sycophancy`
@@ -25,13 +26,15 @@ from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, Narrowi
 from ostinato.release.monitors.proxy_gap import FeedbackGapWatch, GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
+from ostinato.release.monitors.session_length import SessionLengthWatch
 
-FORMAT = "monitors@10"
+FORMAT = "monitors@11"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
 
-_Accepting = GoldWatch | OutcomeGapWatch | FeedbackGapWatch | InfluenceWatch | SamenessWatch | NarrowingWatch
+_Gap = GoldWatch | OutcomeGapWatch | FeedbackGapWatch | SamenessWatch | SessionLengthWatch
+_Accepting = _Gap | InfluenceWatch | NarrowingWatch
 
 
 class Monitors:
@@ -55,20 +58,21 @@ class Monitors:
         self._outcomes = OutcomeGapWatch(config)
         self._feedback = FeedbackGapWatch(config)
         self._sameness = SamenessWatch(config)
+        self._lengths = SessionLengthWatch(config)
         self._influence = InfluenceWatch(config)
         self._gated = {name: NarrowingWatch(name) for name in (NAME, ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:
         """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike`,
-        `users_alike` and `feedback_gap` never.
+        `users_alike`, `feedback_gap` and `session_length` never.
         """
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        quiet = (self._gated[ALIKE], self._sameness, self._feedback)
+        quiet = (self._gated[ALIKE], self._sameness, self._feedback, self._lengths)
         return [*self.behaviour.names, *self._others, *(name for watch in quiet for name in watch.standing)]
 
     @property
@@ -92,15 +96,18 @@ class Monitors:
         Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
         """
         if isinstance(row, Forgotten):
-            gaps = (self._gold, self._outcomes, self._feedback, self._sameness)
-            for watch in (self.behaviour, self._owners, self._influence, *gaps):
+            for watch in (self.behaviour, self._owners, self._influence, *self._gaps):
                 watch.forget(row)
             return []
         return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
 
     @property
     def _accepting(self) -> tuple[_Accepting, ...]:
-        return (self._gold, self._outcomes, self._feedback, self._influence, self._sameness, *self._gated.values())
+        return (*self._gaps, self._influence, *self._gated.values())
+
+    @property
+    def _gaps(self) -> tuple[_Gap, ...]:
+        return (self._gold, self._outcomes, self._feedback, self._sameness, self._lengths)
 
     @property
     def _others(self) -> list[str]:
@@ -132,6 +139,7 @@ class Monitors:
             self._owners.see(row)
             self._outcomes.turn(row)
             self._feedback.turn(row)
+            yield from self._lengths.turn(row)
         if row.style is not None and row.style.arm != "none":
             return  # it has the form that its style asks for, which control's and earlier answers lack: no drift of the weights
         if row.arm.people:
@@ -141,6 +149,7 @@ class Monitors:
     def _release(self, row: ReleaseEvent) -> Iterator[Alarm]:
         yield from self.behaviour.release(row)
         yield from self._sameness.release(row)
+        self._lengths.release(row)
         for watch in self._gated.values() if self._enabled else ():
             yield from watch.release(row)
 
@@ -149,6 +158,7 @@ class Monitors:
         yield from self._gold.reward(row, owner)
         yield from self._outcomes.reward(row, owner)
         yield from self._feedback.reward(row, owner)
+        self._lengths.reward(row, owner)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -160,6 +170,7 @@ class Monitors:
             "outcomes": self._outcomes.snapshot(),
             "feedback": self._feedback.snapshot(),
             "sameness": self._sameness.snapshot(),
+            "lengths": self._lengths.snapshot(),
             "influence": self._influence.snapshot(),
             "gated": {name: watch.snapshot() for name, watch in self._gated.items()},
         }
@@ -177,6 +188,7 @@ class Monitors:
         self._outcomes.restore(state["outcomes"])
         self._feedback.restore(state["feedback"])
         self._sameness.restore(state["sameness"])
+        self._lengths.restore(state["lengths"])
         self._influence.restore(state["influence"])
         for name, watch in self._gated.items():
             watch.restore(state["gated"][name])

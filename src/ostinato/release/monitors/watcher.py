@@ -25,6 +25,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift
+from ostinato.release.monitors.session_length import SESSION_LENGTH
 
 # ---------------------------------------------------------------- loading
 
@@ -225,6 +226,7 @@ _OTHERS = frozenset(
         pass_at_k.ALIKE,
         pass_at_k.SYCOPHANCY,
         sameness.USERS_ALIKE,
+        SESSION_LENGTH,
         BY_PERSON,
         BY_TENANT,
     }

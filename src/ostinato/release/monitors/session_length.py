@@ -1,0 +1,196 @@
+"""Session length: have people's sessions on live more turns, or fewer, than those on control or on the release before, at the same time?
+
+A model that ends each answer with a bait for the next, or does in three turns what took one, holds every rate of behaviour and may please
+every thumb (time spent as a proxy for worth; Hohnhold et al., KDD 2015). Longer sessions may also be better ones: so beside the lengths the
+alarm tells how many positive rewards a session brings.
+
+Compared are means of the logarithm of a session's turns, so that one endless session of a program decides nothing, and a difference is
+relative. Persons are the clusters, as in trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from ostinato.core.notices import Alarm, Forgotten
+from ostinato.core.records import Arm, Purpose, ReleaseEvent, Reward, Turn
+from ostinato.release.monitors.active_alarms import GapAlarm
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.influence import Owner
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
+from ostinato.release.trial.contrast import lower_bound, upper_bound
+
+SESSION_LENGTH = "session_length"
+"""The name of the alarm that sessions on live have more turns, or fewer, than sessions on an earlier release."""
+
+TOLERATED = 0.02
+"""The tolerated difference of the mean logarithm of a session's turns: two per cent."""
+
+_LONGEST = math.log(256.0)  # of a session's turns; logarithms are compared as shares of it
+_BESIDE_S = 6 * 3_600.0  # live's sessions count that begin so soon after a turn of the other arm
+
+
+@dataclass(slots=True)
+class _Sessions:
+    """A person's sessions: on live if `treated`, else on the other arm; how many are over and the sum of their logarithms, the turns and
+    the end of the one that may go on, and all positive rewards.
+    """
+
+    treated: bool
+    over: float = 0.0
+    logs: float = 0.0
+    turns: float = 0.0
+    last: float = -math.inf
+    good: float = 0.0
+
+    @property
+    def count(self) -> float:
+        return self.over + (self.turns > 0.0)
+
+    @property
+    def total(self) -> float:
+        """The sum of the logarithms, as shares of `_LONGEST`, the open session with the turns that it has."""
+        return self.logs + min(math.log(max(self.turns, 1.0)) / _LONGEST, 1.0)
+
+    def visit(self, turn: Turn, pause_s: float, most: int) -> None:
+        """Take in a turn, of the open session or of the next, unless that is more than `most`."""
+        if turn.started_at - self.last > pause_s:
+            if self.count >= most:
+                return
+            self.over, self.logs, self.turns = self.count, self.total, 0.0
+        self.turns += 1.0
+        self.last = turn.ended_at
+
+
+class SessionLengthWatch:
+    """Turns, rewards and releases in, alarms out.
+
+    Live's people are compared with control's, who are counted anew after a week (`gold_s`), and with those who stayed on the release
+    before, who are also counted anew with each release. They are looked at hourly, by bounds that hold at all looks: the chance of a false
+    alarm within such a week is at most `gold_alpha`, of which either comparison has a half, either direction a half of that. A person
+    counts on the side of their first turn in a count, with no more than `turns_a_day` sessions. The alarm pauses nothing.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self.gap = GapAlarm(SESSION_LENGTH, TOLERATED)
+        self._crowds = {arm: PersonCrowd[_Sessions](config.most_people) for arm in (Arm.CONTROL, Arm.PREVIOUS)}
+        self._seen: dict[Arm, float] = {}  # by arm, its last turn in the count
+        self._alpha = config.gold_alpha / 4.0
+        self._alphas = {Arm.CONTROL: self._alpha, Arm.PREVIOUS: self._alpha / 2.0}
+        self._began = 0.0  # of the count beside `previous`
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return self.gap.standing
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self.gap.begin(alarms)
+
+    def turn(self, turn: Turn) -> Iterator[Alarm]:
+        """Take in a person's turn; yields alarms. Those who were not dealt to their arm by chance are left out."""
+        at = turn.ended_at
+        if not self._config.enabled:
+            yield from self.gap.end("nothing is watched any more (release.monitors.enabled)", at)
+            return
+        if turn.purpose is not Purpose.TASK or turn.propensity >= 1.0:
+            return
+        if self.gap.lasted(at) >= self._config.gold_s:
+            yield from self.gap.anew(at)
+            for arm in self._crowds:
+                self._anew(arm, at)
+        if turn.arm in self._crowds:
+            self._seen[turn.arm] = at
+        for arm, crowd in self._crowds.items():
+            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _BESIDE_S
+            known = (
+                crowd.get(turn.person, lambda: _Sessions(turn.arm is Arm.LIVE)) if beside or turn.arm is arm else None
+            )
+            if known is not None and known.treated is (turn.arm is Arm.LIVE):
+                known.visit(turn, self._config.session_pause_s, self._config.turns_a_day)
+        if self.gap.look_due(at):
+            yield from self._look(at)
+
+    def reward(self, row: Reward, owner: Owner | None) -> None:
+        """Take in a reward, with the owner of its turn."""
+        if owner is None or row.value <= 0.0:
+            return
+        for crowd in self._crowds.values():
+            known = crowd.known(owner.person)
+            if known is not None and known.treated is owner.live:
+                known.good += 1.0
+
+    def release(self, event: ReleaseEvent) -> None:
+        """Take in a line of the ledger: with another release on live, another one is the one before."""
+        if event.action in ("shipped", "rolled_back"):
+            self._anew(Arm.PREVIOUS, event.at)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the difference that was found last. Other rows are ignored."""
+        self.gap.accepted(row)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop a person's sessions."""
+        for crowd in self._crowds.values():
+            crowd.forget(row)
+
+    def _anew(self, arm: Arm, at: float) -> None:
+        self._crowds[arm].clear()
+        self._seen.pop(arm, None)
+        if (
+            arm is Arm.PREVIOUS
+        ):  # half of the level for the first count of a week, and half for all others, by how long those before lasted
+            lasted = min(1.0, max((at - self._began) / self._config.gold_s, 1e-4))
+            self._alphas[arm], self._began = self._alpha / 2.0 * lasted, at
+
+    def _look(self, at: float) -> Iterator[Alarm]:
+        tolerated = self.gap.tolerated / _LONGEST
+        for arm, crowd in self._crowds.items():
+            live = {person for person, each in crowd if each.treated}
+            sums = {person: (each.total, each.count) for person, each in crowd}
+            effect, *people = person_difference(sums, live.__contains__)
+            lower, upper = (
+                bound(effect.difference, effect.variance, self._alphas[arm]) for bound in (lower_bound, upper_bound)
+            )
+            found = effect.freedom >= LEAST_PEOPLE and (lower > tolerated or upper < -tolerated)
+            if found and self.gap.find(abs(effect.difference) * _LONGEST):
+                yield self._raised(arm, math.expm1(effect.difference * _LONGEST), people, at)
+
+    def _raised(self, arm: Arm, more: float, people: list[int], at: float) -> Alarm:
+        sides = [[each for _, each in self._crowds[arm] if each.treated is side] for side in (True, False)]
+        good = [sum(each.good for each in side) / sum(each.count for each in side) for side in sides]
+        reason = (
+            f"sessions of {people[0]} people on live have {abs(more):.0%} {'more' if more > 0 else 'fewer'} turns than those of "
+            f"{people[1]} on {arm}, with {good[0]:.2f} positive rewards a session against {good[1]:.2f}: they are drawn out, or cut "
+            "short, or the model is used for something else"
+        )
+        detail = {"difference": more, "against": arm.value, "live": people[0], "others": people[1]}
+        return self.gap.raised(reason, at, detail | {"positive_rewards": good, "pauses": False})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "crowds": {
+                arm: [[*person, *astuple(each)] for person, each in crowd] for arm, crowd in self._crowds.items()
+            },
+            "seen": self._seen,
+            "alphas": self._alphas,
+            "began": self._began,
+            "gap": self.gap.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        for arm, crowd in self._crowds.items():
+            crowd.clear()
+            for tenant, user, treated, *sums in state["crowds"][arm]:
+                crowd.put((str(tenant), str(user)), _Sessions(bool(treated), *map(float, sums)))
+        self._seen = {Arm(arm): float(at) for arm, at in state["seen"].items()}
+        self._alphas = {Arm(arm): float(alpha) for arm, alpha in state["alphas"].items()}
+        self._began = float(state["began"])
+        self.gap.restore(state["gap"])

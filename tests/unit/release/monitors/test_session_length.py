@@ -1,0 +1,142 @@
+"""The watch on session length: what a prolonged or shortened session shows, against whom, and that equal arms show nothing."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostinato.core.notices import AlarmState, Forgotten
+from ostinato.core.records import Arm, PolicyVersion, Purpose, ReleaseEvent, Reward
+from ostinato.release.monitors.config import DAY, MonitorsConfig
+from ostinato.release.monitors.influence import Owner
+from ostinato.release.monitors.monitors import Monitors
+from ostinato.release.monitors.session_length import SESSION_LENGTH, SessionLengthWatch
+from ostinato.release.monitors.watcher import acceptable, acceptance
+from ostinato.testing.records import a_turn
+
+CONFIG = MonitorsConfig()
+
+
+def served(watch, rng, more, *, first=0, count=6, crowd=400, beside=Arm.CONTROL, rewarded=0.5, purpose=Purpose.TASK):
+    """Days on which everybody comes for a session of 1 + Poisson(3) turns, on live (four of five) of 1 + Poisson(3 + more)."""
+    told = []
+    for day in range(first, first + count):
+        for number in range(crowd):
+            arm = beside if number % 5 == 0 else Arm.LIVE
+            for part in range(1 + rng.poisson(3.0 + more * (arm is Arm.LIVE))):
+                at = (day + number / crowd) * DAY + 30.0 * part
+                turn = a_turn(f"{day}:{number}:{part}", user=f"u{number}", arm=arm, ended_at=at)
+                turn = replace(turn, propensity=0.5, purpose=purpose)
+                told += watch.turn(turn)
+                owner = Owner(person=turn.person, episode="e", live=arm is Arm.LIVE, control=arm is Arm.CONTROL)
+                value = 1.0 if rng.random() < rewarded else -1.0
+                watch.reward(Reward(turn=turn.id, value=value, function="f@1", signals=("s",), at=at), owner)
+    return told
+
+
+def went_live(number, at):
+    policy = PolicyVersion(number=number, hash=f"{number:02}" * 16)
+    return ReleaseEvent(id=f"s{number}", action="shipped", policy=policy, previous=None, reason="", detail={}, at=at)
+
+
+@pytest.mark.parametrize("beside", [Arm.CONTROL, Arm.PREVIOUS])
+@pytest.mark.parametrize("more", [2.0, -1.5])
+def test_longer_and_shorter_sessions_are_told_with_what_they_bring_and_pause_nothing(beside, more):
+    watch = SessionLengthWatch(CONFIG)
+    (raised,) = served(watch, np.random.default_rng(0), more, beside=beside)
+    assert (raised.name, raised.state, raised.detail["pauses"]) == (SESSION_LENGTH, AlarmState.RAISED, False)
+    assert raised.detail["against"] == beside
+    assert np.sign(raised.detail["difference"]) == np.sign(more)
+    assert abs(raised.detail["difference"]) > 0.2
+    live, others = raised.detail["positive_rewards"]
+    assert live == pytest.approx((4.0 + more) / 2, abs=0.4)
+    assert others == pytest.approx(2.0, abs=0.4)
+    assert ("more" if more > 0 else "fewer") + " turns than those of" in raised.reason
+    assert f"on {beside}" in raised.reason
+    assert watch.standing == [SESSION_LENGTH]
+    assert acceptable(SESSION_LENGTH)
+
+
+def test_equal_arms_show_nothing():
+    for seed in range(1, 5):
+        assert served(SessionLengthWatch(CONFIG), np.random.default_rng(seed), 0.0, count=7, crowd=150) == []
+
+
+def test_a_session_ends_with_a_pause_and_an_endless_one_counts_as_one():
+    watch = SessionLengthWatch(CONFIG)
+    for at in (0.0, 60.0, 300.0, 2_000.0):
+        turn = replace(a_turn(f"t{at}", user="ann", arm=Arm.CONTROL, ended_at=at), propensity=0.5)
+        assert list(watch.turn(turn)) == []
+    ((_, ann),) = watch._crowds[Arm.CONTROL]
+    assert (ann.count, ann.turns) == (2.0, 1.0)
+    assert ann.total == pytest.approx(np.log(3) / np.log(256))
+    for number in range(2_000):
+        ann.visit(a_turn(f"x{number}", user="ann", arm=Arm.CONTROL, ended_at=2_001.0 + number), 600.0, 24)
+    assert (ann.count, ann.total) == (2.0, pytest.approx(np.log(3) / np.log(256) + 1.0)), "a program's is a long one"
+    for number in range(100):
+        ann.visit(a_turn(f"y{number}", user="ann", arm=Arm.CONTROL, ended_at=1e4 * (number + 2)), 600.0, 24)
+    assert ann.count == 24.0, "no more of a person than turns_a_day"
+
+
+def test_only_people_dealt_by_chance_their_tasks_and_the_time_of_both_arms_count():
+    rng = np.random.default_rng(3)
+    side_calls = SessionLengthWatch(CONFIG)
+    assert served(side_calls, rng, 5.0, purpose=Purpose.SIDE) == []
+    alone = SessionLengthWatch(CONFIG)
+    turns = [a_turn(f"t{n}", user=f"u{n}", arm=Arm.LIVE, ended_at=60.0 * n) for n in range(1_000)]
+    for turn in turns:
+        assert list(alone.turn(turn)) == []
+    assert [len(crowd) for crowd in alone._crowds.values()] == [0, 0], "nobody is on another arm"
+    list(alone.turn(replace(turns[0], arm=Arm.PREVIOUS, user="bob", propensity=0.1)))
+    for hours in (1, 5, 12):
+        later = replace(
+            turns[0], user=f"c{hours}", started_at=3_600.0 * hours, ended_at=3_600.0 * hours, propensity=0.9
+        )
+        list(alone.turn(later))
+    assert {user for (_, user), _ in alone._crowds[Arm.PREVIOUS]} == {"bob", "c1", "c5"}
+    list(alone.turn(replace(turns[0], user="bob", propensity=0.9)))
+    assert not dict(alone._crowds[Arm.PREVIOUS])["default", "bob"].treated, "who moves to live stays where they began"
+    alone.forget(Forgotten(id="f", tenant="default", user="bob", key=1, at=0.0))
+    assert len(alone._crowds[Arm.PREVIOUS]) == 2
+
+
+def test_it_goes_on_from_its_state_ends_after_a_clear_week_and_what_is_accepted_is_tolerated():
+    watch, rng = SessionLengthWatch(CONFIG), np.random.default_rng(5)
+    (raised,) = served(watch, rng, 2.0, crowd=300)
+    again = SessionLengthWatch(CONFIG)
+    again.restore(json.loads(json.dumps(watch.snapshot())))
+    assert again.snapshot() == watch.snapshot()
+    (cleared,) = served(watch, rng, 0.0, first=7, count=8, crowd=120)
+    assert cleared.state is AlarmState.CLEARED
+    again.alarm(acceptance(raised, "ann", 7 * DAY))
+    assert again.standing == []
+    again.gap.tolerated += 0.1  # of what it found by chance
+    assert served(again, rng, 2.0, first=7, crowd=300) == []
+
+
+def test_through_the_monitors_each_release_begins_the_count_beside_the_one_before_anew():
+    monitors, rng, seq, told = Monitors(CONFIG, ()), np.random.default_rng(6), 0, []
+    for day in range(8):
+        if day in (0, 4):
+            monitors.apply(seq, went_live(day, day * DAY))
+            assert len(monitors._lengths._crowds[Arm.PREVIOUS]) == 0
+        for number in range(300):
+            arm = (Arm.PREVIOUS, Arm.LIVE, Arm.LIVE, Arm.LIVE)[number % 4]
+            longer = 4.0 * (day >= 4 and arm is Arm.LIVE)
+            for part in range(1 + rng.poisson(3.0 + longer)):
+                turn = a_turn(
+                    f"{day}:{number}:{part}",
+                    user=f"u{number}",
+                    arm=arm,
+                    ended_at=(day + number / 300) * DAY + 30 * part,
+                )
+                seq += 1
+                told += [(day, alarm.name) for alarm in monitors.apply(seq, replace(turn, propensity=0.5))]
+    assert len(told) == 1
+    assert (told[0][0] >= 4, told[0][1]) == (True, SESSION_LENGTH)
+    assert monitors.standing == [SESSION_LENGTH]
+    assert not monitors.paused
+    again = Monitors(CONFIG, ())
+    assert again.restore(json.loads(json.dumps(monitors.snapshot())))
+    assert again.standing == [SESSION_LENGTH]
