@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.fakes.harbor_folders import save_harbor
 from tests.fakes.tasks import calc_task
 
-from ostinato.cli import app
+from ostinato.cli.commands import app
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.worlds.tasksets import shared_packages, show_taskset
 from ostinato.worlds.tasks.task import Grading, Split

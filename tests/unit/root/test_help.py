@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "numba", "scipy", "numpy", "pydantic", "aiohtt
 COLLECT = f"""
 import io, json, sys
 from rich.console import Console
-from ostinato.cli import app
+from ostinato.cli.commands import app
 def walk(app, path=()):
     yield path, app
     for name in app:
@@ -96,7 +96,7 @@ PLACEHOLDERS = {
 
 def parses(words: str) -> None:
     """Raises unless it can be typed, or is the name of a command."""
-    from ostinato.cli import app
+    from ostinato.cli.commands import app
 
     tokens = shlex.split(PLACEHOLDERS.get(words, words))
     if app.parse_commands(tokens)[2]:

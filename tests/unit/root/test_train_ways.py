@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.cli import app
+from ostinato.cli.commands import app
 from ostinato.core.errors import BadConfig, BadRequest
 
 
