@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.grids import covering
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.records import PolicyVersion
@@ -77,8 +78,7 @@ def gradient(trainer: PolicyTrainer) -> np.ndarray:
     return np.concatenate([moments[f"exp_avg/{name}"].reshape(-1) for name in trainer.state().weights])
 
 
-@pytest.mark.parametrize(("compute", "publish"), DTYPES)
-@pytest.mark.parametrize("recompute_tokens", [0, 10_000])
+@pytest.mark.parametrize(("compute", "publish", "recompute_tokens"), covering(DTYPES, [0, 10_000]))
 def test_a_step_is_the_same(path: Path, group: RankGroup, compute: str, publish: str, recompute_tokens: int):
     given = samples(path, compute)
     settings = {"compute": compute, "publish": publish, "recompute_tokens": recompute_tokens}
@@ -138,8 +138,7 @@ def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path, group: RankGrou
         a_trainer("divided", path, group)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("compute", "publish"), DTYPES)
+@pytest.mark.parametrize(("compute", "publish", "kind"), covering(DTYPES, KINDS))
 def test_other_weights_stand_in_the_model_and_leave_no_trace(
     path: Path, group: RankGroup, tmp_path: Path, kind: str, compute: str, publish: str
 ):
@@ -162,8 +161,7 @@ def test_other_weights_stand_in_the_model_and_leave_no_trace(
     assert hash_chunks(part_of(one.weights)) == hash_chunks(part_of(other.weights))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("compute", "publish"), DTYPES)
+@pytest.mark.parametrize(("compute", "publish", "kind"), covering(DTYPES, KINDS))
 def test_going_back_makes_a_release_the_masters(
     path: Path, group: RankGroup, tmp_path: Path, kind: str, compute: str, publish: str
 ):

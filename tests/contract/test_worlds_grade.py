@@ -1,11 +1,9 @@
-"""`ostinato worlds grade` through real sandboxes: directories, diffs, texts and trajectories, and its exit code."""
+"""`ostinato worlds grade` through real sandboxes: directories, diffs and texts, and its exit code."""
 
 import io
-import json
 
 import pytest
 from rich.console import Console
-from tests.fakes.atif import atif_of
 
 from ostinato.app.worlds import open_grading
 from ostinato.cli.worlds import grade
@@ -13,7 +11,7 @@ from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.sandbox import SandboxSpec
-from ostinato.launch.commands.worlds.tasksets import changes_in, grade_changes, grade_rollouts
+from ostinato.launch.commands.worlds.tasksets import changes_in, grade_changes
 from ostinato.worlds.grading.judge import JudgedGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
@@ -80,19 +78,6 @@ async def test_who_cheats_is_told(file, tmp_path):
     assert "sitecustomize.py" in said
 
 
-async def test_trajectories_are_graded_and_all_must_be_solved(file, tmp_path):
-    def a_line(word: str) -> str:
-        messages = (*ASK, Message(role=Role.ASSISTANT, text=word))
-        rollout = Rollout(task="word", harness="single@9f", ended=Ended.SUBMITTED, messages=messages, turns=("a:0",))
-        return json.dumps(atif_of(rollout, version="1"))
-
-    lines, out = tmp_path / "rollouts.jsonl", io.StringIO()
-    for words, solved in ((("yes",), True), (("yes", "yes!"), True), (("yes", "no"), False)):
-        lines.write_text("".join(a_line(word) + "\n" for word in words))
-        assert await grade_rollouts(CONFIG, file, lines, Console(file=out, width=200)) is solved
-    assert out.getvalue().count("word  solved") == 4
-
-
 def test_the_exit_code_says_whether_it_is_solved(file, tmp_path):
     text = tmp_path / "answer.txt"
     for word, code in (("yes", 0), ("no", 1)):
@@ -100,8 +85,6 @@ def test_the_exit_code_says_whether_it_is_solved(file, tmp_path):
         with pytest.raises(SystemExit) as left:
             grade(file, task="word", changes=text)
         assert left.value.code == code
-    with pytest.raises(BadConfig, match="or --task with --changes"):
-        grade(file, task="word")
 
 
 async def test_what_is_missing_is_named(file, tmp_path):

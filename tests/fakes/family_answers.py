@@ -3,10 +3,11 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 from ostinato.core.conversation import Tool
 from ostinato.core.records import Turn
-from ostinato.model.answer_reader import Reader, format_for
+from ostinato.model.answer_reader import Format, Reader, format_for
 from ostinato.testing.records import a_turn
 
 SCHEMA = {"properties": {"path": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "object"}}}
@@ -138,9 +139,14 @@ ANSWERS = [  # family, sampled text, message text, reasoning, calls
 ]
 
 
+@cache
+def _format(family: str) -> Format:
+    return format_for(TEMPLATES[family], ())
+
+
 def answered(text: str, family: str = "hermes", **fields: object) -> Turn:
     """A turn with this text, whose calls are parsed as the gateway does for a model of this family."""
-    reader = Reader(format_for(TEMPLATES[family], ()), tools=TOOLS, turn="t:0")
+    reader = Reader(_format(family), tools=TOOLS, turn="t:0")
     reader.feed(text)
     reader.finish()
     return replace(a_turn(**fields), text=text, calls=tuple(reader.parsed_calls()))

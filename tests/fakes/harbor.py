@@ -1,4 +1,4 @@
-"""Harbor's own models, run in their own environment, for tests that Harbor accepts the files written for it."""
+"""Harbor's own models, run in their own environment, for tests that it accepts the task folders written for it."""
 
 import json
 import os
@@ -15,23 +15,23 @@ _PROGRAM = """
 import json, sys
 from pathlib import Path
 from harbor.models.task.task import Task
-from harbor.models.trajectories import Trajectory
 found = []
-for line in sys.stdin:
-    kind, value = json.loads(line)
-    if kind == "trajectory":
-        found.append(Trajectory.model_validate(value).to_json_dict())
-    else:
-        task = Task(Path(value))
-        assert Task.is_valid_dir(Path(value))
-        found.append({"name": task.name, "instruction": task.instruction, "config": task.config.model_dump(mode="json")})
+for path in map(Path, json.load(sys.stdin)):
+    task = Task(path)
+    assert Task.is_valid_dir(path)
+    found.append({"name": task.name, "instruction": task.instruction, "config": task.config.model_dump(mode="json")})
 print(json.dumps(found))
 """
 
 
-def harbor_reads(*things):
-    """Harbor's parse of trajectories, ("trajectory", JSON), and of task folders, ("task", path)."""
-    lines = "".join(json.dumps([kind, str(value) if kind == "task" else value]) + "\n" for kind, value in things)
-    done = subprocess.run([PYTHON, "-c", _PROGRAM], input=lines, capture_output=True, text=True, check=False)
+def harbor_reads(*folders):
+    """Harbor's parse of task folders."""
+    done = subprocess.run(
+        [PYTHON, "-c", _PROGRAM],
+        input=json.dumps(list(map(str, folders))),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

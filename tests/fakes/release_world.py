@@ -205,7 +205,7 @@ ONE_TOKEN = Sampling(max_tokens=1)
 class Crowd:
     """Simulated users who get the arms that the gateway would deal them by the ledger, one slot at a time."""
 
-    def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=2):
+    def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=1):
         self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
         self.arms, self.turns = Arms(), 0
         self.loaded, self.verified = {"live", "canary", "previous"}, 0.0

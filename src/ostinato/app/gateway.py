@@ -43,6 +43,7 @@ from ostinato.release.auto.router import FoldedRouter
 from ostinato.serve.calls.context import LEAST_SHARE
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import GatewayApp, Page, create_app
+from ostinato.serve.reader import Reader
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
@@ -61,7 +62,7 @@ _LEAST_ROOM = 2_048  # tokens for instructions and tools
 class Serving:
     """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
     router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process. `adaptation`:
-    people's dials, None if they are off.
+    people's dials, None if they are off. `reader`: reads long requests.
     """
 
     engine: Engine
@@ -71,6 +72,7 @@ class Serving:
     lending: Lending | None = None
     numerics: NumericsMode | None = None
     adaptation: DialAdaptation | None = None
+    reader: Reader
 
 
 async def open_serving(
@@ -100,6 +102,7 @@ async def open_serving(
     if router is not None:
         await router.catch_up()
     adaptation, styles = _adaptation(run, engine, renderer), _styles(run)
+    reader = Reader(model, depth=config.serve.max_depth, values=config.serve.max_values)
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -116,6 +119,7 @@ async def open_serving(
         audit=audit,
         privacy=config.privacy,
         trained=config.learn.tenants,
+        reader=reader,
     )
     lending = _lending(config, engine, gateway, lent)
     mode = None if config.engine.kind == "vllm" else await asyncio.to_thread(numerics_mode, config)
@@ -127,6 +131,7 @@ async def open_serving(
         lending=lending,
         numerics=mode,
         adaptation=adaptation,
+        reader=reader,
     )
 
 

@@ -14,6 +14,7 @@ from ostinato.model.checkpoint_validation import weight_files
 
 Part = Literal["serve", "train"]
 _WORKING = 1 << 28  # of a process that computes: code, one batch
+_READER = 320 << 20  # of the process that reads long requests, when another takes its place
 _VERSIONS = 2  # that serve at once: users' and the one that is judged
 _STEPS = 2  # beside them, if users follow training: the step that serves them and the one that is tested
 _MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments
@@ -77,6 +78,7 @@ def needed(config: Config, path: Path, part: Part, width: int = 0, held: int | N
         f"weights of {versions} versions": weights * width * versions,
         "KV cache": config.engine.kv_tokens * _kv_numbers(path) * width,
         "the engine's own work": _WORKING,
+        "the process that reads long requests": _READER,
     }
 
 

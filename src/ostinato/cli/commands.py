@@ -31,7 +31,7 @@ app = App(
     version=__version__,
     help="Real-time reinforcement learning of the model behind a product: serve it, learn from what people do next, "
     "prove that the new checkpoint is better, ship it, with a way back.",
-    suppress_keyboard_interrupt=False,  # `main` gives the exit code
+    suppress_keyboard_interrupt=False,  # `ostinato.cli.main` gives the exit code
 )
 app.command(weights)
 app.command(alarms)
@@ -519,11 +519,8 @@ def _explain(error: BaseException) -> None:
         raise error
 
 
-def main() -> None:
-    """Run the command line."""
-    from ostinato.launch.workers.shutdown import Interruption
-
-    interruption = Interruption()
+def run_command() -> None:
+    """Run the command that `sys.argv` names. Raises SystemExit with 2 after an expected error, KeyboardInterrupt after Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: an ASCII locale prints what it can
     try:
@@ -536,5 +533,3 @@ def main() -> None:
     except (OstinatoError, BaseExceptionGroup) as error:
         _explain(error)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(interruption.code)

@@ -193,14 +193,7 @@ def watch(
 
 
 @worlds.command
-def grade(
-    file: Path,
-    rollouts: Path | None = None,
-    *,
-    task: str = "",
-    changes: Path | None = None,
-    common: Common | None = None,
-) -> None:
+def grade(file: Path, *, task: str, changes: Path, common: Common | None = None) -> None:
     """Grade somebody's answer to a task with the graders that rollouts use. The exit code is 1 if it is not solved.
 
     For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
@@ -209,25 +202,16 @@ def grade(
     ----------
     file
         The taskset (JSONL).
-    rollouts
-        Trajectories to grade: one ATIF file, or a file with one per line.
     task
-        Instead of rollouts: the id of the task that --changes answers.
+        The id of the task.
     changes
-        With --task: a directory with the changed files, a unified diff (.patch or .diff), or a text file for a task that is answered
+        The answer: a directory with the changed files, a unified diff (.patch or .diff), or a text file for a task that is answered
         in words.
     """
-    from ostinato.core.errors import BadConfig
-    from ostinato.launch.commands.worlds.tasksets import grade_changes, grade_rollouts
+    from ostinato.launch.commands.worlds.tasksets import grade_changes
 
     config, out = (common or Common()).starting(), Console()
-    if rollouts is not None and not task and changes is None:
-        work = grade_rollouts(config, file, rollouts, out)
-    elif task and changes is not None and rollouts is None:
-        work = grade_changes(config, file, task, changes, out)
-    else:
-        raise BadConfig("give a file of rollouts, or --task with --changes")
-    sys.exit(0 if asyncio.run(work) else 1)
+    sys.exit(0 if asyncio.run(grade_changes(config, file, task, changes, out)) else 1)
 
 
 @worlds.command

@@ -7,13 +7,15 @@ their own; all people behind one name count as one user.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ostinato.core.records import Arm, Person, Reward, Turn
-from ostinato.evaluate.statistics import Estimate, Tally, clustered_difference, clustered_share
+from ostinato.evaluate.statistics import Estimate, Tally, WeightedTally, clustered_difference, clustered_share
 
 Rated = tuple[Turn, Reward]
+
+_PSEUDO_TURNS = 2.0  # average turns that a prompt's own are mixed with, as most prompts are asked once or twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +39,47 @@ def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
     return {arm: share_of(accepted) for arm, accepted in groups.items()}
 
 
-def live_minus_control(rated: Iterable[Rated]) -> Estimate:
+def live_minus_control(rated: Iterable[Rated], before: Iterable[Rated] = ()) -> Estimate:
     """Acceptance of the live arm minus the frozen control arm's, with a 95% t interval clustered by user.
 
     Turns that Auto assigned are left out: its shares follow the reward, so they are no random sample. Once control has turns, live's
     turns with a propensity of 1 are left out too: they are from unnamed or unverified people, who could not be assigned to control and
     may differ from those who could. If a side has fewer than two users, the variance between users is unknown and the interval [-1, 1].
+
+    `before`: turns of either arm from before the arms' versions differed, none of them among `rated`. From each outcome is then subtracted
+    how often its prompt was accepted there, for both arms alike: regression adjustment (CUPED: Deng et al., WSDM 2013). What was accepted
+    before does not depend on who was assigned to which arm, so it takes variance away, that of who asks for what, and biases nothing.
     """
     compared = [(turn, reward) for turn, reward in rated if turn.auto is None]
     if any(turn.arm is Arm.CONTROL for turn, _ in compared):
         compared = [(turn, reward) for turn, reward in compared if turn.arm is Arm.CONTROL or turn.propensity < 1.0]
+    expected = _expected_by_prompt(before)
     live, control = (
-        [(turn.person, reward.value > 0) for turn, reward in compared if turn.arm is arm]
+        [(turn.person, (reward.value > 0) - expected(turn)) for turn, reward in compared if turn.arm is arm]
         for arm in (Arm.LIVE, Arm.CONTROL)
     )
     return difference_of(live, control)
 
 
-def difference_of(treated: Iterable[tuple[Person, bool]], control: Iterable[tuple[Person, bool]]) -> Estimate:
-    """The acceptance of some turns less that of others, each given as its person and whether it was accepted, clustered by person.
+def _expected_by_prompt(before: Iterable[Rated]) -> Callable[[Turn], float]:
+    """The share of a turn's prompt that was accepted in these turns, shrunk towards that of all prompts; 0 if there are no turns."""
+    prompts: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+    for turn, reward in before:
+        good, count = prompts.get((turn.tenant, turn.prompt_ids), (0, 0))
+        prompts[turn.tenant, turn.prompt_ids] = good + (reward.value > 0), count + 1
+    total, turns = (sum(pair[i] for pair in prompts.values()) for i in (0, 1))
+    usual = total / turns if turns else 0.0
+
+    def expected(turn: Turn) -> float:
+        good, count = prompts.get((turn.tenant, turn.prompt_ids), (0, 0))
+        return (good + _PSEUDO_TURNS * usual) / (count + _PSEUDO_TURNS)
+
+    return expected
+
+
+def difference_of(treated: Iterable[tuple[Person, float]], control: Iterable[tuple[Person, float]]) -> Estimate:
+    """The mean outcome of some turns less that of others, each given as its person and outcome, as whether it was accepted, clustered by
+    person.
 
     The interval is [-1, 1], with no degrees of freedom, if a side has fewer than two people.
     """
@@ -66,7 +90,7 @@ def difference_of(treated: Iterable[tuple[Person, bool]], control: Iterable[tupl
     return clustered_difference(one, other)
 
 
-def _share(tally: Tally) -> float:
+def _share(tally: WeightedTally) -> float:
     count = sum(count for _, count in tally.values())
     return sum(value for value, _ in tally.values()) / count if count else 0.0
 
@@ -79,7 +103,7 @@ def share_of(accepted: Iterable[tuple[Person, bool]]) -> Acceptance:
     return Acceptance(turns=turns, acceptance=_share(tally), lower=lower, upper=upper)
 
 
-def _tally(accepted: Iterable[tuple[Person, bool]]) -> Tally:
+def _tally(accepted: Iterable[tuple[Person, float]]) -> Tally:
     tally: dict[Person, tuple[float, int]] = {}
     for person, was in accepted:
         total, count = tally.get(person, (0.0, 0))

@@ -350,7 +350,7 @@ def _cluster_variance(treated_U: NDArray[np.float64], control_U: NDArray[np.floa
 
 
 def _agresti_caffo(mean: float, n: int) -> float:
-    share = (mean * n + 1.0) / (n + 2.0)
+    share = (abs(mean) * n + 1.0) / (n + 2.0)  # below 0 only where expected outcomes were subtracted
     return share * (1.0 - share) / (n + 2.0)
 
 

@@ -44,6 +44,7 @@ from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.person_dials import PersonDialHandlers
 from ostinato.serve.quotas import in_force
+from ostinato.serve.reader import Reader
 from ostinato.serve.scrub import Scrubbing, open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
@@ -188,6 +189,7 @@ def create_app(
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
     trained: Collection[str] = (),
+    reader: Reader | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI app. `app.state.metrics.swapped` takes swaps; `app.state.waits` measures how long people wait.
 
@@ -206,6 +208,7 @@ def create_app(
         styles: deals people's conversations styles; likewise.
         audit: records wrong keys, and weights that an operator's key chose.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
+        reader: reads long requests in another process; started and closed with the app. None: they are read here.
         trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
 
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
@@ -229,6 +232,7 @@ def create_app(
         styles=styles,
         scrubbing=_scrubbing(privacy, config, admin_keys),
         trained=trained,
+        reader=reader,
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
 
@@ -388,7 +392,8 @@ class GatewayApp(Starlette):
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
         parts = self._parts
-        beside = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
+        several = (self._judge, parts.deals, parts.adaptation, parts.styles, parts.reader)
+        beside = [each for each in several if each is not None]
         for each in beside:
             await each.start()
         watching = [asyncio.create_task(self._choices.follow())]

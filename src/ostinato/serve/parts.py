@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ostinato.core.seams import Adaptation, Clock, Engine, Log, Renderer, StyleDealer
 from ostinato.serve.arms import Arms
@@ -19,6 +20,9 @@ from ostinato.serve.scrub import Scrubbing
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
 
+if TYPE_CHECKING:  # it imports what is read, which imports this
+    from ostinato.serve.reader import Reader
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -27,7 +31,8 @@ class Parts:
     `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `blocks` signs summaries
     that clients keep; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing`
     makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do; `styles` likewise;
-    `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained.
+    `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained;
+    `reader` reads long requests in another process, or is None if they are read here.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -48,6 +53,7 @@ class Parts:
     styles: StyleDealer | None = None
     scrubbing: Scrubbing | None = None
     trained: Collection[str] = ()
+    reader: Reader | None = None
     thread: FairThread = field(init=False, default_factory=FairThread)
     quotas: Quotas = field(init=False)
     writes: Writes = field(init=False)

@@ -87,15 +87,29 @@ def accounting_rows(found: Accounting) -> tuple[tuple[str, int], ...]:
 
 
 def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
-    """Acceptance per arm and their difference over the last third of the run: label, value."""
+    """Acceptance per arm and their difference over the last third of the run, adjusted for prompts and as it is: label, value."""
     last = last_third(seen, start, end)
-    gap = live_minus_control(last)
     rows = [
         (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
         for arm, point in sorted(by_arm(last).items(), key=lambda pair: pair[0] is Arm.CONTROL)
     ]
-    gap_text = f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
-    return [*rows, ("live minus control, last third", gap_text)]
+    adjusted = _difference(live_minus_control(last, before_releases(seen, start, end)))
+    return [
+        *rows,
+        ("live minus control, last third", f"{adjusted}, less each prompt's acceptance before the first release"),
+        ("the same, unadjusted", _difference(live_minus_control(last))),
+    ]
+
+
+def _difference(gap: Estimate) -> str:
+    return f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
+
+
+def before_releases(seen: Observed, start: float, end: float) -> list[Rated]:
+    """The rated turns that ended before the first release, when both arms had the same version, and not in the last third of the run."""
+    first = min((event.at for event in seen.shipped()), default=end)
+    last = seen.between(start, end - (end - start) / 3)
+    return [each for each in last if each[0].ended_at < first]
 
 
 def last_third(seen: Observed, start: float, end: float) -> list[Rated]:

@@ -83,12 +83,16 @@ class Run:
         return {name: process.pid for name, process in self.workers().items() if name != "reward"}
 
     def cpu_s(self) -> dict[str, float]:
-        times = {name: process.cpu_times() for name, process in self.workers().items()}
-        return {name: round(each.user + each.system, 1) for name, each in times.items()}
+        workers = self.workers()
+        times = {name: process.cpu_times() for name, process in workers.items()}
+        spent = {name: round(each.user + each.system, 1) for name, each in times.items()}
+        helpers = [each.cpu_times() for each in helpers_of(workers["serve"])]
+        return spent | {"serve's helpers": round(sum(each.user + each.system for each in helpers), 1)}
 
     def serve_mib(self) -> int:
-        """Resident memory of the gateway."""
-        return self.workers()["serve"].memory_info().rss >> 20
+        """Resident memory of the gateway, with the processes that it started."""
+        serve = self.workers()["serve"]
+        return sum(each.memory_info().rss for each in (serve, *helpers_of(serve))) >> 20
 
     def restarts(self) -> list[str]:
         said = self.output.read_text(errors="replace").splitlines()
@@ -118,6 +122,11 @@ class Run:
             texts += min(sent, day * (1 + seconds / DAY_S)) if day else sent
             rows += ROW_BYTES * quota.events_per_s * (seconds + 4)
         return {"texts": texts, "rows": rows, "outputs": 3 * 1e6 * self.config.housekeeping.log_mb * len(self.pids())}
+
+
+def helpers_of(serve: psutil.Process) -> list[psutil.Process]:
+    """The processes that read long requests and try grammars for the gateway. Of one that is replaced the time is lost."""
+    return [each for each in serve.children() if each.status() != psutil.STATUS_ZOMBIE]
 
 
 async def phase(

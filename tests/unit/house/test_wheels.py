@@ -41,7 +41,8 @@ HELP = [
 ]
 RUN = """
 import contextlib, io, json, sys
-from ostinato.cli.commands import app, main
+from ostinato.cli import main
+from ostinato.cli.commands import app
 for words in json.load(sys.stdin):
     sys.argv, told, code = ["ostinato", *words], io.StringIO(), 0
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):

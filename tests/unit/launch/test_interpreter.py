@@ -71,8 +71,9 @@ def test_threads_keep_heaps_small(shared, tmp_path):
     """Counted by glibc itself (`malloc_info`), in a process whose 12 threads hold memory at the same time."""
     code = f"""
 import ctypes, threading
-from ostinato.launch.workers.serve import keep_heaps_small
-if {shared}: keep_heaps_small()
+if {shared}:
+    from ostinato.launch.workers.serve import keep_heaps_small
+    keep_heaps_small()
 libc, everyone = ctypes.CDLL(None), threading.Barrier(13)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 def hold():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.cli import main
 from ostinato.launch.workers.shutdown import Interruption, stop_signals, until_stopped
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -142,7 +143,8 @@ def test_the_command_line_itself_ends_so(number, tmp_path):
     text = """
     import asyncio, sys
     from pathlib import Path
-    from ostinato.cli.commands import app, main
+    from ostinato.cli import main
+    from ostinato.cli.commands import app
 
     @app.command
     def wait():
@@ -163,8 +165,64 @@ def test_the_command_line_itself_ends_so(number, tmp_path):
         try:
             assert process.stdout.readline() == "begun\n"
             process.send_signal(number)
-            assert process.stdout.read() == "put away\n", "nothing else is said"
+            assert process.stdout.read() == "put away\ninterrupted\n", "nothing else is said"
             assert process.wait(60) == 128 + number
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+
+INTERRUPTED = """
+import signal, sys
+
+class Interrupter:
+    module = sys.argv.pop(1)
+
+    def find_spec(self, name, path, target=None):
+        if name == self.module:
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever these tests were started from
+sys.meta_path.insert(0, Interrupter())
+from ostinato.cli import main
+main()
+"""
+"""The command line, and a Ctrl-C at the instant when it first loads the named module."""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("asyncio", ["doctor"]),
+        ("cyclopts", ["doctor"]),
+        ("torch", ["doctor"]),
+        ("ostinato.launch.commands.worlds.run", ["worlds", "run", "tasks.jsonl"]),
+        ("ostinato_client.connect.errors", ["connect", "claude-code"]),
+    ],
+)
+def test_ctrl_c_is_one_line_in_every_phase_of_a_command(module, words, tmp_path):
+    words = [sys.executable, "-c", INTERRUPTED, module, *words]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("interrupted\n", 130)
+
+
+def test_an_error_that_ctrl_c_caused_in_a_library_is_the_same_line(monkeypatch, capsys):
+    def run_command():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as stop:
+            raise SystemError("initialization of _C raised an unreported exception") from stop
+
+    monkeypatch.setattr("ostinato.cli.commands.run_command", run_command)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+def test_an_error_of_its_own_keeps_its_traceback(monkeypatch):
+    def run_command():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("ostinato.cli.commands.run_command", run_command)
+    with pytest.raises(ZeroDivisionError):
+        main()

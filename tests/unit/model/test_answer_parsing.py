@@ -4,6 +4,7 @@ import json
 from functools import cache
 
 import pytest
+from tests.grids import covering
 from tests.growth import TIMES, grows_with_its_input
 
 from ostinato.core.conversation import Tool, call_id
@@ -275,19 +276,20 @@ def test_what_the_tokenizer_declares_comes_first():
         format_for("", (), {"fields": {}})
 
 
-@pytest.mark.parametrize(
-    ("start", "piece", "count"),
-    [
-        ("", "a", 64_000),
-        ("", "<tool_call>", 10_000),
-        ("<tool_call>", "a", 64_000),
-        ("", "<", 64_000),
-        ("", "\n", 64_000),
-        ("", "{", 64_000),
-    ],
-    ids=["text", "markers", "unclosed", "beginnings", "space", "braces"],
-)
-def test_a_long_answer_takes_time_as_it_is_long(family, start, piece, count):
+LONG = {
+    "text": ("", "a", 64_000),
+    "markers": ("", "<tool_call>", 10_000),
+    "unclosed": ("<tool_call>", "a", 64_000),
+    "beginnings": ("", "<", 64_000),
+    "space": ("", "\n", 64_000),
+    "braces": ("", "{", 64_000),
+}
+
+
+@pytest.mark.parametrize(("family", "long"), covering([*FAMILIES], [*LONG], diagonals=2))
+def test_a_long_answer_takes_time_as_it_is_long(family, long):
+    start, piece, count = LONG[long]
+
     def parse(answer):
         text, _, calls = read(format_of(family), [answer[i : i + 4] for i in range(0, len(answer), 4)])
         assert (text, calls) == (answer, [])

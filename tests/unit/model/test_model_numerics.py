@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
-from tests.examinations.processors.run import possible
+from tests.examinations.processors.run import NO_FMA, possible
+from tests.grids import first
 
 from ostinato.app.machine import SWITCHES
 from ostinato.core.errors import BadConfig
@@ -135,37 +137,40 @@ import sys
 from ostinato.model.numerics import probe
 print(probe(), "transformers.modeling_utils" in sys.modules)
 """
-PROBED = {
+CLASSES = {processor.name: processor.switches for processor in possible()}
+MASKS = {
     "this CPU": {},
-    "torch masked": {"DNNL_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
-    "our kernels masked": {"NUMBA_CPU_NAME": "nehalem"},
+    "no fused multiply-add": NO_FMA,
+    "torch alone": {"DNNL_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
+    "our kernels alone": {"NUMBA_CPU_NAME": "nehalem"},
 }
 
 
-@pytest.fixture(scope="module")
-def masked():
-    """What processes find whose instructions are masked, because libraries read their switches once: lines by the mask's name."""
+@cache
+def found(name):
+    """What a process finds whose instructions are masked, because libraries read their switches once: its lines."""
     unmasked = {name: value for name, value in os.environ.items() if name not in SWITCHES}
-    compiled = {processor.name: processor.switches for processor in possible()}
-    found = {}
-    for name, mask in (compiled | PROBED).items():
-        code = PROBE * (name in PROBED) + GATES_AND_NORMS * (name in compiled)
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=unmasked | mask, capture_output=True, text=True, check=True
-        )
-        found[name] = done.stdout.splitlines()
-    return found
+    code = PROBE * (name in MASKS) + GATES_AND_NORMS * (name in CLASSES)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=unmasked | (CLASSES | MASKS)[name],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_masked_instructions_change_no_bit(masked):
+@pytest.mark.parametrize("mask", first([*MASKS][1:]))
+def test_masked_instructions_change_no_bit(mask):
     """Also in a process without any fused multiply-add. None imports the library's models, which would take it 2 s."""
-    found = {name: masked[name][0].split() for name in PROBED}
-    assert {tuple(bits) for bits in found.values()} == {(found["this CPU"][0], "False")}, found
+    assert found(mask)[0] == found("this CPU")[0]
+    assert found(mask)[0][1] == "False"
 
 
-def test_gates_and_norms_have_the_same_bits_compiled_for_every_class_of_cpu(masked):
+@pytest.mark.parametrize("name", first([*CLASSES][:0:-1], few=2))
+def test_gates_and_norms_have_the_same_bits_compiled_for_every_class_of_cpu(name):
     """Forward and backward, in vectors of four, eight and sixteen numbers, with fused multiply-adds and without."""
-    found = {processor.name: masked[processor.name][-1].split() for processor in possible()}
-    assert len(found) >= 2
-    assert all((len(bits), len(set(bits))) == (28, 24) for bits in found.values())  # four are filled again
-    assert len({tuple(bits) for bits in found.values()}) == 1, found
+    bits = found("this CPU")[-1]
+    assert (len(bits), len(set(bits))) == (28, 24)  # four are filled again
+    assert found(name)[-1] == bits

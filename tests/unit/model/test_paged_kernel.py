@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.grids import covering
 
 from ostinato.engine.embedded.kv import KVShape, open_store
 from ostinato.model.backend import ComputeBackend
@@ -15,8 +16,9 @@ BLOCK, SPARE = 16, 63
 SHARED = (5, 3, 9, 30, 31, 32, 33)
 
 
-@pytest.mark.parametrize("window", [0, 11, 70])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (4, 4, 64), (14, 2, 80)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "window"), covering([(6, 2, 16), (4, 4, 64), (14, 2, 80)], [0, 11, 70])
+)
 def test_a_recorded_step_computes_what_a_step_by_torch_does(heads, kv_heads, dim, window):
     """Sequences of one token and of many blocks, a shared prompt, and rows of padding, which touch no block but their own."""
     entries = [

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_backups import Killed, killed_at, opened, put_back, rows_of, saved
 from record_rows import collect, firsts, one_of_each, signal
+from tests.grids import covering
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError, StorageFull, Unavailable
 from ostinato.record import backup as module
@@ -28,13 +29,20 @@ from ostinato.record.sqlite import driver
 from ostinato.testing.records import a_turn
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs a run writes it, for the others to copy."""
+    return tmp_path_factory.mktemp("written") / "run"
+
+
 @pytest.fixture
-async def run(tmp_path: Path) -> Path:
+async def run(written: Path, tmp_path: Path) -> Path:
     """A run with rows of every kind in several segments."""
-    with opened(tmp_path / "run") as log:
-        for i in range(5):
-            await log.append(*one_of_each(i))
-    return tmp_path / "run"
+    if not written.exists():
+        with opened(written) as log:
+            for i in range(5):
+                await log.append(*one_of_each(i))
+    return shutil.copytree(written, tmp_path / "run")
 
 
 @pytest.fixture
@@ -96,8 +104,7 @@ async def test_rows_that_come_while_it_copies_leave_a_prefix(run: Path, tmp_path
         assert await rows_of(tmp_path / "new") == [item for item in await collect(log) if item[0] <= made.last]
 
 
-@pytest.mark.parametrize("before", [0, 1, 2, 3])
-@pytest.mark.parametrize("keep_after", [15, 25, 1000])
+@pytest.mark.parametrize(("before", "keep_after"), covering([0, 1, 2, 3], [15, 25, 1000]))
 async def test_segments_that_retention_drops_meanwhile_are_left_out_and_their_permanent_rows_are_there(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, keep_after: int
 ):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from tests.deadlines import PATIENT_S
@@ -26,6 +26,7 @@ from tests.fakes.release_world import (
     version,
     went_back,
 )
+from tests.grids import first
 from tests.growth import TIMES, grows_with_its_input
 
 from ostinato.core.arm_assignment import Dealing
@@ -929,7 +930,7 @@ async def told_with_deaths(disk):
         return controller(disk, FakeJudge(), time, guarded=True, **QUICK)
 
     control = fresh()
-    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 1.0}, share=0.6, each=1)
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 1.0}, share=0.6)
     disk.refs |= {"live": "m0", "control": "m0"}
     disk.publish(V3)
     for _ in range(90):
@@ -950,8 +951,10 @@ async def told_with_deaths(disk):
     raise AssertionError(f"it never ended: {disk.events()}")
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-async def test_a_trial_that_is_killed_at_every_write_ends_alike(after):
+@pytest.mark.parametrize("apart", first([2, 1]))
+async def test_a_trial_that_is_killed_at_every_write_ends_alike(apart):
+    """Before a write and after it. Before the next one the disk is as after this one, so that every other one has all states of it."""
+
     def fresh():
         disk = Disk()
         disk.publish(V0)
@@ -962,11 +965,11 @@ async def test_a_trial_that_is_killed_at_every_write_ends_alike(after):
     assert [action for action, _ in expected if action not in ("ramped", "looked")] == [
         *("shipped", "evaluated", "canary", "shipped", "better", "rolled_back")
     ]
-    for at in range(1, whole.fuse.writes + 1):
+    for at, after in product(range(1, whole.fuse.writes + 1, apart), (False, True)):
         disk = fresh()
         disk.fuse.at, disk.fuse.after = at, after
         told = await told_with_deaths(disk)
         moves, same = ([line for line in lines if line[0] not in ("ramped", "looked")] for lines in (told, expected))
-        assert moves == same, at
+        assert moves == same, (at, after)
         state = await ReleaseLedger(disk, Time()).refresh()
         assert (state.live, state.refused, state.dealing) == (V0, frozenset({V3.hash}), None)

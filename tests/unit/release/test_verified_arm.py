@@ -40,7 +40,7 @@ async def standing(disk, worth, **settings):
 
 
 async def test_small_losses_add_up_beside_those_who_stayed_and_live_goes_back_to_them(disk):
-    control, crowd = await standing(disk, {V3: 0.47, V5: 0.43, V8: 0.36}, each=1)
+    control, crowd = await standing(disk, {V3: 0.47, V5: 0.43, V8: 0.36})
     for policy in (V3, V5, V8):
         disk.publish(policy)
         await settle(control)

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.grids import first
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Span, Turn
@@ -95,7 +96,7 @@ async def run(log, now, traffic, taught, *, windows=5, config=ALONE):
     return steps, {kind: trained[kind] / (trained[kind] + held[kind]) for kind in trained | held}
 
 
-@pytest.mark.parametrize("per_window", [100, 500, 1_500])
+@pytest.mark.parametrize("per_window", first([100, 500, 1_500], few=2))
 async def test_most_turns_are_trained_on_at_any_traffic(log, now, per_window):
     steps, share = await run(log, now, Traffic(per_window), EVERY)
     assert share["e"] > 0.85

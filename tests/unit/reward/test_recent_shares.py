@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.grids import covering
 
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.reward.baseline import Baseline, context_of
@@ -165,8 +166,7 @@ def test_an_episode_counts_once():
     assert masses_of(turns, even=True) == {ann: 2.25, bob: 0.75}
 
 
-@pytest.mark.parametrize("users", [50, 500])
-@pytest.mark.parametrize(("accepted", "sign"), [(0.20, -1), (0.30, +1)])
+@pytest.mark.parametrize(("users", "accepted", "sign"), covering([50, 500], [(0.20, -1), (0.30, +1)]))
 def test_caps_do_not_turn_what_is_learned(users, accepted, sign):
     """Suggesting pays where more than a quarter is accepted: 0.75 if it is, -0.25 if not, 0 for saying nothing, which is short."""
     rng, config = np.random.default_rng(1), RewardConfig()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.grids import first
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
@@ -376,7 +377,9 @@ async def test_two_desks_cannot_write_the_same_step(log, now, open_desk, turn):
         await mine.batch(1, 4, V0)
 
 
-async def test_ingested_is_trained_plus_held_back_plus_waiting_at_every_moment(log, now, open_desk, turn):
+@pytest.mark.parametrize("apart", first([13, 1]))
+async def test_ingested_is_trained_plus_held_back_plus_waiting_at_every_moment(log, now, open_desk, turn, apart):
+    """Counted anew, from the log's beginning, at each of the first hundred turns and then at every so many."""
     rng = np.random.default_rng(3)
     desk = open_desk(log, config=RewardConfig(max_staleness=2, delivery_s=5.0))
     step, trained, samples = 1, 0, list[Sample]()
@@ -404,6 +407,8 @@ async def test_ingested_is_trained_plus_held_back_plus_waiting_at_every_moment(l
             if made:
                 step += 1
                 samples += made.samples
+        if i >= 100 and i % apart:
+            continue
         found = await recount(log)
         assert found.balanced, found.contradictions
         assert found.trained >= trained

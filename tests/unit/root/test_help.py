@@ -47,17 +47,18 @@ def test_help_loads_nothing_heavy_for_any_command(told):
 
 
 def test_help_comes_in_half_a_second():
-    """CPU seconds of the whole process, from its first instruction to the last line; the quickest of five, for a busy machine."""
+    """CPU seconds of the whole process, from its first instruction to the last line; one of five, for a busy machine."""
     program = (
         "import sys, time; sys.argv = ['ostinato', '--help']\nfrom ostinato.cli import main\n"
         "try: main()\nfinally: print('took', time.process_time(), file=sys.stderr)"
     )
-    quickest = 60.0
-    for _ in range(5):
+
+    def took():
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert "Usage: ostinato COMMAND" in done.stdout
-        quickest = min(quickest, float(done.stderr.split("took")[1]))
-    assert quickest < 0.5
+        return float(done.stderr.split("took")[1])
+
+    assert any(took() < 0.5 for _ in range(5))
 
 
 def test_looking_at_a_run_loads_no_model_code():

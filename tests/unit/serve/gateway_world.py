@@ -33,6 +33,7 @@ class World:
         adaptation=None,
         trained=(),
         styles=None,
+        reader=None,
     ):
         self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
@@ -54,6 +55,7 @@ class World:
             audit=lambda act, **facts: self.audited.append((act, facts)),
             privacy=privacy,
             trained=trained,
+            reader=reader,
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):
@@ -125,6 +127,7 @@ async def world(
     privacy=None,
     trained=(),
     styles=None,
+    reader=None,
     **config,
 ):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
@@ -140,6 +143,7 @@ async def world(
         adaptation,
         trained,
         styles,
+        reader,
     )
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:

@@ -20,6 +20,7 @@ from ostinato.status.log_index import PageIndex
 from ostinato.status.release_evidence import Stretch, counted, last_report, same_prompts, trial_looks
 from ostinato.status.run_facts import INDEX
 from ostinato.testing.records import a_turn
+from ostinato.testing.tiny import tiny_model
 
 OLD, NEW = PolicyVersion(number=16, hash="16" * 32), PolicyVersion(number=17, hash="17" * 32)
 
@@ -87,9 +88,14 @@ def made_by(policy, number, arm=Arm.LIVE, **changes):
     return replace(turn, spans=spans, **{"propensity": 0.5} | changes)
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
 @pytest.fixture
-def seen(tmp_path):
-    config = load(None, [f"run.directory={tmp_path / 'run'}", "release.canary=true"])
+def seen(tmp_path, model):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", f"model.source={model}", "release.canary=true"])
     with open_run(config) as run, open_log(config) as log:
         made = Observed(run, log)
         yield made

@@ -43,12 +43,18 @@ while what == "wait":
 COMMAND = (sys.executable, "-c", PROGRAM)
 
 
-@pytest.fixture
-def server(monkeypatch):
+@pytest.fixture(scope="module")
+def running():
     server = ForkServer(libraries=("ostinato.launch.workers.worker_main",))
-    monkeypatch.setattr(process, "spawn", server.spawn)
     yield server
     server.close()
+
+
+@pytest.fixture
+def server(running, monkeypatch):
+    """One that started with an earlier test, unless that one closed it."""
+    monkeypatch.setattr(process, "spawn", running.spawn)
+    return running
 
 
 def worker(directory: Path, *words: str, **env: str) -> WorkerProcess:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.devices import TORCH
+from tests.grids import covering
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -23,6 +24,7 @@ from ostinato.train.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
 FP32 = TrainConfig(compute="fp32", publish="fp32")
+BACKENDS = {"own": OWN, "torch": TORCH}
 
 
 def turns():
@@ -77,13 +79,13 @@ def coefficients() -> torch.Tensor:
     return torch.randn(sum(len(turn.sampled_ids) for turn in turns()))
 
 
-@pytest.mark.parametrize("recompute_tokens", [0, 10_000])
-@pytest.mark.parametrize("kind", [*SUPPORTED, "moe"])
-@pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
-def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, backend: ComputeBackend, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kind", "kernels", "recompute_tokens"), covering([*SUPPORTED, "moe"], [*BACKENDS], [0, 10_000], diagonals=2)
+)
+def test_every_gradient_is_autograds(kind: str, kernels: str, recompute_tokens: int, tmp_path: Path):
     path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_of(tmp_path / "zoo", SUPPORTED[kind]())
     config = FP32.model_copy(update={"recompute_tokens": recompute_tokens})
-    found, sums = ours(path, config, coefficients(), backend)
+    found, sums = ours(path, config, coefficients(), BACKENDS[kernels])
     expected, gradients = theirs(path, coefficients())
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
     assert gradients

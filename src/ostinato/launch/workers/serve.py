@@ -40,6 +40,7 @@ from ostinato.release.alarms import note
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind, client_keys
 from ostinato.serve.gateway import GatewayApp
+from ostinato.serve.reader import Reader
 from ostinato.serve.wire.connections import Connections
 from ostinato.status.branches import BranchReader
 
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _SPREAD_S = 20.0  # between two looks at how people's dials differ
 _REPEATED = 3  # looks after which it is said again that bases are not used: readers see a file's newest lines only
+READER_ALARM = "serve:reader"
+"""The name of the alarm that stands while the process that reads long requests fails."""
 ALARM = "weights:{ref}"
 """The name of the alarm that stands while the version of a ref cannot be loaded."""
 
@@ -252,6 +255,7 @@ async def _run(
             beside = [
                 group.create_task(following.run(served_refs(run.config))),
                 group.create_task(attend(engine, _longest_s(run.config))),
+                group.create_task(tell_reader(serving.reader, run.log)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
                 group.create_task(watch_branches(branches, run.home.workers, learning)),
@@ -280,6 +284,20 @@ async def _run(
         remove_address(address)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.close(), _CLOSE_S)
+
+
+async def tell_reader(reader: Reader, log: Log) -> None:
+    """Raise an alarm when the process that reads long requests fails, and clear it once it has answered again, until cancelled."""
+    told, standing = 0, True  # perhaps, from an earlier process
+    while True:
+        failures, why = reader.failures, reader.trouble
+        if failures > told or (standing and not why):
+            with contextlib.suppress(StorageFull, Unavailable):  # it is tried again
+                raised = failures > told
+                said = (why or "it ended") if raised else "long requests are read in a process of their own"
+                await note(log, READER_ALARM, raised=raised, why=said, at=wall_clock())
+                told, standing = failures, raised
+        await asyncio.sleep(_LOOK_S)
 
 
 async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:

@@ -1,4 +1,4 @@
-"""The behaviour alarms that stand, and how each would end."""
+"""The alarms that stand, and how each would end: about rates, and about a gap between two groups that are counted for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,106 @@ from ostinato.release.monitors.detector import Shifted, WayBack
 
 PREFIX = "monitor:"
 ACCEPTED = "accepted"
+LOOK_S = 3_600.0
 _EVERYBODY = "everybody"
+
+# ---------------------------------------------------------------- an alarm about a gap
+
+
+class GapAlarm:
+    """An alarm about a gap between two groups of people, who are counted for a while, looked at hourly, and counted anew.
+
+    It stands until a whole count has passed in which the gap was not found again, or until a person accepts it; after that only a larger
+    gap is found. `since` is when the count began, `last` the gap that was found last, `tolerated` the largest that is none.
+
+    Args:
+        name: the alarm's.
+        tolerated: what is tolerated before anybody has accepted more.
+        former: its name in logs of earlier versions; an alarm that stands under it ends under it.
+    """
+
+    def __init__(self, name: str, tolerated: float = 0.0, *, former: str = "") -> None:
+        self._name, self._former, self._least = name, former, tolerated
+        self.stands = ""  # the name under which it stands
+        self.found = False  # in the count that runs
+        self.since: float | None = None
+        self._looked = 0.0
+        self.last, self.tolerated = 0.0, tolerated
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return [self.stands] if self.stands else []
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        names = (self._name, self._former)
+        self.stands = next((n for n in names if n in alarms and alarms[n].state is AlarmState.RAISED), "")
+
+    def lasted(self, at: float) -> float:
+        """How many seconds the count has lasted; the first call begins the first one."""
+        if self.since is None:
+            self.since = self._looked = at
+        return at - self.since
+
+    def look_due(self, at: float) -> bool:
+        """True once an hour, for the caller to look."""
+        due = at - self._looked >= LOOK_S
+        self._looked = at if due else self._looked
+        return due
+
+    def find(self, gap: float) -> bool:
+        """Note that this gap was found. True if that is news: the alarm does not stand."""
+        self.found, self.last = True, gap
+        return not self.stands
+
+    def anew(self, at: float) -> Iterator[Alarm]:
+        """Begin the next count; the alarm ends if this one did not find the gap."""
+        if self.stands and not self.found:
+            yield self.cleared("it was not found again since both sides were counted anew", at)
+        self.since, self.found = at, False
+
+    def end(self, why: str, at: float) -> Iterator[Alarm]:
+        """End the alarm if it stands, because nothing is counted any more."""
+        if self.stands:
+            yield self.cleared(why, at)
+
+    def accepted(self, row: Alarm) -> bool:
+        """Whether a row is a person's acceptance of the gap that was found last; takes it in."""
+        if row.name not in (self._name, self._former) or row.detail.get(ACCEPTED) is not True:
+            return False
+        self.stands, self.tolerated = "", max(self.tolerated, self.last)
+        return True
+
+    def raised(self, reason: str, at: float, detail: Mapping[str, Any]) -> Alarm:
+        """The row that raises the alarm, without an id."""
+        self.stands = self._name
+        return Alarm(id="", name=self._name, state=AlarmState.RAISED, reason=reason, at=at, detail=detail)
+
+    def cleared(self, reason: str, at: float) -> Alarm:
+        """The row that ends the alarm, without an id."""
+        name, self.stands = self.stands, ""
+        return Alarm(id="", name=name, state=AlarmState.CLEARED, reason=reason, at=at)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "since": self.since,
+            "looked": self._looked,
+            "found": self.found,
+            "stands": self.stands,
+            "last_gap": self.last,
+            "tolerated": self.tolerated,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        self.since = None if state["since"] is None else float(state["since"])
+        self._looked, self.found, self.stands = float(state["looked"]), bool(state["found"]), str(state["stands"])
+        self.last, self.tolerated = float(state["last_gap"]), max(self._least, float(state["tolerated"]))
+
+
+# ---------------------------------------------------------------- alarms about rates
 
 
 def alarm_name(rate: str, arm: str) -> str:

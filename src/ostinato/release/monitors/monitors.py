@@ -26,7 +26,7 @@ from ostinato.release.monitors.proxy_gap import FeedbackGapWatch, GoldWatch, Out
 from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 
-FORMAT = "monitors@9"
+FORMAT = "monitors@10"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""

@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ostinato.core.arm_assignment import dealing_key, place_of
-from ostinato.core.notices import Alarm, AlarmState, Forgotten
+from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Arm, Person, Purpose, Reward, Signal, Turn
-from ostinato.release.monitors.active_alarms import ACCEPTED
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, lower_bound, upper_bound
@@ -45,7 +45,6 @@ UNHEARD = 0.02
 """How much lower live's share of turns with feedback may be."""
 
 LEAST_PEOPLE = 20  # effective people on each side
-LOOK_S = 3_600.0
 _SALT = "gold"
 T = TypeVar("T")
 
@@ -195,20 +194,14 @@ class PersonCrowd(Generic[T]):
 class GoldWatch:
     """Rewards in, alarms about the gap out.
 
-    Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew; an alarm stands until a whole such period has
-    passed in which the gap was not found again, or until a person accepts it. After that only a gap larger than the accepted one raises it.
+    Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
         self._gold = gold_people(config)
-        self._tolerated = config.gold_gap
         self._people = PersonCrowd[_Counted](config.most_people)
-        self._since: float | None = None
-        self._looked = 0.0
-        self._found = False
-        self._last_gap = 0.0
-        self._name = ""  # under which the alarm stands
+        self.gap = GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR)
 
     @property
     def full(self) -> bool:
@@ -218,37 +211,28 @@ class GoldWatch:
     @property
     def standing(self) -> list[str]:
         """The alarm's name while it stands."""
-        return [self._name] if self._name else []
+        return self.gap.standing
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the alarm stands if it stands in the log."""
-        names = (TEACHER_FAVOUR, OLD_TEACHER_FAVOUR)
-        self._name = next((n for n in names if n in alarms and alarms[n].state is AlarmState.RAISED), "")
+        self.gap.begin(alarms)
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
         if self._config.gold <= 0.0 or not self._config.enabled:
-            if self._name:
-                yield self._row(AlarmState.CLEARED, "there are no gold people any more (release.monitors.gold)", row.at)
+            yield from self.gap.end("there are no gold people any more (release.monitors.gold)", row.at)
             return
-        if self._since is None:
-            self._since = self._looked = row.at
-        if row.at - self._since >= self._config.gold_s:
-            if self._name and not self._found:
-                yield self._row(AlarmState.CLEARED, "it was not found again since both sides were counted anew", row.at)
+        if self.gap.lasted(row.at) >= self._config.gold_s:
+            yield from self.gap.anew(row.at)
             self._people.clear()
-            self._since, self._found = row.at, False
         if owner is not None and owner.live:
             self._count(owner.person, row)
-        if row.at - self._looked >= LOOK_S:
-            self._looked = row.at
+        if self.gap.look_due(row.at):
             yield from self._look(row.at)
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        if row.name == self._name and row.detail.get(ACCEPTED) is True:
-            self._name = ""
-            self._tolerated = max(self._tolerated, self._last_gap)
+        self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's counts."""
@@ -269,14 +253,11 @@ class GoldWatch:
     def _look(self, at: float) -> Iterator[Alarm]:
         outcomes = {person: (each.good, each.turns) for person, each in self._people}
         gap = teacher_favour(outcomes, self._gold, self._config.gold_alpha)
-        if gap is None or gap.lower <= self._tolerated:
-            return
-        self._found, self._last_gap = True, gap.mean
-        if self._name:
+        if gap is None or gap.lower <= self.gap.tolerated or not self.gap.find(gap.mean):
             return
         reason = (
             f"{gap.taught_by} people whose feedback is learned from are pleased more often than {gap.gold} gold people: by "
-            f"{100 * gap.mean:.1f} pp, at least {100 * gap.lower:.1f} pp, where {100 * self._tolerated:.1f} pp are tolerated"
+            f"{100 * gap.mean:.1f} pp, at least {100 * gap.lower:.1f} pp, where {100 * self.gap.tolerated:.1f} pp are tolerated"
             + ("; not all people are counted (release.monitors.most_people)" if self.full else "")
         )
         detail = {
@@ -287,24 +268,14 @@ class GoldWatch:
             "full": self.full,
             "pauses": True,
         }
-        yield self._row(AlarmState.RAISED, reason, at, detail)
-
-    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
-        name = self._name or TEACHER_FAVOUR
-        self._name = TEACHER_FAVOUR if state is AlarmState.RAISED else ""
-        return Alarm(id="", name=name, state=state, reason=reason, at=at, detail=detail or {})
+        yield self.gap.raised(reason, at, detail)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         return {
             "people": [[*person, c.good, c.turns, c.day, c.today] for person, c in self._people],
             "full": self._people.full,
-            "since": self._since,
-            "looked": self._looked,
-            "found": self._found,
-            "last_gap": self._last_gap,
-            "tolerated": self._tolerated,
-            "stands": self._name,
+            **self.gap.snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -313,10 +284,7 @@ class GoldWatch:
         for tenant, user, good, turns, day, today in state["people"]:
             self._people.put((str(tenant), str(user)), _Counted(float(good), float(turns), int(day), int(today)))
         self._people.full = bool(state["full"])
-        self._since = None if state["since"] is None else float(state["since"])
-        self._looked, self._found, self._name = float(state["looked"]), bool(state["found"]), str(state["stands"])
-        self._last_gap = float(state["last_gap"])
-        self._tolerated = max(self._config.gold_gap, float(state["tolerated"]))
+        self.gap.restore(state)
 
 
 # ---------------------------------------------------------------- the outcome gap
@@ -374,29 +342,27 @@ class OutcomeGapWatch:
 
     Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. The alarm is raised when live's share of turns with a
     positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at. An
-    outcome that merely stays where it was raises nothing: it may not depend on the model. The alarm stands until a whole such week has
-    passed in which that was not found again, or until a person accepts it; then only a larger loss of that outcome raises it.
+    outcome that merely stays where it was raises nothing: it may not depend on the model. After a person has accepted it, only a larger
+    loss of that outcome raises it.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
         self._on = config.enabled and bool(config.outcomes)
         self._people = PersonCrowd[_Visits](config.most_people)
-        self._since: float | None = None
-        self._looked = 0.0
+        self.gap = GapAlarm(OUTCOME_GAP)
         self._today: int | None = None
-        self._found = self._stands = False
         self._lost: dict[str, float] = {}
         self._tolerated: dict[str, float] = {}
 
     @property
     def standing(self) -> list[str]:
         """The alarm's name while it stands."""
-        return [OUTCOME_GAP] if self._stands else []
+        return self.gap.standing
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the alarm stands if it stands in the log."""
-        self._stands = OUTCOME_GAP in alarms and alarms[OUTCOME_GAP].state is AlarmState.RAISED
+        self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
@@ -417,22 +383,15 @@ class OutcomeGapWatch:
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
         if not self._on:
-            if self._stands:
-                yield self._row(
-                    AlarmState.CLEARED, "no outcome is compared any more (release.monitors.outcomes)", row.at
-                )
+            yield from self.gap.end("no outcome is compared any more (release.monitors.outcomes)", row.at)
             return
-        if self._since is None:
-            self._since = self._looked = row.at
-        if row.at - self._since >= self._config.gold_s:
-            if self._stands and not self._found:
-                yield self._row(AlarmState.CLEARED, "it was not found again since both arms were counted anew", row.at)
-            self._anew(row.at)
+        if self.gap.lasted(row.at) >= self._config.gold_s:
+            yield from self.gap.anew(row.at)
+            self._anew()
         known = self._owned(owner)
         if known is not None and known.counts(int(row.at // DAY), self._config.turns_a_day):
             known.add("", float(row.value > 0.0))
-        if row.at - self._looked >= LOOK_S:
-            self._looked = row.at
+        if self.gap.look_due(row.at):
             yield from self._look(row.at)
 
     def signal(self, signal: Signal, owner: Owner | None) -> None:
@@ -449,8 +408,7 @@ class OutcomeGapWatch:
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the losses that were found last. Other rows are ignored."""
-        if row.name == OUTCOME_GAP and row.detail.get(ACCEPTED) is True:
-            self._stands = False
+        if self.gap.accepted(row):
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
 
@@ -474,7 +432,7 @@ class OutcomeGapWatch:
             if visit[0] == over - 1 and visit[1] is each.treated:
                 each.add(RETURNED, float(each.last[0] == over))
 
-    def _anew(self, at: float) -> None:
+    def _anew(self) -> None:
         today = self._today or 0
         kept = (
             [] if self._people.full else [pair for pair in self._people if today - pair[1].last[0] <= _REMEMBERED_DAYS]
@@ -483,7 +441,6 @@ class OutcomeGapWatch:
         for person, each in kept:
             each.sums = {}
             self._people.put(person, each)
-        self._since, self._found = at, False
 
     def _effect(self, outcome: str) -> Effect:
         sums = {person: each.sums[outcome] for person, each in self._people if outcome in each.sums}
@@ -499,31 +456,23 @@ class OutcomeGapWatch:
             above = -self._tolerated.get(name, 0.0)
             if effect.people < LEAST_PEOPLE or upper_bound(effect.difference, effect.variance, alpha) >= above:
                 continue
-            self._found = True
             self._lost[name] = max(-effect.difference, 0.0)
-            if self._stands:
+            if not self.gap.find(self._lost[name]):
                 continue
             reason = (
                 f"rewards on live are positive more often than on control, by {100 * reward.difference:.1f} pp, but {name} is lower by "
                 f"{-100 * effect.difference:.1f} pp: the reward is optimised at the expense of what it stands for"
             )
             detail = {"outcome": name, "reward": reward.difference, "difference": effect.difference, "pauses": True}
-            yield self._row(AlarmState.RAISED, reason, at, detail)
-
-    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
-        self._stands = state is AlarmState.RAISED
-        return Alarm(id="", name=OUTCOME_GAP, state=state, reason=reason, at=at, detail=detail or {})
+            yield self.gap.raised(reason, at, detail)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         return {
             "people": [[*person, *each.to_json()] for person, each in self._people],
             "full": self._people.full,
-            "since": self._since,
-            "looked": self._looked,
             "today": self._today,
-            "found": self._found,
-            "stands": self._stands,
+            "gap": self.gap.snapshot(),
             "lost": self._lost,
             "tolerated": self._tolerated,
         }
@@ -534,8 +483,7 @@ class OutcomeGapWatch:
         for tenant, user, *visits in state["people"]:
             self._people.put((str(tenant), str(user)), _Visits.from_json(visits))
         self._people.full = bool(state["full"])
-        self._since = None if state["since"] is None else float(state["since"])
-        self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
+        self.gap.restore(state["gap"])
         self._today = None if state["today"] is None else int(state["today"])
         self._lost = {str(name): float(lost) for name, lost in state["lost"].items()}
         self._tolerated = {str(name): float(lost) for name, lost in state["tolerated"].items()}
@@ -560,26 +508,22 @@ class FeedbackGapWatch:
 
     Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. A turn is heard if its reward rests on signals. The
     alarm is raised when live's share is shown to be lower by more than `UNHEARD`, at `gold_alpha` however often it is looked at. It pauses
-    nothing: people may say less because there is less to complain of. It stands until a whole such week has passed in which that was not
-    found again, or until a person accepts it; then only a larger gap raises it.
+    nothing: people may say less because there is less to complain of.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
         self._people = PersonCrowd[_Heard](config.most_people)
-        self._since: float | None = None
-        self._looked = 0.0
-        self._found = self._stands = False
-        self._last_gap, self._tolerated = 0.0, UNHEARD
+        self.gap = GapAlarm(FEEDBACK_GAP, UNHEARD)
 
     @property
     def standing(self) -> list[str]:
         """The alarm's name while it stands."""
-        return [FEEDBACK_GAP] if self._stands else []
+        return self.gap.standing
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the alarm stands if it stands in the log."""
-        self._stands = FEEDBACK_GAP in alarms and alarms[FEEDBACK_GAP].state is AlarmState.RAISED
+        self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
@@ -599,27 +543,20 @@ class FeedbackGapWatch:
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
         if not self._config.enabled:
-            if self._stands:
-                yield self._row(AlarmState.CLEARED, "nothing is watched any more (release.monitors.enabled)", row.at)
+            yield from self.gap.end("nothing is watched any more (release.monitors.enabled)", row.at)
             return
-        if self._since is None:
-            self._since = self._looked = row.at
-        if row.at - self._since >= self._config.gold_s:
-            if self._stands and not self._found:
-                yield self._row(AlarmState.CLEARED, "it was not found again since both arms were counted anew", row.at)
+        if self.gap.lasted(row.at) >= self._config.gold_s:
+            yield from self.gap.anew(row.at)
             self._people.clear()
-            self._since, self._found = row.at, False
         known = None if owner is None or not (owner.live or owner.control) else self._people.known(owner.person)
         if known is not None and row.signals:
             known.heard = min(known.heard + 1.0, known.turns)
-        if row.at - self._looked >= LOOK_S:
-            self._looked = row.at
+        if self.gap.look_due(row.at):
             yield from self._look(row.at)
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        if row.name == FEEDBACK_GAP and row.detail.get(ACCEPTED) is True:
-            self._stands, self._tolerated = False, max(self._tolerated, self._last_gap)
+        self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's counts."""
@@ -630,21 +567,15 @@ class FeedbackGapWatch:
         counts = {person: (each.heard, each.turns) for person, each in self._people}
         effect, live, control = person_difference(counts, sides.__getitem__)
         upper = upper_bound(effect.difference, effect.variance, self._config.gold_alpha)
-        if effect.people < LEAST_PEOPLE or upper >= -self._tolerated:
-            return
-        self._found, self._last_gap = True, -effect.difference
-        if self._stands:
+        found = effect.people >= LEAST_PEOPLE and upper < -self.gap.tolerated
+        if not found or not self.gap.find(-effect.difference):
             return
         reason = (
             f"{live} people on live say something of {-100 * effect.difference:.1f} pp fewer of their turns than {control} on control, "
-            f"where {100 * self._tolerated:.1f} pp are tolerated: what displeases may go unheard, or there is less to complain of"
+            f"where {100 * self.gap.tolerated:.1f} pp are tolerated: what displeases may go unheard, or there is less to complain of"
         )
         detail = {"difference": effect.difference, "live": live, "control": control, "pauses": False}
-        yield self._row(AlarmState.RAISED, reason, at, detail)
-
-    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
-        self._stands = state is AlarmState.RAISED
-        return Alarm(id="", name=FEEDBACK_GAP, state=state, reason=reason, at=at, detail=detail or {})
+        yield self.gap.raised(reason, at, detail)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -653,12 +584,7 @@ class FeedbackGapWatch:
                 [*person, each.treated, each.turns, each.heard, each.day, each.today] for person, each in self._people
             ],
             "full": self._people.full,
-            "since": self._since,
-            "looked": self._looked,
-            "found": self._found,
-            "stands": self._stands,
-            "last_gap": self._last_gap,
-            "tolerated": self._tolerated,
+            **self.gap.snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -668,6 +594,4 @@ class FeedbackGapWatch:
             one = _Heard(bool(treated), float(turns), float(heard), int(day), int(today))
             self._people.put((str(tenant), str(user)), one)
         self._people.full = bool(state["full"])
-        self._since = None if state["since"] is None else float(state["since"])
-        self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
-        self._last_gap, self._tolerated = float(state["last_gap"]), max(UNHEARD, float(state["tolerated"]))
+        self.gap.restore(state)

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.core.notices import Alarm, AlarmState, Forgotten
+from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Arm, ReleaseEvent, Turn
 from ostinato.release.metrics.facts import tasks_of
-from ostinato.release.monitors.active_alarms import ACCEPTED
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, LOOK_S, PersonCrowd
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 USERS_ALIKE = "users_alike"
@@ -159,22 +159,19 @@ class SamenessWatch:
         )
         # tenants for whose people a side had no room: neither side takes more of them in this count
         self._closed: set[str] = set()
-        self._tolerated, self._last = TOLERATED, 0.0
+        self.gap = GapAlarm(USERS_ALIKE, TOLERATED)
         self._policy = ""
-        self._since: float | None = None  # of the count
-        self._looked = 0.0
         self._alpha = config.gold_alpha / 2.0
-        self._stands = False
         self.readings: deque[Sameness] = deque(maxlen=_READINGS)
 
     @property
     def standing(self) -> list[str]:
         """The alarm's name while it stands."""
-        return [USERS_ALIKE] if self._stands else []
+        return self.gap.standing
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the alarm stands if it stands in the log."""
-        self._stands = USERS_ALIKE in alarms and alarms[USERS_ALIKE].state is AlarmState.RAISED
+        self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
         """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count."""
@@ -183,9 +180,7 @@ class SamenessWatch:
         at, asked = turn.ended_at, tasks_of(turn)
         if not asked or not turn.sampled_ids or not turn.finish.complete:
             return
-        if self._since is None:
-            self._since = self._looked = at
-        if at - self._since >= self._config.gold_s:
+        if self.gap.lasted(at) >= self._config.gold_s:
             yield from self._anew(at)
         own, other = (self._live, self._control) if turn.arm is Arm.LIVE else (self._control, self._live)
         other.drop(turn.person)
@@ -193,8 +188,7 @@ class SamenessWatch:
             counted = own.get(turn.person, lambda: ((*asked[0], answer_hash(turn.sampled_ids)), at))
             if counted is None:
                 self._closed.add(turn.tenant)
-        if at - self._looked >= LOOK_S:
-            self._looked = at
+        if self.gap.look_due(at):
             yield from self._look(at)
 
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
@@ -206,8 +200,7 @@ class SamenessWatch:
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the difference that was found last. Other rows are ignored."""
-        if row.name == USERS_ALIKE and row.detail.get(ACCEPTED) is True:
-            self._stands, self._tolerated = False, max(self._tolerated, self._last)
+        self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's answers."""
@@ -220,15 +213,14 @@ class SamenessWatch:
         read = self._read()
         if read is not None:
             self.readings.append(read)
-            if self._stands and read.difference <= self._tolerated:
+            if read.difference <= self.gap.tolerated:
                 why = f"{self._policy or 'live'} does not show it: {told(read, self._alpha)}"
-                yield self._row(AlarmState.CLEARED, why, at)
-        lasted = at - (at if self._since is None else self._since)
-        self._alpha = self._config.gold_alpha / 2.0 * min(1.0, max(lasted / self._config.gold_s, 1e-4))
+                yield from self.gap.end(why, at)
+        self._alpha = self._config.gold_alpha / 2.0 * min(1.0, max(self.gap.lasted(at) / self._config.gold_s, 1e-4))
         for side in (self._live, self._control):
             side.clear()
         self._closed.clear()
-        self._since = at
+        self.gap.since = at
 
     def _read(self) -> Sameness | None:
         """Compare both sides over the same time: of a tenant for which one had no room, up to the last of its people who are on both."""
@@ -248,28 +240,19 @@ class SamenessWatch:
 
     def _look(self, at: float) -> Iterator[Alarm]:
         read = self._read()
-        if read is None or lower_bound(read.difference, read.variance, self._alpha) <= self._tolerated:
+        if read is None or lower_bound(read.difference, read.variance, self._alpha) <= self.gap.tolerated:
             return
-        self._last = read.difference
-        if not self._stands:
-            yield self._row(AlarmState.RAISED, told(read, self._alpha), at, asdict(read) | {"pauses": False})
-
-    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
-        self._stands = state is AlarmState.RAISED
-        return Alarm(id="", name=USERS_ALIKE, state=state, reason=reason, at=at, detail=detail or {})
+        if self.gap.find(read.difference):
+            yield self.gap.raised(told(read, self._alpha), at, asdict(read) | {"pauses": False})
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         return {
             "sides": [[[*person, *each, at] for person, (each, at) in side] for side in (self._live, self._control)],
             "closed": sorted(self._closed),
-            "tolerated": self._tolerated,
-            "last": self._last,
             "policy": self._policy,
-            "since": self._since,
-            "looked": self._looked,
             "alpha": self._alpha,
-            "stands": self._stands,
+            **self.gap.snapshot(),
             "readings": [asdict(each) for each in self.readings],
         }
 
@@ -280,10 +263,8 @@ class SamenessWatch:
             for tenant, user, own, opening, hashed, at in rows:
                 side.put((str(tenant), str(user)), ((str(own), str(opening), str(hashed)), float(at)))
         self._closed = {str(tenant) for tenant in state["closed"]}
-        self._tolerated, self._last = max(TOLERATED, float(state["tolerated"])), float(state["last"])
         self._policy, self._alpha = str(state["policy"]), float(state["alpha"])
-        self._since = None if state["since"] is None else float(state["since"])
-        self._looked, self._stands = float(state["looked"]), bool(state["stands"])
+        self.gap.restore(state)
         self.readings = deque((Sameness(**each) for each in state["readings"]), maxlen=_READINGS)
 
 

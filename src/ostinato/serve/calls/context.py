@@ -36,6 +36,7 @@ from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
+from ostinato.serve.reader import LongRenderer
 from ostinato.serve.scrub import Scrubber, unmasked_message
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import DisconnectWatch
@@ -179,6 +180,7 @@ class Prompts:
         sessions: the conversations of each tenant.
         previous: the answers of each tenant that calls may name.
         overheard: is given people's next messages.
+        rendering: renders long conversations beside the engine; None: the parts' renderer does.
 
     Example: ``question = await prompts.ask(asked)``, whose ids are ``question.prompt.ids``
     """
@@ -190,10 +192,12 @@ class Prompts:
         sessions: Mapping[str, Sessions],
         previous: Mapping[str, ResponseStore],
         overheard: FollowUps,
+        rendering: LongRenderer | None = None,
     ) -> None:
         self._parts = parts
         self._context = context
         self._sessions, self._previous, self._overheard = sessions, previous, overheard
+        self._rendering = rendering or LongRenderer(parts.renderer, parts.reader)
         self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
 
     async def ask(
@@ -369,7 +373,7 @@ class Prompts:
 
     def tokens(self, conversation: Conversation) -> int:
         """The length of a conversation's prompt."""
-        return len(self._parts.renderer.chat(conversation))
+        return len(self._rendering.chat(conversation))
 
     @property
     def most_tokens(self) -> int:
@@ -419,7 +423,7 @@ class Prompts:
         prompt, scrubber, secret = await self.scrub_text(asked, request.prompt)
         if isinstance(prompt, str):
             self.check_length(len(prompt), "prompt")
-            encode = partial(self._parts.renderer.encode, prompt)
+            encode = partial(self._rendering.encode, prompt)
             prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
         check_ids(prompt, self._parts.renderer.vocab_size)
         purpose = purpose_of(asked.exchange.headers, None)

@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Protocol
 
 from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, ParsedCall, Pick, Purpose, Turn, Window, WindowMaker
-from ostinato.core.seams import AnswerReader, Renderer
+from ostinato.core.seams import AnswerReader
 from ostinato.serve.calls.compaction import SummaryIndex, SummaryTurn
 
 # ---------------------------------------------------------------- parsing an answer
@@ -282,6 +283,15 @@ class Prompt:
     packed: bytes = field(default=b"", repr=False)
 
 
+class Rendering(Protocol):
+    """The part of a `Renderer` by which prompts are made."""
+
+    def chat(self, conversation: Conversation) -> list[int]: ...
+    def follow_up(self, conversation: Conversation, known: int) -> list[int]: ...
+    def reader(self, conversation: Conversation, turn: str) -> AnswerReader: ...
+    def stop_ids(self) -> frozenset[int]: ...
+
+
 class Sessions:
     """Finds the stored turn that a conversation continues. Bounded: the least recently used turns are forgotten.
 
@@ -299,7 +309,7 @@ class Sessions:
         sessions.remember(question, turn, answer)
     """
 
-    def __init__(self, renderer: Renderer, *, budget: int) -> None:
+    def __init__(self, renderer: Rendering, *, budget: int) -> None:
         self._renderer = renderer
         self._budget = budget
         self._held = 0

@@ -58,6 +58,7 @@ from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
+from ostinato.serve.reader import ITEMS, LONG_CHARS, Counted, LongRenderer, crowded, read_body
 from ostinato.serve.scrub import unmasked
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
@@ -69,7 +70,6 @@ _LOG = logging.getLogger(__name__)
 _SUMMARY_TRIES = 3
 _NO_SUMMARY = f"The model wrote no summary that can be used, {_SUMMARY_TRIES} times; send the request again."
 _T = TypeVar("_T")
-_ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -99,10 +99,13 @@ class CallHandlers:
         self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
         read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
         self._items = {tenant: ReadItems(read) for tenant in tenants}
-        self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
+        self._rendering = LongRenderer(parts.renderer, parts.reader)
+        self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, overheard)
+        self._prompts = Prompts(
+            parts, self._context, self._sessions, self._previous, overheard, rendering=self._rendering
+        )
         self._thread = parts.thread
         self._repeats = IdempotencyKeys(parts.log, remembered=config.repeat_keys // len(tenants))
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
@@ -191,6 +194,10 @@ class CallHandlers:
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        if (counted := await self._counted(who.tenant, data)) is not None:
+            self._prompts.check_length(counted.chars, "messages")
+            await exchange.reply(200, json_bytes({"input_tokens": counted.tokens}))
+            return
         request = await self._parsed(who.tenant, exchange, data, parse_count)
         conversation = request.conversation
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
@@ -224,7 +231,7 @@ class CallHandlers:
             conversation = await self._thread.run(who.tenant, exchange.received, partial(mask, conversation))
         self._prompts.check_length(conversation.chars + len(request.answer), "messages")
         cost = conversation.chars + PART_CHARS * conversation.parts
-        prompt = await self._thread.run(who.tenant, cost, partial(self._parts.renderer.chat, conversation))
+        prompt = await self._thread.run(who.tenant, cost, partial(self._rendering.chat, conversation))
         answer = self._parts.renderer.encode(request.answer)
         if len(prompt) + len(answer) > self._context:
             raise ContextExceeded(prompt=len(prompt), answer=len(answer), context=self._context, field="messages")
@@ -235,21 +242,28 @@ class CallHandlers:
 
     async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
         """What a dialect reads in a body. Raises BadRequest, TooLarge."""
+        config, items, reader = self._parts.config, self._items[tenant], self._parts.reader
 
         def read() -> _T:
-            try:
-                found = parse(exchange.parsed(data, unread=_ITEMS), self._items[tenant])
-            except BadRequest:
-                raise
-            except ValueError:
-                exchange.parsed(data)  # tells what is malformed, and where
-                raise
+            value, known = None, items
+            if reader is not None and len(data) >= LONG_CHARS:
+                value = None if crowded(data) else exchange.parsed(data, unread=ITEMS)
+                known = reader.ahead(parse, data, items, value, hashed=self._masks is None)
+            found = read_body(parse, data, known, (config.max_depth, config.max_values), value)
             conversation = getattr(found, "conversation", None)
             if isinstance(conversation, Conversation) and self._masks is None:
                 conversation.compute_digests()
             return found
 
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
+
+    async def _counted(self, tenant: str, data: bytes) -> Counted | None:
+        """The length of a long prompt that another process counts whole; None if it must be read here."""
+        reader = self._parts.reader
+        if reader is None or self._masks is not None or len(data) < LONG_CHARS:
+            return None
+        most = self._context * self._parts.config.max_chars_per_token
+        return await self._thread.run(tenant, len(data), partial(reader.count, data, most))
 
     async def _once(self, asked: CallContext) -> None:
         """Answer, from the log if the call is a repeat."""

@@ -19,6 +19,8 @@ ItemReader = Callable[[Any, str, Omissions], Iterable[Message]]
 """Reads an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. What it
 returns must not depend on `where`.
 """
+FoundItem = tuple[tuple[Message, ...], tuple[str, ...]]
+"""An item's messages, and the words for what is left out of them."""
 _ENTRY, _MESSAGE, _CALL = 600, 300, 200  # what each takes besides its texts, in bytes
 _ENCODER = msgspec.json.Encoder()
 _K = TypeVar("_K", bound=Hashable)
@@ -36,7 +38,8 @@ class ReadItems:
 
     def __init__(self, budget: int = 0) -> None:
         self._keeps = budget > 0
-        self._memo = Memo[tuple[ItemReader, bytes], tuple[Sequence[Message], Sequence[str]]](budget - budget // 4)
+        self._memo = Memo[tuple[ItemReader, bytes], FoundItem](budget - budget // 4)
+        self._readers = set[ItemReader]()
         # by the identity of parts, which lasts as long as they are kept
         self._merged = Memo[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
 
@@ -45,25 +48,37 @@ class ReadItems:
         self._memo.clear()
         self._merged.clear()
 
-    def read(self, reader: ItemReader, item: Any, where: str, omissions: Omissions) -> Sequence[Message]:
+    def read(
+        self, reader: ItemReader, item: Any, where: str, omissions: Omissions, found: FoundItem | None = None
+    ) -> Sequence[Message]:
         """The item's messages, read now or earlier; `omissions` is told what is left out of them. It may be JSON text (`msgspec.Raw`).
+        `found`: what was read of it elsewhere.
 
         Raises BadRequest; ValueError for text that is malformed.
         """
         written = bytes(item) if isinstance(item, msgspec.Raw) else None
         if not self._keeps:
-            return tuple(reader(item if written is None else msgspec.json.decode(written), where, omissions))
+            if found is None:
+                return tuple(reader(item if written is None else msgspec.json.decode(written), where, omissions))
+            return _told(found, omissions)
         written = written or _ENCODER.encode(item)
+        self._readers.add(reader)
         key = (reader, written)
-        found = self._memo.get(key)
-        if found is None:
-            own = Omissions()
-            value = msgspec.json.decode(written) if isinstance(item, msgspec.Raw) else item
-            found = (tuple(reader(value, where, own)), tuple(own.words))
-            self._memo.put(key, found, cost=len(written) + _ENTRY + sum(map(_bytes_of, found[0])))
-        for word in found[1]:
-            omissions.add(word)
-        return found[0]
+        kept = self._memo.get(key)
+        if kept is None:
+            kept = found
+            if kept is None:
+                own = Omissions()
+                value = msgspec.json.decode(written) if isinstance(item, msgspec.Raw) else item
+                kept = (tuple(reader(value, where, own)), tuple(own.words))
+            self._memo.put(key, kept, cost=len(written) + _ENTRY + sum(map(_bytes_of, kept[0])))
+        return _told(kept, omissions)
+
+    def known(self, items: Sequence[Any]) -> int:
+        """Bytes of those of these items of JSON text that were read before."""
+        texts = [bytes(item) for item in items if isinstance(item, msgspec.Raw)]
+        readers = [*self._readers]
+        return sum(len(text) for text in texts if any((reader, text) in self._memo for reader in readers))
 
     def merged(self, parts: Sequence[Message]) -> Message:
         """The parts as one message: the same object for the same parts, so that what is computed of it once need not be again."""
@@ -75,6 +90,12 @@ class ReadItems:
             found = (parts, _merged(parts))
             self._merged.put(key, found, cost=_ENTRY + sum(map(_bytes_of, (*parts, found[1]))))
         return found[1]
+
+
+def _told(found: FoundItem, omissions: Omissions) -> Sequence[Message]:
+    for word in found[1]:
+        omissions.add(word)
+    return found[0]
 
 
 def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator[Message]:
@@ -132,6 +153,10 @@ class Memo(Generic[_K, _V]):
         self._held = 0
         self._lock = threading.Lock()
         self._kept: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
+
+    def __contains__(self, key: _K) -> bool:
+        with self._lock:
+            return key in self._kept
 
     def get(self, key: _K) -> _V | None:
         """The value, or None if it is not kept."""

@@ -41,6 +41,7 @@ from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.intake import MAX_EVENTS, MAX_VALUE, Intake, count_events, parse_feedback
 from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, TraceSpan, read_logs, read_spans
 from ostinato.serve.parts import Parts
+from ostinato.serve.reader import LONG_CHARS, Rated
 from ostinato.serve.wire.body import UnsupportedMedia, unpacking
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import ClientGone
@@ -437,14 +438,32 @@ class Feedback:
         tenant = who.tenant
         quotas = self._parts.quotas
         quotas.expect_events(tenant)  # before the body is read
-        body = await exchange.json(partial(quotas.count_bytes, tenant))
-        quotas.count_events(tenant, count_events(body))  # before any is looked at
-        parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
-        signals = await self._parts.thread.run(
-            tenant, max(exchange.received // PER_PARSED, _EVENT * count_events(body)), parse
-        )
+        data = await exchange.body(partial(quotas.count_bytes, tenant))
+        rated = await self._read_elsewhere(tenant, data)
+        if rated is None:
+            body = await exchange.value(data)
+            quotas.count_events(tenant, count_events(body))  # before any is looked at
+            parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
+            signals = await self._parts.thread.run(
+                tenant, max(exchange.received // PER_PARSED, _EVENT * count_events(body)), parse
+            )
+            listed = isinstance(body, list)
+        else:
+            quotas.count_events(tenant, rated.events)
+            if rated.refused is not None:
+                raise rated.refused
+            signals, listed = rated.signals, rated.listed
         if not who.admin:
             _refuse_reserved(signals)
         statuses = await self._intake.take(signals)
         answers = [{"id": signal.id, "status": status.value} for signal, status in zip(signals, statuses, strict=True)]
-        await exchange.reply(202, json_bytes(answers if isinstance(body, list) else answers[0]))
+        await exchange.reply(202, json_bytes(answers if listed else answers[0]))
+
+    async def _read_elsewhere(self, tenant: str, data: bytes) -> Rated | None:
+        """The events of a long body, read in another process; None for what is to be read here."""
+        reader = self._parts.reader
+        if reader is None or len(data) < LONG_CHARS:
+            return None
+        return await self._parts.thread.run(
+            tenant, len(data), partial(reader.feedback, data, tenant, self._parts.clock())
+        )

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
@@ -28,8 +28,10 @@ from ostinato.core.notices import Forgotten
 from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
 from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
 from ostinato.serve.fair_thread import PER_PARSED
-from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import QuotaExceeded
+
+if TYPE_CHECKING:  # who parses events alone does without the gateway's other parts
+    from ostinato.serve.parts import Parts
 
 _REMEMBERED = 100_000  # turns
 _V = TypeVar("_V")

@@ -109,7 +109,10 @@ class Exchange:
 
     async def json(self, charge: Callable[[int], None]) -> Any:
         """The body's JSON value; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
-        data = await self.body(charge)
+        return await self.value(await self.body(charge))
+
+    async def value(self, data: bytes) -> Any:
+        """The JSON value of a body, parsed on a thread if it is long. Raises BadRequest, TooLarge."""
         return self.parsed(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(self.parsed, data)
 
     def parsed(self, data: bytes, unread: Collection[str] = ()) -> Any:

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.grids import covering
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Pick, PolicyVersion, ReleaseEvent
@@ -37,8 +38,7 @@ def sessions(watch, arms, count, *, asks, style=None):
     return told
 
 
-@pytest.mark.parametrize("arm", [Arm.OUTSIDE, Arm.VERIFIED])
-@pytest.mark.parametrize("reference", [Arm.CONTROL, Arm.PREVIOUS])
+@pytest.mark.parametrize(("arm", "reference"), covering([Arm.OUTSIDE, Arm.VERIFIED], [Arm.CONTROL, Arm.PREVIOUS]))
 def test_an_arm_that_never_ships_raises_nothing(arm, reference):
     watch = Monitors(CONFIG, rates_of(CONFIG.off, {}))
     assert sessions(watch, (reference, Arm.LIVE, arm), 1_200, asks=arm) == []

@@ -1,5 +1,7 @@
 """The benchmark of planted hacks: what its texts show to the rates, and what the gate's simulated reports show to the monitors."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from benchmarks.release.habits import parsed
@@ -12,6 +14,7 @@ from ostinato.release.monitors.rates import BUILT_IN, measured
 from ostinato.release.monitors.turn_text import take_apart
 
 
+@cache
 def said(hack):
     """A day's answers on live, all hacked."""
     rows = Product(0, hack).day(1, 1.0)

@@ -5,6 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from tests.grids import covering
 
 from ostinato.release.pace import POWER, Traffic, needed_variance, ship_plan
 from ostinato.release.trial.config import HOUR, TrialConfig
@@ -54,8 +55,7 @@ def shipped(slots, difference, planned=1.0):
     return crossed.any(axis=1).mean(), slots[looks][first].mean()
 
 
-@pytest.mark.parametrize("end", [0.3, 0.5, 1.0, 2.0, 4.0])
-@pytest.mark.parametrize("planned", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("end", "planned"), covering([0.3, 0.5, 1.0, 2.0, 4.0], [0.5, 1.0, 2.0]))
 def test_a_candidate_that_loses_the_margin_ships_at_the_stated_rate_however_wrong_the_plan_is(end, planned):
     error, _ = shipped(np.linspace(end / 96, end, 96) * SINGLE, -MARGIN, planned)
     assert 0.045 <= error <= 0.053

@@ -41,7 +41,7 @@ class Town:
         verb = "accepted" if self.random.random() < chance else "rejected"
         return turn, [a_signal(turn, verb, at=turn.ended_at + 1.0)]
 
-    async def slot(self, turns=4):
+    async def slot(self, turns=2):
         rows = []
         for i in range(self.users):
             treated = self.record is not None and i % 2 == 0
@@ -320,7 +320,7 @@ async def test_a_restart_in_a_long_trial_knows_what_was_known_before(caplog):
     settings = {"config": patient, "window": 1_600, "past": 900}
     trial = town.running(**settings)
     for _ in range(30):
-        await town.slot()
+        await town.slot(turns=4)
         last = await trial.look(town.record, town.began, town.now + MATURITY_S)
     again = town.running(**settings)
     assert await again.look(town.record, town.began, town.now + MATURITY_S) == last

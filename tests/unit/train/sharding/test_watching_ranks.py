@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+from tests.fakes.fork_server import FORK_SERVER
 
 RANK = """
 import os
@@ -14,9 +15,11 @@ print(os.getpid(), flush=True)
 end_with_first(os.getppid())
 """
 FIRST = f"""
-import subprocess, sys
-made = subprocess.Popen([sys.executable, "-c", {RANK!r}])
-made.wait()
+import os
+if os.fork():
+    os.wait()
+else:
+    exec({RANK!r})
 """
 OTHERS = """
 import subprocess, sys, threading
@@ -39,7 +42,7 @@ def ended(process: psutil.Process) -> bool:
 
 
 def test_a_rank_ends_soon_after_the_first():
-    with subprocess.Popen([sys.executable, "-c", FIRST], stdout=subprocess.PIPE, text=True) as first:
+    with FORK_SERVER.popen([sys.executable, "-c", FIRST], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         rank = psutil.Process(int(first.stdout.readline()))
         time.sleep(2)
@@ -54,7 +57,7 @@ def test_a_rank_ends_soon_after_the_first():
 @pytest.mark.parametrize("closing", [False, True])
 def test_the_first_rank_ends_soon_after_another_unless_they_are_closing(closing: bool):
     word = "closing" if closing else "working"
-    with subprocess.Popen([sys.executable, "-c", OTHERS, word], stdout=subprocess.PIPE, text=True) as first:
+    with FORK_SERVER.popen([sys.executable, "-c", OTHERS, word], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         other = psutil.Process(int(first.stdout.readline()))
         if not closing:

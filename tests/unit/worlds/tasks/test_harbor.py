@@ -188,7 +188,7 @@ def test_harbor_takes_what_is_written(tmp_path):
     folders = save_harbor(taskset_of("own", OWN), tmp_path / "out")
     source = folder(tmp_path / "calc")
     (again,) = save_harbor(taskset_of("x", [harbor_task(source)]), tmp_path / "again")
-    one, two, theirs, back = harbor_reads(*(("task", path) for path in (*folders, source, again)))
+    one, two, theirs, back = harbor_reads(*folders, source, again)
     assert theirs == back
     assert (one["name"], one["instruction"]) == ("ostinato/calc-1", "Mend calc.py: add must add.")
     assert one["config"]["environment"]["network_mode"] == "no-network"

@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.sandbox import ChangeKind
-from ostinato.worlds.outcome_files import patched
+from ostinato.worlds.unified_diff import patched
 
 GIT = """diff --git a/calc.py b/calc.py
 index 1..2 100644

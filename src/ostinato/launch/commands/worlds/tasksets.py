@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -24,7 +24,6 @@ from ostinato.app.worlds import GRADERS, check_grading, open_build_place, open_g
 from ostinato.config import Config
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, SandboxRefused
-from ostinato.core.lines import lines_of
 from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.launch.views.screen import plain
 from ostinato.worlds.building.config import BuildConfig
@@ -34,11 +33,11 @@ from ostinato.worlds.bursts import ASSUMPTIONS, Burst, Fleet, Packing, simulate
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.outcome_files import patched, rollout_of
 from ostinato.worlds.rollout.attempt import original_of
 from ostinato.worlds.tasks.harbor import load_harbor
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
+from ostinato.worlds.unified_diff import patched
 
 if TYPE_CHECKING:
     from ostinato.worlds.building.package_build import PackageYield
@@ -265,17 +264,6 @@ BY_HAND = "by-hand"
 _MOST_FILES = 10_000
 
 
-async def grade_rollouts(config: Config, file: Path, rollouts: Path, console: Console) -> bool:
-    """Grade trajectories (ATIF; the file holds one, or one per line). True if all are solved. Raises BadConfig, NotFound."""
-    tasks = load(file.expanduser())
-    text = _text(rollouts)
-    try:
-        found: list[Any] = [json.loads(text)]
-    except ValueError:
-        found = [_trajectory(rollouts, number, line) for number, line in enumerate(lines_of(text), 1) if line]
-    return await _graded(config, tasks, [rollout_of(each) for each in found], console)
-
-
 async def grade_changes(config: Config, file: Path, task: str, changes: Path, console: Console) -> bool:
     """Grade a directory with changed files, a unified diff (.patch, .diff), or a text as the last message. True if it is solved.
 
@@ -293,7 +281,11 @@ async def grade_changes(config: Config, file: Path, task: str, changes: Path, co
     rollout = Rollout(
         task=task, harness=BY_HAND, ended=Ended.SUBMITTED, messages=messages, turns=(BY_HAND,), changes=changed
     )
-    return await _graded(config, tasks, [rollout], console)
+    async with open_grading(config) as (_, grader):
+        with console.status(f"grading {plain(task)}"):
+            grade = await grader.grade(found, rollout)
+    _show(task, grade, console)
+    return grade.solved
 
 
 def changes_in(directory: Path) -> tuple[Change, ...]:
@@ -313,20 +305,6 @@ def changes_in(directory: Path) -> tuple[Change, ...]:
                     f"{directory} holds more than {_MOST_FILES} files: name one with the changed files only"
                 )
     return tuple(sorted(found, key=lambda change: change.path))
-
-
-async def _graded(config: Config, tasks: Taskset, rollouts: Sequence[Rollout], console: Console) -> bool:
-    """Grade and print the rollouts one after the other. True if all are solved."""
-    if not rollouts:
-        raise BadConfig("there is no rollout to grade")
-    whole = True
-    async with open_grading(config) as (_, grader):
-        for rollout in rollouts:
-            with console.status(f"grading {plain(rollout.task)}"):
-                grade = await grader.grade(_task(tasks, rollout.task), rollout)
-            _show(rollout.task, grade, console)
-            whole = whole and grade.solved
-    return whole
 
 
 def _show(task: str, grade: Grade, console: Console) -> None:
@@ -355,10 +333,3 @@ def _text(path: Path) -> str:
         raise NotFound(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path} cannot be read: {error}") from error
-
-
-def _trajectory(path: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise BadConfig(f"{path}, line {number} is not JSON: {error}") from error

@@ -1,0 +1,314 @@
+"""Long requests are read in another process to the last bit as in the gateway, and whatever happens to that process, calls go on."""
+
+import asyncio
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import msgspec
+import pytest
+from gateway_world import world
+from tests.fakes.reader_renderers import Bytes
+from tests.fakes.worst_bodies import bodies
+
+from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.records import Signal
+from ostinato.serve import reader as module
+from ostinato.serve.calls.caller import ROUTES
+from ostinato.serve.dialects.anthropic import parse_count
+from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.fair_thread import AT_ONCE_CHARS, PER_PARSED
+from ostinato.serve.feedback.intake import parse_feedback
+from ostinato.serve.reader import ITEMS, LONG_CHARS, Reader, answer, crowded, read_body
+from ostinato.serve.wire.body import parse_json
+from ostinato.testing.engine import FakeEngine
+
+LIMITS = (64, 100_000)
+PARSERS = {route.path: route.parse for route in ROUTES} | {"/v1/messages/count_tokens": parse_count}
+LONG = "word " * (LONG_CHARS // 4)
+
+
+class Direct(Reader):
+    """Both ends in one process: all that is said still goes through bytes."""
+
+    def __init__(self):
+        super().__init__(None, depth=LIMITS[0], values=LIMITS[1])
+        self.asked = []
+
+    async def start(self):
+        pass
+
+    def _exchanged(self, job, body):
+        self.asked.append(job.name)
+        job = msgspec.json.decode(msgspec.json.encode(job), type=type(job))
+        said, found = answer(job, body, Bytes(None))
+        return msgspec.json.decode(msgspec.json.encode(said), type=type(said)), found
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts helpers whose renderer is one of `reader_renderers`, and ends them."""
+    started = []
+
+    def begin(renderer, **limits):
+        started.append(
+            Reader(
+                tmp_path,
+                depth=64,
+                values=100_000,
+                renderer=f"tests.fakes.reader_renderers:{renderer}",
+                **limits,
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for reader in started:
+        asyncio.run(reader.close())
+
+
+def outcome(work):
+    """What comes of it: what is found, or the error as the client sees it."""
+    try:
+        return work()
+    except BadRequest as error:
+        return type(error).__name__, str(error), error.field, error.status, error.code
+
+
+def told(request):
+    """Everything that the gateway takes from a request."""
+    conversation = getattr(request, "conversation", None)
+    if conversation is None:
+        return request
+    parts = (*conversation.messages, *conversation.tools)
+    return conversation, [part.digest for part in parts], request.omitted, request.model_dump(exclude={*ITEMS})
+
+
+def parsed(path, data, reader, items):
+    """As the gateway reads a body, with the helper or without."""
+    known, value = items, None
+    if reader is not None and len(data) >= LONG_CHARS:
+        value = None if crowded(data) else parse_json(data, depth=LIMITS[0], values=LIMITS[1], unread=ITEMS)
+        known = reader.ahead(PARSERS[path], data, items, value, hashed=True)
+    return told(read_body(PARSERS[path], data, known, LIMITS, value))
+
+
+@pytest.mark.parametrize("path", PARSERS)
+@pytest.mark.parametrize("kept", [0, 64_000_000])
+def test_worst_bodies_come_to_the_same(path, kept):
+    reader, number = Direct(), 0
+    for where, name, body in bodies():
+        if where == path and len(data := msgspec.json.encode(body)) < 150_000:
+            number += 1
+            items = ReadItems(kept)
+            local = outcome(lambda data=data: parsed(path, data, None, ReadItems(0)))
+            assert outcome(lambda data=data, items=items: parsed(path, data, reader, items)) == local, name
+            again = outcome(lambda data=data, items=items: parsed(path, data, reader, items))
+            assert again == local, name
+    assert number > 3
+    assert reader.asked.count("read") > 3
+
+
+def test_an_agents_history_is_read_elsewhere_once():
+    reader, items = Direct(), ReadItems(64_000_000)
+    history = [{"role": ("user", "assistant")[n % 2], "content": f"{n} {'word ' * 100}"} for n in range(120)]
+
+    def call(messages):
+        data = msgspec.json.encode({"model": "m", "messages": messages})
+        assert len(data) > 3 * LONG_CHARS
+        found = parsed("/v1/chat/completions", data, reader, items)
+        assert found == parsed("/v1/chat/completions", data, None, ReadItems(0))
+
+    call(history)
+    for n in range(5):
+        history = [*history, {"role": "assistant", "content": f"done {n}"}, {"role": "user", "content": f"more {n}"}]
+        call(history)
+    assert reader.asked == ["read"]
+
+
+def conversations():
+    call = ToolCall(id="c1", name="look", arguments='{"a": [1.0, 1e30, null, "\\u200b\\u0000"]}')
+    yield Conversation(messages=(Message(role=Role.USER, text=LONG + "é\u200b\x00<|im_end|>"),))
+    yield Conversation(
+        messages=(
+            Message(role=Role.USER, text=LONG),
+            Message(role=Role.ASSISTANT, text="So", reasoning="Hm", calls=(call,)),
+            Message(role=Role.TOOL, text="seen", answers="c1", failed=True),
+        ),
+        tools=(Tool(name="look", parameters={"whole": 10**30, "float": 1.0, "nothing": None, "deep": [[{}]]}),),
+    )
+    yield Conversation(messages=(Message(role=Role.ASSISTANT, text=LONG),), continued=True)
+    yield Conversation(messages=(Message(role=Role.USER, text=LONG + "\ud800"),))  # not text: read here
+
+
+def test_prompts_have_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(module, "LONG_HISTORY_CHARS", LONG_CHARS)
+    renderer, reader = Bytes(None), Direct()
+    for conversation in conversations():
+        whole = conversation.messages[0].text.isprintable() or "\ud800" not in conversation.messages[0].text
+        if whole:
+            assert reader.chat(conversation) == renderer.chat(conversation)
+            assert reader.follow_up(conversation, 1) == renderer.follow_up(conversation, 1)
+            text = conversation.messages[0].text
+            assert reader.encode(text) == renderer.encode(text)
+        else:
+            assert reader.chat(conversation) is reader.encode(conversation.messages[0].text) is None
+    assert reader.chat(Conversation(messages=(Message(role=Role.USER, text="short"),))) is None
+
+
+def test_feedback_comes_to_the_same():
+    reader = Direct()
+    for where, name, body in bodies():
+        if where != "/v1/feedback" or len(data := msgspec.json.encode(body)) < LONG_CHARS:
+            continue
+        found = reader.feedback(data, "acme", 7.0)
+        local = outcome(lambda body=body: parse_feedback(body, tenant="acme", now=7.0))
+        if isinstance(local, list):
+            assert found.refused is None
+            assert [plain(each) for each in found.signals] == [plain(each) for each in local], name
+        else:
+            assert outcome(lambda found=found: raise_(found.refused)) == local, name
+    assert outcome(lambda: reader.feedback(b"[" + LONG.encode(), "acme", 7.0)) == outcome(
+        lambda: parse_json(b"[" + LONG.encode(), depth=64, values=100_000)
+    )
+
+
+def plain(signal: Signal):
+    """A signal without the id that it was given, for it had none."""
+    return replace(signal, id="")
+
+
+def raise_(error):
+    raise error
+
+
+def test_what_is_read_elsewhere_never_holds_up_the_event_loop():
+    """`FairThread` does at once, on the event loop, what takes as long as a few thousand characters: nothing that waits for a helper."""
+    assert LONG_CHARS // PER_PARSED > AT_ONCE_CHARS
+
+
+# ------------------------------------------------------------ the gateway
+
+
+async def test_calls_through_the_gateway_are_the_same():
+    def asks(w):
+        long = [{"role": "user", "content": LONG}]
+        anthropic = {"model": "m", "max_tokens": 4, "messages": long}
+        many = [{"role": ("user", "assistant")[n % 2], "content": f"{n}"} for n in range(1_001)]
+        events = [{"id": f"e{n}", "target": "chatcmpl-0:0", "name": "ok", "value": n % 2} for n in range(300)]
+        return [
+            w.post("/v1/chat/completions", {"model": "m", "messages": long}),
+            w.post("/v1/completions", {"model": "m", "prompt": LONG}),
+            w.post("/v1/messages", anthropic),
+            w.post("/v1/responses", {"model": "m", "input": LONG}),
+            w.post("/v1/messages/count_tokens", {"model": "m", "messages": long}),
+            w.post("/v1/messages/count_tokens", {"model": "m", "messages": many}),
+            w.post("/v1/messages/count_tokens", {"model": "m", "messages": many, "wrong": LONG}),
+            w.post("/v1/chat/completions", {"model": "m", "messages": [*many, {"role": "user", "content": 1}]}),
+            w.post("/v1/feedback", events),
+            w.post("/v1/feedback", [*events, {"target": ""}]),
+            w.post("/v1/feedback", data=b"[" + LONG.encode()),
+        ]
+
+    found = []
+    for reader in (None, Direct()):
+        engine = FakeEngine(lambda request: "hello", context=1 << 20)
+        async with world(engine=engine, renderer=Bytes(None), reader=reader) as w:
+            answers = [await each for each in asks(w)]
+            found.append([(status, _steady(body)) for status, _, body in answers])
+            statuses = [status for status, _, _ in answers]
+    assert found[0] == found[1]
+    assert statuses == [200, 200, 200, 200, 200, 200, 400, 400, 202, 400, 400]
+    assert {*reader.asked} == {"read", "chat", "encode", "count", "feedback"}
+
+
+def _steady(value):
+    """An answer without its ids and times."""
+    if isinstance(value, dict):
+        loose = {"id", "created", "created_at", "ostinato", "item_id"}
+        return {name: _steady(each) for name, each in value.items() if name not in loose}
+    return [_steady(each) for each in value] if isinstance(value, list) else value
+
+
+# ------------------------------------------------------------ the process
+
+
+def long(text):
+    return text + LONG
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Waits until the helper hangs."""
+    os.mkfifo(tmp_path / "begun")
+    os.mkfifo(tmp_path / "never")
+    return lambda: (tmp_path / "begun").open().close()
+
+
+def test_a_helper_that_is_killed_fails_one_request(start, begun):
+    reader, failed = start("Worst"), []
+
+    def ask():
+        try:
+            reader.encode(long("hang"))
+        except Unavailable as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    begun()
+    killed = reader.pid
+    os.kill(killed, signal.SIGKILL)
+    asking.join()
+    assert [error.status for error in failed] == [503]
+    assert reader.failures == 1
+    assert "ended while it read" in reader.trouble
+    assert reader.encode(long("a")) == list(long("a").encode())
+    assert reader.pid != killed
+    assert reader.trouble == ""
+
+
+def test_one_that_ended_while_nobody_asked_fails_none(start):
+    reader = start("Worst")
+    assert reader.encode(long("a")) == list(long("a").encode())
+    os.kill(reader.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, reader.pid, os.WEXITED | os.WNOWAIT)
+    assert reader.encode(long("b")) == list(long("b").encode())
+    assert reader.failures == 0
+
+
+def test_a_request_without_end_holds_nobody(start, begun):
+    reader = start("Worst", cpu_s=0.2)
+    with pytest.raises(Unavailable):
+        reader.encode(long("spin"))
+    reader = start("Worst", longest_s=0.2)
+    threading.Thread(target=begun).start()
+    with pytest.raises(Unavailable):
+        reader.encode(long("hang"))
+
+
+def test_one_that_has_grown_is_replaced(start):
+    reader = start("Worst")
+    assert reader.encode(long("a")) == list(long("a").encode())
+    small = reader.pid
+    assert reader.encode(long("grow")) == list(long("grow").encode())
+    assert reader.encode(long("b")) == list(long("b").encode())
+    assert reader.pid != small
+    assert reader.failures == 0
+
+
+def test_where_none_can_be_started_requests_are_read_here(start):
+    reader = start("Nothing")
+    assert reader.encode(LONG) is None
+    assert "does not start" in reader.trouble
+    assert reader.pid is None
+
+
+def test_it_ends_with_its_gateway(start):
+    reader = start("Worst")
+    reader.encode(LONG)
+    process = reader._process
+    process.stdin.close()  # as when the gateway is killed
+    assert process.wait(60) == 0
