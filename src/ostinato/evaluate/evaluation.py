@@ -1,7 +1,8 @@
 """Evaluates a candidate against its incumbents on all suites: the `Evals` seam.
 
-Every side is drawn afresh for every candidate, on the same items and from the same seeds. A version's draws are never reused for a later
-candidate: the draws that got it chosen overestimate it.
+Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are never reused for
+a later candidate: the draws that got a version chosen overestimate it. The anchor was chosen by none, so once it is not live any more its
+draws hold for several candidates: nine of ten of its answers differ from a candidate's at equal seeds, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from ostinato.evaluate.suites import Item, Suite
 Scores = dict[tuple[str, int], ItemScore]
 """(item, draw) -> score."""
 
+ANCHOR_ROUNDS = 10
+"""Candidates that share the anchor's draws; then others are made, so that neither their luck nor a judge's view of them lasts."""
 SURE = 0.998
 """Confidence of each interval of a sharpening: of a thousand candidates that lost nothing, at most one is reported as a loss."""
 
@@ -65,6 +68,8 @@ class Evaluation:
         self._opinions = opinions
         self._judged = ("", -1)
         self._drawn: dict[tuple[str, str], Scores] = {}
+        self._anchor = ("", -1)  # its hash, and which of its draws are kept
+        self._anchor_drawn: dict[str, Scores] = {}
 
     async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report:
         """Sample the draws that each side lacks for the round's next look, and judge on equal numbers of draws.
@@ -79,7 +84,11 @@ class Evaluation:
         draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
         for runner in self._runners:
             for policy, slot in slots.values():
-                await self._draw(runner, slot, policy, draws, chosen[runner.suite.name].items)
+                items = chosen[runner.suite.name].items
+                if policy.hash == against.anchor.hash != against.live.hash:
+                    await self._draw_anchor(runner, slot, policy, draws, items, against.round // ANCHOR_ROUNDS)
+                else:
+                    await self._draw(runner, slot, policy, draws, items)
         for runner in self._aside:
             await self._draw(runner, self._candidate_slot, candidate, draws, runner.suite.items)
         paired = [
@@ -149,6 +158,20 @@ class Evaluation:
             seed = seed_of(runner.suite, *self._judged)
             found = await runner.run(slot, policy, range(held, draws), items, seed=seed)
             self._keep(_key(runner.suite), policy.hash, found)
+
+    async def _draw_anchor(
+        self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item], period: int
+    ) -> None:
+        """Draw what the kept draws of the anchor lack, and use them in this round."""
+        if self._anchor != (policy.hash, period):
+            self._anchor, self._anchor_drawn = (policy.hash, period), {}
+        suite = runner.suite
+        kept = self._anchor_drawn.setdefault(_key(suite), {})
+        wanted = range(self._held(suite, policy.hash), draws)
+        if lacking := [item for item in items if any((item.id, draw) not in kept for draw in wanted)]:
+            seed = seed_of(suite, f"anchor {policy.hash}", period)
+            kept.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed)))
+        self._keep(_key(suite), policy.hash, [kept[item.id, draw] for item in items for draw in wanted])
 
     def _keep(self, suite: str, policy_hash: str, scores: Iterable[ItemScore]) -> None:
         known = self._drawn.setdefault((suite, policy_hash), {})

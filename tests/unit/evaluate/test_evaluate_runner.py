@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -286,6 +287,51 @@ async def test_draws_that_got_a_version_chosen_are_never_used_again():
     assert not before & after, "from other seeds"
 
 
+async def test_ten_candidates_share_the_anchors_draws_while_it_is_not_live():
+    """It was chosen by no draws. Beside itself as live, it is drawn from the candidate's seeds, whose answers are often its own."""
+    world, drawn = World(size=4), list[tuple[int, int]]()
+    evaluation = Evaluation([runner(world)], LOOKS)
+    for round in range(12):
+        policy = PolicyVersion(number=20 + round, hash=f"{round:02x}" * 8)
+        world.slots |= {"live": [V9], "control": [V7], "candidate": [policy]}
+        world.calls.clear()
+        report = await evaluation.run(policy, against=standing(live=V9, best=V9, anchor=V7, round=round))
+        asked = Counter(slot for slot, *_ in world.calls)
+        assert asked["candidate"] == asked["live"] == 6
+        drawn.append((round, asked["control"]))
+        assert {str(found.against) for found in report.comparisons} == {"live", "best", "anchor"}
+        assert report.draw_spread == draw_spread(evaluation.scores(SUITE, V7))
+    assert [round for round, count in drawn if count] == [0, 10], "and then they are made anew"
+    world.slots |= {"live": [V7]}
+    world.calls.clear()
+    await evaluation.run(policy, against=standing(round=13))
+    assert {slot for slot, *_ in world.calls} >= {"live", "candidate"}
+    seeds = {slot: {seed for where, _, seed, _ in world.calls if where == slot} for slot in ("candidate", "live")}
+    assert seeds["candidate"] == seeds["live"]
+
+
+async def test_only_what_the_anchors_kept_draws_lack_is_drawn():
+    """More draws after an undecided look, and items that the rounds before did not have."""
+    world = World(size=4)
+    evaluation = Evaluation([runner(world)], LOOKS)
+    world.slots |= {"live": [V9], "control": [V7]}
+    first, second = (PolicyVersion(number=20 + n, hash=f"e{n}" * 8) for n in range(2))
+    for candidate, round, draws, asked in ((first, 0, 2, 6), (first, 0, 4, 6), (second, 1, 2, 0), (second, 1, 4, 0)):
+        world.slots["candidate"] = [candidate]
+        world.calls.clear()
+        report = await evaluation.run(candidate, against=standing(live=V9, best=V9, anchor=V7, round=round))
+        assert (report.draws, sum(slot == "control" for slot, *_ in world.calls)) == (draws, asked)
+    few = LOOKS.model_copy(update={"items_per_round": 3, "sealed_share": 0.0})
+    rotating, seen = Evaluation([runner(world)], few), set[str]()
+    for round in range(8):
+        world.slots["candidate"] = [policy := PolicyVersion(number=40 + round, hash=f"{round:02x}" * 8)]
+        world.calls.clear()
+        await rotating.run(policy, against=standing(live=V9, best=V9, anchor=V7, round=round))
+        shown = {score.item for score in rotating.scores(SUITE, V7)}
+        assert sum(slot == "control" for slot, *_ in world.calls) == len(shown - seen)
+        seen |= shown
+
+
 async def test_every_incumbent_is_asked_in_a_slot_that_serves_it():
     world = World(size=4)
     world.slots |= {"control": [V0], "shown": [V3]}
@@ -294,10 +340,10 @@ async def test_every_incumbent_is_asked_in_a_slot_that_serves_it():
     assert {slot for slot, *_ in world.calls} == {"candidate", "live", "control", "shown"}
     assert {str(found.against): found.policy for found in report.comparisons} == {"live": V7, "anchor": V0, "best": V3}
     world.calls.clear()
-    await evaluation.run(V9, against=standing(best=V0, anchor=V0, round=1))
+    await evaluation.run(V9, against=standing(best=V0, anchor=V0, round=10))
     assert {slot for slot, *_ in world.calls} == {"candidate", "live", "control"}
     world.calls.clear()
-    report = await evaluation.run(V9, against=standing(best=None, anchor=V0, round=2))
+    report = await evaluation.run(V9, against=standing(best=None, anchor=V0, round=20))
     assert {slot for slot, *_ in world.calls} == {"candidate", "live", "control"}
     assert "was not sampled" in report.reason
 
