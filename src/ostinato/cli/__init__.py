@@ -8,8 +8,10 @@ def main() -> None:
         from ostinato.launch.workers.shutdown import Interruption
 
         interruption = Interruption()
-        from ostinato.cli.commands import run_command
+        from ostinato.core.interpreter import collecting_rarely
 
+        with collecting_rarely():
+            from ostinato.cli.commands import run_command
         run_command()
     except BaseException as error:
         if not _by_interrupt(error):

@@ -24,6 +24,7 @@ from ostinato.cli.weights import weights
 from ostinato.cli.workers import compute, housekeeping, plan, rollout, run_worker, serve, train
 from ostinato.cli.worlds import worlds
 from ostinato.core.errors import BadConfig, BadRequest, OstinatoError
+from ostinato.core.interpreter import collecting_rarely
 
 app = App(
     name="ostinato",
@@ -58,7 +59,8 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> 
         here: as processes of this machine. ray: on the nodes of a Ray cluster (settings `ray`), with the log in Postgres (`record.url`)
         and the weights in a bucket (`weights.url`).
     """
-    from ostinato.launch.commands.up import up as run
+    with collecting_rarely():
+        from ostinato.launch.commands.up import up as run
 
     asyncio.run(run((common or Common()).starting(), console, on))
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from ostinato.cli.corpus import ReadingOptions
 from ostinato.cli.options import Common
 from ostinato.core.errors import BadConfig
+from ostinato.core.interpreter import collecting_rarely
 
 if TYPE_CHECKING:
     from ostinato.config import Config
@@ -153,12 +154,14 @@ def run_worker(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> None:
     """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
-    from ostinato.launch.views.progress import kept_bytes
-    from ostinato.launch.workers.worker_main import Life, live
+    with collecting_rarely():
+        from ostinato.launch.views.progress import kept_bytes
+        from ostinato.launch.workers.worker_main import Life, live
 
     async def work(life: Life) -> None:
         life.starting(config)("loading its code")
-        main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
+        with collecting_rarely():
+            main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
         await main_loop(config, life)
 
     live(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import sys
+from collections.abc import Generator
 
 TURN_S = 0.0002
 
@@ -25,6 +26,21 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+@contextlib.contextmanager
+def collecting_rarely() -> Generator[None]:
+    """Inside the block garbage is collected as rarely as after `settle`.
+
+    It is for importing, which makes a million objects and no garbage: looking through them again and again takes a sixth of its time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*THRESHOLDS)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == THRESHOLDS:
+            gc.set_threshold(*before)
 
 
 def take_short_turns() -> None:

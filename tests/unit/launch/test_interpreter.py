@@ -1,6 +1,7 @@
 """What a worker has loaded is left out of later collections, and freed all the same; its threads take short turns and share heaps."""
 
 import gc
+import json
 import platform
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.core.interpreter import HEAPS, THRESHOLDS, TURN_S, settle, take_short_turns
+from ostinato.core.interpreter import HEAPS, THRESHOLDS, TURN_S, collecting_rarely, settle, take_short_turns
 from ostinato.launch.workers import serve as serving
 
 
@@ -113,3 +114,37 @@ print(full - kib())
 """
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert int(said.stdout) > 15_000
+
+
+IMPORTED = """
+import gc, json, sys
+looked, before = [], gc.get_threshold()
+gc.callbacks.append(lambda phase, _: looked.append(1) if phase == "start" else None)
+sys.argv = ["ostinato", "--version"]
+from ostinato.cli import main
+try:
+    main()
+finally:
+    print(json.dumps([len(looked), gc.get_threshold() == before]))
+"""
+
+
+def test_the_command_line_is_imported_without_looking_for_garbage():
+    """By Python's own thresholds it would be looked for 70 times; 14 are left, before and after it."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    looked, restored = json.loads(done.stdout.splitlines()[-1])
+    assert looked < 40
+    assert restored
+
+
+def test_thresholds_that_a_worker_set_meanwhile_stay():
+    before = gc.get_threshold()
+    try:
+        with collecting_rarely():
+            assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_threshold() == before
+        with collecting_rarely():
+            gc.set_threshold(60_000, 5, 5)
+        assert gc.get_threshold() == (60_000, 5, 5)
+    finally:
+        gc.set_threshold(*before)

@@ -20,7 +20,7 @@ from ostinato.app.storage import Run, home, live_last, model_path, open_run, ser
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadWeights, OstinatoError, StorageFull, Unavailable
-from ostinato.core.interpreter import keep_heaps_small, settle, take_short_turns
+from ostinato.core.interpreter import collecting_rarely, keep_heaps_small, settle, take_short_turns
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Log
 from ostinato.core.weights import Snapshot
@@ -178,7 +178,7 @@ async def serve(config: Config, life: Life) -> None:
         branches = BranchReader(stack.enter_context(open_branches(run.config)))
         page = stack.enter_context(open_page(run, audit, branches)) if config.serve.page else None
         progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
-        with announced(starting):
+        with announced(starting), collecting_rarely():
             serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent, audit))
         await _run(run, serving, listener, life, page, progress, branches)
 
