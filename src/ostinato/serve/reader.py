@@ -45,8 +45,12 @@ LONG_CHARS = 16_384
 """Characters of a prompt, or bytes of a body, from which on the helper reads it: 3 ms that it saves the others, for a hop of 0.5."""
 LONG_HISTORY_CHARS = 131_072
 """The same for what follows a stored turn, of which only the new messages are tokenised."""
-CPU_S, LONGEST_S = 20.0, 90.0
-"""Processor time that one request may take of the helper, and time in all: then it ends, and the request is refused."""
+CPU_S, LONGEST_S = 20.0, 300.0
+"""Processor time that one request may take of the helper, and time in all: then it ends, and the request is refused. On a busy machine the
+helper, which steps back, gets a tenth of a core.
+"""
+START_S = 60.0
+"""How long a start may take, during which long requests are read in the gateway."""
 GROWTH_BYTES = 192 << 20
 """How much the helper may grow before another takes its place; four times that ends it in the middle."""
 ITEMS = ("messages", "input")
@@ -54,7 +58,6 @@ ITEMS = ("messages", "input")
 _NICE = 10  # the engine and the event loop come first
 _CROWDED = 20_000  # values of a body, roughly, from which on nothing of it is looked at here
 _FEW = 256  # and up to which a body of any length is read in less time than the hop takes
-_START_S = 60.0
 _SLACK_S = 10.0  # after which it is ended from outside
 _TRIES, _AGAIN_S = 3, 60.0  # to start it, and how long it is left alone then
 _SIZES = struct.Struct(">II")
@@ -87,13 +90,13 @@ class _Job(msgspec.Struct, omit_defaults=True):
 
 
 class _Said(msgspec.Struct, omit_defaults=True):
-    """What it says. `refusal`: the error's class, text and field; `unread`: the gateway must read the body itself; `last`: it ends now, as
-    it has grown.
+    """What it says. `refusal`: the error's class, text and field; `unread`: the gateway must read the body itself; `grown`: another should
+    take its place.
     """
 
     refusal: tuple[str, str, str | None] | None = None
     unread: bool = False
-    last: bool = False
+    grown: bool = False
     number: int = 0
     chars: int = 0
 
@@ -219,7 +222,6 @@ def main() -> None:
             each, signal.SIG_IGN
         )  # it ends with its input: a gateway that was told to end still has calls to answer
     keep_heaps_small()
-    os.nice(_NICE)
     asks, says = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -230,7 +232,8 @@ def main() -> None:
     small, bound = _memory(_RESIDENT), _memory(_DATA) + 4 * GROWTH_BYTES
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (bound if most == resource.RLIM_INFINITY else min(bound, most), most))
-    _send(says, _READY, b"")
+    os.write(says, _READY)
+    os.nice(_NICE)
     while True:
         try:
             head, body = _received(asks)
@@ -241,10 +244,8 @@ def main() -> None:
         said, found = answer(_JOB.decode(head), body, renderer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        said.last = _memory(_RESIDENT) > small + GROWTH_BYTES
+        said.grown = _memory(_RESIDENT) > small + GROWTH_BYTES
         _send(says, msgspec.json.encode(said), found)
-        if said.last:
-            return
 
 
 _RESIDENT, _DATA = 1, 5  # their places in /proc/self/statm
@@ -299,15 +300,16 @@ class ReadEvents(NamedTuple):
 class RequestReader:
     """The helper as the gateway sees it. Its methods block: call them on the thread of long requests. Thread-safe.
 
-    They return None for what must be read here: what is short, and everything while the helper cannot be started. They raise Unavailable
-    if it ended while it read: killed, or because the request took too long. `failures` counts how often it failed; `trouble` says why it
-    did last, "" since it has answered again.
+    They return None for what must be read here: what is short, and everything while the helper starts or cannot be started. They raise
+    Unavailable if it ended while it read: killed, or because the request took too long. `failures` counts how often it failed; `trouble`
+    says why it did last, "" since it has answered again.
 
     Args:
         model: the model's directory.
         depth, values: the limits of a JSON body.
         renderer: "module:class" of what renders and tokenises there, made of the directory.
         cpu_s, longest_s: seconds that one request may take, of the processor and in all.
+        start_s: seconds that a start may take.
 
     Example: ``reader = RequestReader(path, depth=64, values=100_000); await reader.start(); ids = reader.chat(conversation)``
     """
@@ -321,39 +323,44 @@ class RequestReader:
         renderer: str = "ostinato.model.renderer:HFRenderer",
         cpu_s: float = CPU_S,
         longest_s: float = LONGEST_S,
+        start_s: float = START_S,
     ) -> None:
         self._hello = _Hello(renderer=renderer, model=str(model), cpu_s=cpu_s, longest_s=longest_s)
         self._limits = (depth, values)
-        self._longest_s = longest_s
+        self._longest_s, self._start_s = longest_s, start_s
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], object] = lambda: None
-        self._ready = self._closed = False
-        self._not_before = 0.0
+        self._current: _Process | None = None
+        self._starting: _Process | None = None
+        self._tries, self._not_before, self._closed = 0, 0.0, False
         self.failures, self.trouble = 0, ""
 
     @property
     def pid(self) -> int | None:
-        """The helper's process id; None while there is none."""
-        return None if self._process is None else self._process.pid
+        """The process id of the helper that is asked; None while there is none."""
+        return None if self._current is None else self._current.pid
 
     async def start(self) -> None:
         """Start the helper, without waiting until it can be asked."""
 
         def begin() -> None:
             with self._lock:
-                _ = self._process or self._start()
+                self._look()
 
         await asyncio.to_thread(begin)
 
     async def close(self) -> None:
         """End the helper, and start no other; whoever waits for it gets Unavailable."""
         self._closed = True
-        self._end()
+        for each in (self._current, self._starting):
+            if each is not None:
+                each.kill()
 
         def reap() -> None:
             with self._lock:
-                self._stop()
+                for each in (self._current, self._starting):
+                    if each is not None:
+                        each.end()
+                self._current = self._starting = None
 
         await asyncio.to_thread(reap)
 
@@ -433,109 +440,144 @@ class RequestReader:
 
     def _exchanged(self, job: _Job, body: bytes) -> tuple[_Said, bytes] | None:
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:  # it ended while nobody asked it
-                self._stop()
-            process = self._running()
+            self._look()
+            process = self._current
             if process is None:
                 return None
             try:
-                head, found = _talk(process, msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
+                head, found = process.ask(msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
             except EOFError:
                 why = "it was killed, or the request took more of its time or memory than one may"
             except TimeoutError:
                 why = f"it did not answer within {self._longest_s + _SLACK_S:g} s"
             else:
                 said, self.trouble = _SAID.decode(head), ""
-                if said.last:
-                    self._stop()
-                    self._start()
+                if said.grown and self._starting is None:
+                    self._begin()
                 return said, found
             self._failed(f"the process that reads long requests ended while it read one of {len(body)} bytes: {why}")
-            self._stop()
-            self._start()
+            self._replace()
         raise Unavailable("The process that reads long requests ended while it read this one; send it again.")
 
-    def _running(self) -> subprocess.Popen[bytes] | None:
-        """The helper, once it can be asked; None if it cannot be started."""
-        for _ in range(_TRIES):
-            process = self._process or self._start()
-            if process is None or self._ready:
-                return process
-            try:
-                self._ready = _talk(process, msgspec.json.encode(self._hello), b"", _START_S)[0] == _READY
-            except EOFError:
-                self._stop()
-                continue
-            except TimeoutError:
-                break
-            return process
-        self._stop()
-        self._not_before = time.monotonic() + _AGAIN_S
-        self._failed(f"{_ABSENT}; the gateway's output says why")
-        return None
+    def _look(self) -> None:
+        """See what became of the helpers, without waiting: one that is ready takes its place, for one that ended another starts."""
+        if self._current is not None and self._current.ended():  # while nobody asked it
+            self._replace()
+        starting = self._starting
+        if starting is None:
+            if self._current is None:
+                self._begin()
+            return
+        said = starting.first_word()
+        if said == _READY:
+            if self._current is not None:
+                self._current.end()
+            self._current, self._starting, self._tries = starting, None, 0
+            return
+        late = said is None and time.monotonic() > starting.since + self._start_s
+        if said is None and not late:
+            return
+        starting.end()
+        self._starting, self._tries = None, self._tries + 1
+        if late or self._tries >= _TRIES:
+            self._left_alone(f"{_ABSENT}; the gateway's output says why")
+        else:
+            self._begin()
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _replace(self) -> None:
+        """End the helper that is asked, and start another unless one starts already."""
+        if self._current is not None:
+            self._current.end()
+            self._current = None
+        if self._starting is None:
+            self._begin()
+
+    def _begin(self) -> None:
         if self._closed or time.monotonic() < self._not_before:
-            return None
+            return
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ostinato.serve.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+            self._starting = _Process(self._hello, self)
         except OSError as error:
-            self._not_before = time.monotonic() + _AGAIN_S
-            self._failed(f"{_ABSENT}: {error}")
-            return None
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        self._process, self._ready, self._end = process, False, weakref.finalize(self, process.kill)
-        if self._closed:  # meanwhile
-            process.kill()
-        return process
+            self._left_alone(f"{_ABSENT}: {error}")
+        if self._closed and self._starting is not None:  # meanwhile
+            self._starting.kill()
+
+    def _left_alone(self, why: str) -> None:
+        self._tries, self._not_before = 0, time.monotonic() + _AGAIN_S
+        self._failed(why)
 
     def _failed(self, why: str) -> None:
         self.failures, self.trouble = self.failures + 1, why
         _LOG.error("%s", why)
 
-    def _stop(self) -> None:
-        process, self._process, self._ready = self._process, None, False
-        self._end()
-        if process is not None:
-            with contextlib.suppress(OSError), process:  # closes its pipes, and waits
-                process.kill()
 
+class _Process:
+    """A helper and its pipes, ended with `owner` at the latest. `since`: when it was started, on the monotonic clock. Raises OSError."""
 
-def _talk(process: subprocess.Popen[bytes], head: bytes, body: bytes, seconds: float) -> tuple[bytes, bytes]:
-    """Send a head and a body, and receive what is said to them. Raises EOFError if the process ends, TimeoutError."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    asks, says, until = process.stdin.fileno(), process.stdout.fileno(), time.monotonic() + seconds
-    left: list[memoryview] = [memoryview(part) for part in (_SIZES.pack(len(head), len(body)) + head, body) if part]
-    data, size = bytearray(), _SIZES.size
-    waiting = select.poll()
-    waiting.register(says, select.POLLIN)
-    waiting.register(asks, select.POLLOUT)
-    while len(data) < size:
-        ready = dict(waiting.poll(max(0, int(1000 * (until - time.monotonic())))))
-        if not ready:
-            raise TimeoutError
-        if asks in ready:
-            try:
-                left[0] = left[0][os.write(asks, left[0]) :]
-            except OSError:
-                raise EOFError from None
-            left = left if left[0] else left[1:]
-            if not left:
-                waiting.unregister(asks)
-        if says in ready:
-            part = os.read(says, 1 << 20)
-            if not part:
-                raise EOFError
-            data += part
-            if len(data) >= _SIZES.size:
-                heads, bodies = _SIZES.unpack_from(data)
-                size = _SIZES.size + heads + bodies
-    heads = _SIZES.unpack_from(data)[0]
-    return bytes(data[_SIZES.size : _SIZES.size + heads]), bytes(data[_SIZES.size + heads :])
+    def __init__(self, hello: _Hello, owner: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ostinato.serve.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.pid, self.since, self.kill = (
+            self._process.pid,
+            time.monotonic(),
+            weakref.finalize(owner, self._process.kill),
+        )
+        self._asks, self._says = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._asks, False)
+        word = msgspec.json.encode(hello)
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed later
+            os.write(self._asks, _SIZES.pack(len(word), 0) + word)  # a pipe holds as much
+
+    def ended(self) -> bool:
+        """True once it has ended."""
+        return self._process.poll() is not None
+
+    def end(self) -> int:
+        """End it and wait until it has; returns its exit code, or minus the number of the signal that ended it before."""
+        self.kill()
+        with contextlib.suppress(OSError), self._process:  # closes its pipes, and waits
+            self._process.kill()
+        return self._process.returncode
+
+    def first_word(self) -> bytes | None:
+        """What it says before it is asked anything; None so far, b"" if it ended."""
+        waiting = select.poll()
+        waiting.register(self._says, select.POLLIN)
+        return os.read(self._says, 1 << 10) if waiting.poll(0) else None
+
+    def ask(self, head: bytes, body: bytes, seconds: float) -> tuple[bytes, bytes]:
+        """Send a head and a body, and receive what is said to them. Raises EOFError if it ends, TimeoutError."""
+        until = time.monotonic() + seconds
+        left: list[memoryview] = [memoryview(part) for part in (_SIZES.pack(len(head), len(body)) + head, body) if part]
+        data, size = bytearray(), _SIZES.size
+        waiting = select.poll()
+        waiting.register(self._says, select.POLLIN)
+        waiting.register(self._asks, select.POLLOUT)
+        while len(data) < size:
+            ready = dict(waiting.poll(max(0, int(1000 * (until - time.monotonic())))))
+            if not ready:
+                raise TimeoutError
+            if self._asks in ready:
+                try:
+                    left[0] = left[0][os.write(self._asks, left[0]) :]
+                except OSError:
+                    raise EOFError from None
+                left = left if left[0] else left[1:]
+                if not left:
+                    waiting.unregister(self._asks)
+            if self._says in ready:
+                part = os.read(self._says, 1 << 20)
+                if not part:
+                    raise EOFError
+                data += part
+                if len(data) >= _SIZES.size:
+                    heads, bodies = _SIZES.unpack_from(data)
+                    size = _SIZES.size + heads + bodies
+        heads = _SIZES.unpack_from(data)[0]
+        return bytes(data[_SIZES.size : _SIZES.size + heads]), bytes(data[_SIZES.size + heads :])
 
 
 def _refused(said: _Said) -> BadRequest:

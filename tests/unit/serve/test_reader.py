@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import select
 import signal
-import threading
 from dataclasses import replace
 
 import msgspec
 import pytest
 from gateway_world import world
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.reader_renderers import Bytes
 from tests.fakes.worst_bodies import bodies
 
@@ -49,24 +50,36 @@ class Direct(RequestReader):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts helpers whose renderer is one of `reader_renderers`, and ends them."""
-    started = []
+    """Makes readers whose renderer is one of `reader_renderers`, and ends their helpers."""
+    made = []
 
-    def begin(renderer, **limits):
-        started.append(
-            RequestReader(
-                tmp_path,
-                depth=64,
-                values=100_000,
-                renderer=f"tests.fakes.reader_renderers:{renderer}",
-                **limits,
-            )
-        )
-        return started[-1]
+    def begin(renderer="Worst", **limits):
+        limits = {"start_s": WHOLE_PROGRAM_S} | limits
+        renderer = f"tests.fakes.reader_renderers:{renderer}"
+        made.append(RequestReader(tmp_path, depth=64, values=100_000, renderer=renderer, **limits))
+        return made[-1]
 
     yield begin
-    for reader in started:
+    for reader in made:
         asyncio.run(reader.close())
+
+
+def ready(reader):
+    """The reader, once its helper can be asked."""
+    while reader._look() or reader.pid is None:
+        assert reader._starting is not None, reader.trouble
+        assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0], "it does not start"
+    return reader
+
+
+def held_up(path):
+    """Makes helpers wait as they start; what is returned lets them go on."""
+    os.mkfifo(path / "go")
+
+    def release():
+        return os.open(path / "go", os.O_RDWR)  # open, for whoever has not got there yet
+
+    return release
 
 
 def outcome(work):
@@ -236,64 +249,74 @@ def _steady(value):
 
 
 def long(text):
-    return text + LONG
+    return f"{text} {LONG}"
 
 
-@pytest.fixture
-def begun(tmp_path):
-    """Waits until the helper hangs."""
-    os.mkfifo(tmp_path / "begun")
-    os.mkfifo(tmp_path / "never")
-    return lambda: (tmp_path / "begun").open().close()
+def test_nobody_waits_for_a_helper_that_starts(start, tmp_path):
+    release, reader = held_up(tmp_path), start()
+    asyncio.run(reader.start())
+    assert reader.encode(LONG) is reader.encode(LONG) is None
+    assert (reader.pid, reader.failures) == (None, 0)
+    file = release()
+    assert ready(reader).encode(LONG) == list(LONG.encode())
+    os.close(file)
 
 
-def test_a_helper_that_is_killed_fails_one_request(start, begun):
-    reader, failed = start("Worst"), []
+def test_it_steps_back_once_it_is_ready(start, tmp_path):
+    reader = ready(start())
+    assert reader.encode(LONG) == list(LONG.encode())
+    assert int((tmp_path / "nice").read_text()) == os.nice(0)
+    assert os.getpriority(os.PRIO_PROCESS, reader.pid) == min(19, os.nice(0) + 10)
 
-    def ask():
-        try:
-            reader.encode(long("hang"))
-        except Unavailable as error:
-            failed.append(error)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    begun()
+def test_a_start_without_end_fails(start, tmp_path):
+    release, reader = held_up(tmp_path), start(start_s=0)
+    asyncio.run(reader.start())
+    assert reader.encode(LONG) is None
+    assert "does not start" in reader.trouble
+    assert (reader.failures, reader._starting) == (1, None)
+    assert reader.encode(LONG) is None  # and is left alone
+    assert reader._starting is None
+    os.close(release())
+
+
+def test_a_helper_that_is_killed_fails_one_request(start):
+    reader = ready(start())
     killed = reader.pid
-    os.kill(killed, signal.SIGKILL)
-    asking.join()
-    assert [error.status for error in failed] == [503]
+    with pytest.raises(Unavailable) as failed:
+        reader.encode(long("die"))
+    assert failed.value.status == 503
     assert reader.failures == 1
     assert "ended while it read" in reader.trouble
-    assert reader.encode(long("a")) == list(long("a").encode())
+    assert ready(reader).encode(long("b")) == list(long("b").encode())
     assert reader.pid != killed
-    assert reader.trouble == ""
+    assert (reader.failures, reader.trouble) == (1, "")
 
 
 def test_one_that_ended_while_nobody_asked_fails_none(start):
-    reader = start("Worst")
-    assert reader.encode(long("a")) == list(long("a").encode())
+    reader = ready(start())
     os.kill(reader.pid, signal.SIGKILL)
     os.waitid(os.P_PID, reader.pid, os.WEXITED | os.WNOWAIT)
-    assert reader.encode(long("b")) == list(long("b").encode())
-    assert reader.failures == 0
+    assert reader.encode(long("b")) is None
+    assert ready(reader).failures == 0
 
 
-def test_a_request_without_end_holds_nobody(start, begun):
-    reader = start("Worst", cpu_s=0.2)
-    with pytest.raises(Unavailable):
-        reader.encode(long("spin"))
-    reader = start("Worst", longest_s=0.2)
-    threading.Thread(target=begun).start()
-    with pytest.raises(Unavailable):
-        reader.encode(long("hang"))
+def test_a_request_without_end_holds_nobody(start, monkeypatch):
+    monkeypatch.setattr(module, "_SLACK_S", WHOLE_PROGRAM_S)
+    for text, limits in (("spin", {"cpu_s": 0.2}), ("hang", {"longest_s": 0.2})):
+        with pytest.raises(Unavailable):
+            ready(start(**limits)).encode(long(text))
 
 
-def test_one_that_has_grown_is_replaced(start):
-    reader = start("Worst")
-    assert reader.encode(long("a")) == list(long("a").encode())
-    small = reader.pid
+def test_one_that_has_grown_goes_on_until_another_is_ready(start, tmp_path):
+    reader = ready(start())
+    small, release = reader.pid, held_up(tmp_path)
     assert reader.encode(long("grow")) == list(long("grow").encode())
+    assert reader.encode(long("b")) == list(long("b").encode())
+    assert reader.pid == small
+    file = release()
+    assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
+    os.close(file)
     assert reader.encode(long("b")) == list(long("b").encode())
     assert reader.pid != small
     assert reader.failures == 0
@@ -301,14 +324,16 @@ def test_one_that_has_grown_is_replaced(start):
 
 def test_where_none_can_be_started_requests_are_read_here(start):
     reader = start("Nothing")
-    assert reader.encode(LONG) is None
+    while not reader.trouble:
+        assert reader.encode(LONG) is None
+        if reader._starting is not None:
+            assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
     assert "does not start" in reader.trouble
-    assert reader.pid is None
+    assert (reader.pid, reader._starting) == (None, None)
 
 
 def test_it_ends_with_its_gateway(start):
-    reader = start("Worst")
-    reader.encode(LONG)
-    process = reader._process
+    reader = ready(start())
+    process = reader._current._process
     process.stdin.close()  # as when the gateway is killed
-    assert process.wait(60) == 0
+    assert process.wait(WHOLE_PROGRAM_S) == 0
