@@ -374,7 +374,7 @@ class RequestReader:
         """
         if parse.__name__ not in _PARSERS or _values(data) < _FEW:
             return items
-        if value is not None and _news(value, data, items) < LONG_CHARS:
+        if value is not None and _news(value, items) < LONG_CHARS:
             return items
         found = self._asked(_Job(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
         return items if found is None else _Ahead(items, _FOUND.decode(found[1]))
@@ -604,10 +604,10 @@ def _values(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def _news(value: Any, data: bytes, items: ReadItems) -> int:
-    """The bytes of a body that were not read before."""
+def _news(value: Any, items: ReadItems) -> int:
+    """The bytes of a body's items that were not read before. What else it holds, such as tools, is parsed here each time."""
     lists: Iterable[Any] = value.values() if isinstance(value, dict) else ()
-    return len(data) - sum(items.known(each) for each in lists if isinstance(each, list))
+    return sum(items.unknown(each) for each in lists if isinstance(each, list))
 
 
 class _Ahead(ReadItems):
