@@ -75,11 +75,12 @@ _REFUSALS: dict[str, type[BadRequest]] = {each.__name__: each for each in (BadRe
 
 
 class _Job(msgspec.Struct, omit_defaults=True):
-    """What the helper is asked about the body that follows. `limits`: of depth and values; `known`: of `follow`; `most`: of
-    `count`, in characters.
+    """What the helper is asked about the body that follows. `turn`: the answer repeats it; `limits`: of depth and values; `known`: of
+    `follow`; `most`: of `count`, in characters.
     """
 
     name: str
+    turn: int = 0
     parser: str = ""
     limits: tuple[int, int] = (0, 0)
     hashed: bool = False
@@ -97,6 +98,7 @@ class _Said(msgspec.Struct, omit_defaults=True):
     refusal: tuple[str, str, str | None] | None = None
     unread: bool = False
     grown: bool = False
+    turn: int = 0
     number: int = 0
     chars: int = 0
 
@@ -241,7 +243,9 @@ def main() -> None:
             return
         signal.setitimer(signal.ITIMER_REAL, hello.longest_s)
         signal.setitimer(signal.ITIMER_PROF, hello.cpu_s)
-        said, found = answer(_JOB.decode(head), body, renderer)
+        job = _JOB.decode(head)
+        said, found = answer(job, body, renderer)
+        said.turn = job.turn
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         said.grown = _memory(_RESIDENT) > small + GROWTH_BYTES
@@ -331,7 +335,7 @@ class RequestReader:
         self._lock = threading.Lock()
         self._current: _Process | None = None
         self._starting: _Process | None = None
-        self._tries, self._not_before, self._closed = 0, 0.0, False
+        self._turn, self._tries, self._not_before, self._closed = 0, 0, 0.0, False
         self.failures, self.trouble = 0, ""
 
     @property
@@ -444,14 +448,24 @@ class RequestReader:
             process = self._current
             if process is None:
                 return None
+            self._turn += 1
+            job.turn = self._turn
             try:
                 head, found = process.ask(msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
+                said = _SAID.decode(head)
+                if said.turn != job.turn:
+                    raise _OutOfStep
             except EOFError:
                 why = "it was killed, or the request took more of its time or memory than one may"
             except TimeoutError:
                 why = f"it did not answer within {self._longest_s + _SLACK_S:g} s"
+            except _OutOfStep:
+                why = "what it said answers another"
+            except BaseException:  # such as for want of memory: what is left in the pipes would answer the next request
+                self._replace()
+                raise
             else:
-                said, self.trouble = _SAID.decode(head), ""
+                self.trouble = ""
                 if said.grown and self._starting is None:
                     self._begin()
                 return said, found
@@ -511,6 +525,10 @@ class RequestReader:
         _LOG.error("%s", why)
 
 
+class _OutOfStep(Exception):
+    """A helper's answer belongs to another request."""
+
+
 class _Process:
     """A helper and its pipes, ended with `owner` at the latest. `since`: when it was started, on the monotonic clock. Raises OSError."""
 
@@ -520,11 +538,8 @@ class _Process:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self.pid, self.since, self.kill = (
-            self._process.pid,
-            time.monotonic(),
-            weakref.finalize(owner, self._process.kill),
-        )
+        self.pid, self.since = self._process.pid, time.monotonic()
+        self.kill = weakref.finalize(owner, self._process.kill)
         self._asks, self._says = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._asks, False)
         word = msgspec.json.encode(hello)

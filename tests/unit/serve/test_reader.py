@@ -297,6 +297,33 @@ def test_a_helper_that_is_killed_fails_one_request(start):
     assert (reader.failures, reader.trouble) == (1, "")
 
 
+def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatch):
+    reader = ready(start())
+    says, read = reader._current._says, os.read
+
+    def short(file, size):
+        if file == says:
+            raise MemoryError
+        return read(file, size)
+
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(os, "read", short)
+        with pytest.raises(MemoryError):
+            reader.encode(long("of acme"))
+    assert reader.encode(long("of globex")) is None
+    assert ready(reader).encode(long("of globex")) == Bytes(None).encode(long("of globex"))
+
+
+def test_an_answer_to_another_request_is_nobodys(start):
+    reader, body = ready(start()), long("of acme").encode()
+    head = msgspec.json.encode(module._Job(name="encode", turn=999))
+    os.write(reader._current._asks, module._SIZES.pack(len(head), len(body)) + head + body)
+    with pytest.raises(Unavailable):
+        reader.encode(long("of globex"))
+    assert "answers another" in reader.trouble
+    assert ready(reader).encode(long("of globex")) == Bytes(None).encode(long("of globex"))
+
+
 def test_one_that_ended_while_nobody_asked_fails_none(start):
     reader = ready(start())
     os.kill(reader.pid, signal.SIGKILL)
