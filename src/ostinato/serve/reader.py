@@ -60,6 +60,8 @@ _CROWDED = 20_000  # values of a body, roughly, from which on nothing of it is l
 _FEW = 256  # and up to which a body of any length is read in less time than the hop takes
 _SLACK_S = 10.0  # after which it is ended from outside
 _TRIES, _AGAIN_S = 3, 60.0  # to start it, and how long it is left alone then
+_NOT_ITS_OWN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+"""Signals that do not end it, but its gateway, which still has calls to answer then; it ends with its input."""
 _SIZES = struct.Struct(">II")
 _READY = b"ready"
 _ABSENT = "the process that reads long requests does not start, so they are read beside the engine and slow it down"
@@ -219,12 +221,9 @@ _WORK: dict[str, Callable[[_Job, bytes, Renderer], tuple[_Said, bytes]]] = {
 
 def main() -> None:
     """Answer until the input ends. A request that takes too long, or too much memory, ends the process."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            each, signal.SIG_IGN
-        )  # it ends with its input: a gateway that was told to end still has calls to answer
     keep_heaps_small()
     asks, says = os.dup(0), os.dup(1)
+    threading.Thread(target=_end_with, args=(asks,), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.modules["torch"] = cast("Any", None)  # tokenizers do without, and it takes 200 MB
@@ -250,6 +249,14 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         said.grown = _memory(_RESIDENT) > small + GROWTH_BYTES
         _send(says, msgspec.json.encode(said), found)
+
+
+def _end_with(asks: int) -> None:
+    """End this process in the middle of whatever it does once the gateway's end of the pipe is closed. For a thread of its own."""
+    waiting = select.poll()
+    waiting.register(asks, 0)  # a pipe's other end that is closed is told always
+    waiting.poll()
+    os._exit(0)
 
 
 _RESIDENT, _DATA = 1, 5  # their places in /proc/self/statm
@@ -533,9 +540,16 @@ class _Process:
     """A helper and its pipes, ended with `owner` at the latest. `since`: when it was started, on the monotonic clock. Raises OSError."""
 
     def __init__(self, hello: _Hello, owner: object) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ostinato.serve.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_ITS_OWN)  # which the process inherits
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ostinato.serve.reader"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid, self.since = self._process.pid, time.monotonic()

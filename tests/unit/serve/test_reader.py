@@ -368,3 +368,25 @@ def test_it_ends_with_its_gateway(start):
     process = reader._current._process
     process.stdin.close()  # as when the gateway is killed
     assert process.wait(WHOLE_PROGRAM_S) == 0
+
+
+def test_it_ends_with_its_gateway_in_the_middle_of_a_request(start):
+    process, body = ready(start())._current._process, long("hang").encode()
+    head = msgspec.json.encode(module._Job(name="encode"))
+    os.write(process.stdin.fileno(), module._SIZES.pack(len(head), len(body)) + head + body)
+    process.stdin.close()
+    assert process.wait(WHOLE_PROGRAM_S) == 0
+
+
+def test_signals_that_end_the_gateway_do_not_end_it(start):
+    reader, blocked = start(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    asyncio.run(reader.start())
+    born = reader._starting.pid
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(born, each)  # from its first instruction on
+    assert ready(reader).pid == born
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(born, each)
+    assert reader.encode(LONG) == list(LONG.encode())
+    assert reader.pid == os.getsid(born) == born  # and no terminal's reach it
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
