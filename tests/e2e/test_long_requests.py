@@ -55,7 +55,7 @@ class Served:
         def look():
             for each in psutil.Process(self.worker.process.pid).children():
                 with contextlib.suppress(psutil.Error):  # it has just ended
-                    if "ostinato.serve.reader" in each.cmdline() and each.nice() > psutil.Process().nice():
+                    if "ostinato.serve.reader_child" in each.cmdline() and each.nice() > psutil.Process().nice():
                         return each
             return None
 

@@ -31,6 +31,8 @@ class Worst(Bytes):
             case "spin":
                 while True:
                     pass
+            case "hoard":
+                self._held.append(bytearray(1 << 30))
             case "grow":
                 self._held.append(b"x" * (256 << 20))
         return super().encode(text)

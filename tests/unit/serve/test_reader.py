@@ -14,7 +14,7 @@ from tests.fakes.reader_renderers import Bytes
 from tests.fakes.worst_bodies import bodies
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, TooLarge, Unavailable
 from ostinato.core.records import Signal
 from ostinato.serve import reader as module
 from ostinato.serve.calls.caller import ROUTES
@@ -22,7 +22,8 @@ from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.fair_thread import AT_ONCE_CHARS, PER_PARSED
 from ostinato.serve.feedback.intake import parse_feedback
-from ostinato.serve.reader import ITEMS, LONG_CHARS, RequestReader, answer, crowded, read_body
+from ostinato.serve.reader import LONG_CHARS, RequestReader, crowded
+from ostinato.serve.reader_child import ITEMS, SIZES, ReaderJob, answer, read_body
 from ostinato.serve.wire.body import parse_json
 from ostinato.testing.engine import FakeEngine
 
@@ -316,8 +317,8 @@ def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatc
 
 def test_an_answer_to_another_request_is_nobodys(start):
     reader, body = ready(start()), long("of acme").encode()
-    head = msgspec.json.encode(module._Job(name="encode", turn=999))
-    os.write(reader._current._asks, module._SIZES.pack(len(head), len(body)) + head + body)
+    head = msgspec.json.encode(ReaderJob(name="encode", turn=999))
+    os.write(reader._current._asks, SIZES.pack(len(head), len(body)) + head + body)
     with pytest.raises(Unavailable):
         reader.encode(long("of globex"))
     assert "answers another" in reader.trouble
@@ -334,9 +335,28 @@ def test_one_that_ended_while_nobody_asked_fails_none(start):
 
 def test_a_request_without_end_holds_nobody(start, monkeypatch):
     monkeypatch.setattr(module, "_SLACK_S", WHOLE_PROGRAM_S)
-    for text, limits in (("spin", {"cpu_s": 0.2}), ("hang", {"longest_s": 0.2})):
-        with pytest.raises(Unavailable):
-            ready(start(**limits)).encode(long(text))
+    for text, limits, limit in (
+        ("spin", {"cpu_s": 0.2}, "0.2 s of processor time"),
+        ("hang", {"longest_s": 0.2}, "0.2 s"),
+        ("hoard", {}, "768 MiB of memory"),
+    ):
+        reader = ready(start(**limits))
+        for _ in range(2):  # the second time it is not tried
+            with pytest.raises(TooLarge, match=f"more than {limit} to read"):
+                reader.encode(long(text))
+        assert reader.failures == 1
+        assert limit in reader.trouble
+        if text == "hoard":  # nothing else is refused
+            assert ready(reader).encode(LONG) == list(LONG.encode())
+
+
+def test_a_request_that_proved_too_large_is_tried_again_later(start, monkeypatch):
+    monkeypatch.setattr(module, "_KEPT_S", 0.0)
+    reader = ready(start())
+    for number in (1, 2):
+        with pytest.raises(TooLarge):
+            ready(reader).encode(long("hoard"))
+        assert reader.failures == number
 
 
 def test_one_that_has_grown_goes_on_until_another_is_ready(start, tmp_path):
@@ -372,8 +392,8 @@ def test_it_ends_with_its_gateway(start):
 
 def test_it_ends_with_its_gateway_in_the_middle_of_a_request(start):
     process, body = ready(start())._current._process, long("hang").encode()
-    head = msgspec.json.encode(module._Job(name="encode"))
-    os.write(process.stdin.fileno(), module._SIZES.pack(len(head), len(body)) + head + body)
+    head = msgspec.json.encode(ReaderJob(name="encode"))
+    os.write(process.stdin.fileno(), SIZES.pack(len(head), len(body)) + head + body)
     process.stdin.close()
     assert process.wait(WHOLE_PROGRAM_S) == 0
 
