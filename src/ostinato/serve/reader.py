@@ -87,7 +87,7 @@ class RequestReader:
 
     They return None for what must be read here: what is short, and everything while the helper starts or cannot be started. They raise
     TooLarge if the request took more time or memory than one may, and Unavailable if the helper was killed while it read. `failures` counts
-    how often it failed; `trouble` says why it did last, "" since it has answered again.
+    how often it failed, `answers` how often it answered; `trouble` says why it failed last, "" since it has answered again.
 
     Args:
         model: the model's directory.
@@ -118,7 +118,7 @@ class RequestReader:
         self._starting: _Process | None = None
         self._too_large: dict[bytes, tuple[str, float]] = {}  # by digest, the limit and until when it is known
         self._turn, self._tries, self._not_before, self._closed = 0, 0, 0.0, False
-        self.failures, self.trouble = 0, ""
+        self.failures, self.answers, self.trouble = 0, 0, ""
 
     @property
     def pid(self) -> int | None:
@@ -248,7 +248,7 @@ class RequestReader:
                 self._replace()
                 raise
             else:
-                self.trouble = ""
+                self.answers, self.trouble = self.answers + 1, ""
                 if said.grown and self._starting is None:
                     self._begin()
                 return said, found
