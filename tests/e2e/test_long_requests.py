@@ -105,6 +105,7 @@ def test_two_gateways_count_as_the_tokenizer_does(served):
             reply = one.post(COUNT, text)
             ids = tokens.chat(Conversation(messages=(Message(role=Role.USER, text=text),)))
             assert (reply.status_code, reply.json()) == (200, {"input_tokens": len(ids)})
+        assert "PyTorch" not in one.worker.output.read_text()
 
 
 def test_killed_in_the_middle_of_a_request(served):

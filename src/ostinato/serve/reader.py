@@ -58,6 +58,9 @@ _FEW = 256  # and up to which a body of any length is read in less time than the
 _SLACK_S = 10.0  # after which it is ended from outside
 _TRIES, _AGAIN_S = 3, 60.0  # to start it, and how long it is left alone then
 _KEPT_S = 60.0  # how long it is known that a request takes too much
+_VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
+_VARIABLES |= {"XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"}
+_PREFIXES = ("LC_", "PYTHON")
 _NOT_ITS_OWN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 """Signals that do not end it, but its gateway, which still has calls to answer then; it ends with its input."""
 _ABSENT = "the process that reads long requests does not start, so they are read beside the engine and slow it down"
@@ -341,6 +344,12 @@ def _digest(job: ReaderJob, body: bytes) -> bytes:
     return blake2b(body, key=f"{job.name} {job.parser} {job.known}".encode(), digest_size=16).digest()
 
 
+def _environment() -> dict[str, str]:
+    """Of this process's environment, what an interpreter and a tokenizer use: keys stay here."""
+    kept = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
+    return {**kept, "TRANSFORMERS_VERBOSITY": "error"}  # it would warn that there is no torch
+
+
 class _OutOfStep(Exception):
     """A helper's answer belongs to another request."""
 
@@ -356,6 +365,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
+                env=_environment(),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

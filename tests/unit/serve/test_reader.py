@@ -5,6 +5,7 @@ import os
 import select
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -381,6 +382,15 @@ def test_where_none_can_be_started_requests_are_read_here(start):
             assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
     assert "does not start" in reader.trouble
     assert (reader.pid, reader._starting) == (None, None)
+
+
+def test_it_gets_no_keys(start, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OSTINATO_API_KEY", "HF_TOKEN", "RECORD_URL"):
+        monkeypatch.setenv(name, "secret-of-the-gateway")
+    monkeypatch.setenv("LC_CTYPE", "C.UTF-8")
+    given = Path(f"/proc/{ready(start()).pid}/environ").read_bytes()
+    assert b"secret-of-the-gateway" not in given
+    assert {b"LC_CTYPE=C.UTF-8", f"PATH={os.environ['PATH']}".encode()} <= {*given.split(b"\0")}
 
 
 def test_it_ends_with_its_gateway(start):
