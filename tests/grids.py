@@ -14,10 +14,11 @@ def covering(*axes: Sequence[Any], diagonals: int = 1) -> list[Any]:
     """The cells of all values of the axes, for `parametrize`: those off the diagonal are marked as examinations.
 
     A diagonal has every value of every axis. Each further one shifts all axes but the first by one value, for axes that depend on each
-    other. A tuple among the values is as many arguments.
+    other. Axes from the third on move one value further each time that they begin again, so that one as short as the second
+    meets other values of it. A tuple among the values is as many arguments.
     """
     few = {
-        tuple((at + shift * (number > 0)) % len(axis) for number, axis in enumerate(axes))
+        tuple(_place(at, shift, number, len(axis)) for number, axis in enumerate(axes))
         for at, shift in product(range(max(map(len, axes))), range(diagonals))
     }
     return [
@@ -29,6 +30,11 @@ def covering(*axes: Sequence[Any], diagonals: int = 1) -> list[Any]:
 def first(values: Iterable[Any], few: int = 1) -> list[Any]:
     """The values, for `parametrize`: those after the first few are marked as examinations. Longer simulations, larger inputs."""
     return [pytest.param(value, marks=_marks(number < few)) for number, value in enumerate(values)]
+
+
+def _place(at: int, shift: int, number: int, length: int) -> int:
+    again = at // length if number > 1 else 0
+    return (at + again + (shift if number else 0)) % length
 
 
 def _spread(values: Iterable[Any]) -> Iterator[Any]:

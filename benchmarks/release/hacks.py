@@ -50,7 +50,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.release.monitors.rates import Rate
-from ostinato.release.monitors.session_length import SessionLengthWatch
+from ostinato.release.monitors.session_length import SESSION_LENGTH, SESSION_LENGTH_PREVIOUS, SessionLengthWatch
 from ostinato.release.monitors.turn_text import TurnText
 from ostinato.release.monitors.watcher import rates_of
 
@@ -324,21 +324,32 @@ def found(runs: list[list[tuple[int, Alarm]]]) -> dict[str, Any]:
     }
 
 
-def length_alarms(weeks: int, people: int = PEOPLE) -> int:
-    """How many of these weeks of equal arms raise `session_length`: people come on half of the days, for sessions whose mean differs
-    between people (log-normal, half of itself), as does how often they come.
+def length_alarms(weeks: int, people: int = PEOPLE) -> dict[str, int]:
+    """How many of these weeks of equal arms raise `session_length`, and its alarm beside the release before: people come on half of the
+    days, for sessions whose mean differs between people (log-normal, half of itself), as does how often they come. A fifth are on control,
+    a fifth on the release before, and another release goes live in the middle of the week.
     """
-    raised = 0
+    raised: dict[str, int] = dict.fromkeys((SESSION_LENGTH, SESSION_LENGTH_PREVIOUS), 0)
+    policy = PolicyVersion(number=2, hash="02" * 16)
     for week in range(weeks):
         rng, watch = np.random.default_rng((7, week)), SessionLengthWatch(CONFIG)
         mean_U, comes_U = 3.0 * rng.lognormal(-0.125, 0.5, people), rng.uniform(0.1, 0.9, people)
+        told = set[str]()
         for day in range(7):
+            if day == 3:
+                watch.release(
+                    ReleaseEvent(
+                        id="s", action="shipped", policy=policy, previous=None, reason="", detail={}, at=day * DAY
+                    )
+                )
             for place, person in enumerate(np.flatnonzero(rng.random(people) < comes_U).tolist()):
-                arm = Arm.CONTROL if person % 5 == 0 else Arm.LIVE
+                arm = (Arm.CONTROL, Arm.PREVIOUS, Arm.LIVE, Arm.LIVE, Arm.LIVE)[person % 5]
                 for part in range(1 + int(rng.poisson(mean_U[person]))):
                     at = (day + place / people) * DAY + 20.0 * part
                     turn = replace(_TURN, user=f"u{person}", arm=arm, started_at=at, ended_at=at)
-                    raised += any(alarm.state is AlarmState.RAISED for alarm in watch.turn(turn))
+                    told |= {alarm.name for alarm in watch.turn(turn) if alarm.state is AlarmState.RAISED}
+        for name in told:
+            raised[name] += 1
     return raised
 
 

@@ -2,7 +2,9 @@
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it with one line and the exit code 130, from its first import on."""
+    """Run the command line. Ctrl-C ends every command that has no orderly end of its own with one line and the exit code 130, from its
+    first import on.
+    """
     interruption = None
     try:
         from ostinato.launch.workers.shutdown import Interruption
@@ -24,8 +26,12 @@ def main() -> None:
 def _by_interrupt(error: BaseException) -> bool:
     """True if Ctrl-C raised it, or came before it: a library that is interrupted while it loads raises errors of its own."""
     seen: BaseException | None = error
+    passed = set[int]()
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        passed.add(id(seen))
         seen = seen.__cause__ or seen.__context__
+        if id(seen) in passed:  # `raise error from error` makes a loop
+            return False
     return seen is not None and not isinstance(error, SystemExit)
 
 

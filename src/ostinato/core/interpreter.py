@@ -12,6 +12,7 @@ TURN_S = 0.0002
 
 THRESHOLDS = (50_000, 20, 20)
 """A long request's JSON alone makes thousands of objects, which Python's 700 would look through again and again."""
+_WHILE_LOADING = (THRESHOLDS[0] + 1, *THRESHOLDS[1:])  # another value, by which those of `settle` are known
 
 HEAPS = 2
 _MALLOC = {-8: HEAPS, -3: 2 << 20, -1: 32 << 20}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
@@ -33,13 +34,15 @@ def collecting_rarely() -> Generator[None]:
     """Inside the block garbage is collected as rarely as after `settle`.
 
     It is for importing, which makes a million objects and no garbage: looking through them again and again takes a sixth of its time.
+    Thresholds that are set inside the block, by `settle` or otherwise, stay.
     """
     before = gc.get_threshold()
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*_WHILE_LOADING)
+    ours = gc.get_threshold()  # as Python tells it: 3.14 has no third threshold, and says 0
     try:
         yield
     finally:
-        if gc.get_threshold() == THRESHOLDS:
+        if gc.get_threshold() == ours:
             gc.set_threshold(*before)
 
 

@@ -48,17 +48,19 @@ def live_minus_control(rated: Iterable[Rated], before: Iterable[Rated] = ()) -> 
 
     `before`: turns of either arm from before the arms' versions differed, none of them among `rated`. From each outcome is then subtracted
     how often its prompt was accepted there, for both arms alike: regression adjustment (CUPED: Deng et al., WSDM 2013). What was accepted
-    before does not depend on who was assigned to which arm, so it takes variance away, that of who asks for what, and biases nothing.
+    before does not depend on who was assigned to which arm, so it takes variance away, that of who asks for what, and biases nothing. A
+    side whose people all answered alike keeps at least the variance that it has without adjustment.
     """
     compared = [(turn, reward) for turn, reward in rated if turn.auto is None]
     if any(turn.arm is Arm.CONTROL for turn, _ in compared):
         compared = [(turn, reward) for turn, reward in compared if turn.arm is Arm.CONTROL or turn.propensity < 1.0]
     expected = _expected_by_prompt(before)
-    live, control = (
-        [(turn.person, (reward.value > 0) - expected(turn)) for turn, reward in compared if turn.arm is arm]
-        for arm in (Arm.LIVE, Arm.CONTROL)
-    )
-    return difference_of(live, control)
+    live, control = ([pair for pair in compared if pair[0].arm is arm] for arm in (Arm.LIVE, Arm.CONTROL))
+    accepted = [_tally((turn.person, reward.value > 0) for turn, reward in side) for side in (live, control)]
+    left = [
+        _tally((turn.person, (reward.value > 0) - expected(turn)) for turn, reward in side) for side in (live, control)
+    ]
+    return _difference(left[0], left[1], raw=(accepted[0], accepted[1]))
 
 
 def _expected_by_prompt(before: Iterable[Rated]) -> Callable[[Turn], float]:
@@ -83,11 +85,14 @@ def difference_of(treated: Iterable[tuple[Person, float]], control: Iterable[tup
 
     The interval is [-1, 1], with no degrees of freedom, if a side has fewer than two people.
     """
-    one, other = _tally(treated), _tally(control)
+    return _difference(_tally(treated), _tally(control))
+
+
+def _difference(one: Tally, other: Tally, raw: tuple[Tally, Tally] | None = None) -> Estimate:
     if min(len(one), len(other)) < 2:
         mean = _share(one) - _share(other)
         return Estimate(mean=mean, lower=-1.0, upper=1.0, error=1.0, df=0.0, n=len(one) + len(other))
-    return clustered_difference(one, other)
+    return clustered_difference(one, other, raw=raw)
 
 
 def _share(tally: WeightedTally) -> float:

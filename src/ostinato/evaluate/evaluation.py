@@ -1,8 +1,9 @@
 """Evaluates a candidate against its incumbents on all suites: the `Evals` seam.
 
 Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are never reused for
-a later candidate: the draws that got a version chosen overestimate it. The anchor was chosen by none, so once it is not live any more its
-draws hold for several candidates: nine of ten of its answers differ from a candidate's at equal seeds, too.
+a later candidate: the draws that got a version chosen overestimate it. The anchor was chosen by none, so once it is neither live nor best
+its draws hold for several candidates. Nine of ten of its answers differ from a candidate's at equal seeds, too: its comparison's standard
+error grows by a tenth to a fifth.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ class Evaluation:
         chosen = {runner.suite.name: self._select(runner.suite) for runner in (*self._runners, *self._aside)}
         slots = self._slots(candidate, against)
         draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
+        paired_with = {policy.hash for name, policy in against.named().items() if name is not Incumbent.ANCHOR}
         for runner in self._runners:
             for policy, slot in slots.values():
                 items = chosen[runner.suite.name].items
-                if policy.hash == against.anchor.hash != against.live.hash:
+                if policy.hash not in paired_with and policy.hash == against.anchor.hash:
                     await self._draw_anchor(runner, slot, policy, draws, items, against.round // ANCHOR_ROUNDS)
                 else:
                     await self._draw(runner, slot, policy, draws, items)

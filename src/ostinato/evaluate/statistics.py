@@ -308,13 +308,21 @@ def _score_interval(share: float, n: float, z: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def clustered_difference(treated: WeightedTally, control: WeightedTally, confidence: float = 0.95) -> Estimate:
+def clustered_difference(
+    treated: WeightedTally,
+    control: WeightedTally,
+    confidence: float = 0.95,
+    *,
+    raw: tuple[WeightedTally, WeightedTally] | None = None,
+) -> Estimate:
     """Difference of two pooled proportions, treated minus control, with a user-clustered variance and t interval.
 
     Every user contributes one residual to the linearised ratio estimator (Liang and Zeger 1986; Deng, Knoblich and Lu 2018,
     arXiv 1803.06336, the delta method). A user who is on both sides contributes the difference of both residuals, so
     before/after comparisons of the same people gain from the pairing. The degrees of freedom are those of the smaller side.
-    On a side where no user differs from the mean (all accept, none accept) the Agresti-Caffo variance of its users is used.
+    On a side where no user differs from the mean (all accept, none accept) the Agresti-Caffo variance of its users is used, or the
+    clustered one if it is larger. If expected outcomes were subtracted, `raw` has both sides' outcomes as they were, by which that is
+    judged: what is left on such a side differs by the expected ones alone.
 
     Raises:
         ValueError: a side without two users.
@@ -327,8 +335,11 @@ def clustered_difference(treated: WeightedTally, control: WeightedTally, confide
     mean_c, residual_c_U = _residuals(control, users)
     smaller = min(sum(1 for _, count in side.values() if count > 0) for side in (treated, control))
     variance = _cluster_variance(residual_t_U, residual_c_U)
-    for mean, residual_U, side in ((mean_t, residual_t_U, treated), (mean_c, residual_c_U, control)):
-        variance += _agresti_caffo(mean, len(side)) if float(np.abs(residual_U).max()) < 1e-12 else 0.0
+    for residual_U, side in zip((residual_t_U, residual_c_U), raw or (treated, control), strict=True):
+        share, raw_U = _residuals(side, users)
+        if float(np.abs(raw_U).max()) < 1e-12:
+            own = _cluster_variance(residual_U, np.zeros_like(residual_U))
+            variance += max(0.0, _agresti_caffo(share, len(side)) - own)
     error = math.sqrt(variance)
     half = _t_quantile(smaller - 1, 0.5 + confidence / 2) * error
     mean = mean_t - mean_c
@@ -350,7 +361,7 @@ def _cluster_variance(treated_U: NDArray[np.float64], control_U: NDArray[np.floa
 
 
 def _agresti_caffo(mean: float, n: int) -> float:
-    share = (abs(mean) * n + 1.0) / (n + 2.0)  # below 0 only where expected outcomes were subtracted
+    share = (mean * n + 1.0) / (n + 2.0)
     return share * (1.0 - share) / (n + 2.0)
 
 

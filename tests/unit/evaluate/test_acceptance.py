@@ -131,6 +131,26 @@ def test_a_side_whose_adjusted_outcomes_do_not_differ_still_has_an_interval():
     assert found.error > 0.1
 
 
+@pytest.mark.parametrize(("control", "live"), [(0.0, 0.4), (1.0, 0.6), (0.0, 0.0)])
+def test_a_side_that_answers_alike_to_prompts_that_differ_keeps_the_spread_of_its_few_users(control, live):
+    """Expected outcomes alone vary there, which the side's turns say nothing about."""
+    rng = np.random.default_rng(1)
+
+    def turns(count: int, chance: dict[Arm, float]) -> list[Rated]:
+        made = list[Rated]()
+        for i in range(20 * count):
+            arm = Arm.CONTROL if i % 20 < 4 else Arm.LIVE
+            turn, reward = rated(i, f"u{i % 20}", arm, 1.0 if rng.random() < chance[arm] else -1.0)
+            made.append((replace(turn, prompt_ids=(int(rng.integers(30)),)), reward))
+        return made
+
+    before = turns(10, dict.fromkeys((Arm.LIVE, Arm.CONTROL), 0.15))
+    last = turns(3, {Arm.LIVE: live, Arm.CONTROL: control})
+    plain, adjusted = live_minus_control(last), live_minus_control(last, before)
+    assert adjusted.error > 0.9 * plain.error
+    assert adjusted.lower < 0.0 < adjusted.upper
+
+
 def test_what_nobody_asked_before_is_adjusted_by_nothing_that_differs():
     last = [rated(i, f"c{i % 5}", Arm.CONTROL, float(i % 3 == 0)) for i in range(30)]
     last += [rated(i, f"l{i % 5}", Arm.LIVE, float(i % 2 == 0)) for i in range(30)]

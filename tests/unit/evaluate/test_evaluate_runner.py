@@ -287,8 +287,8 @@ async def test_draws_that_got_a_version_chosen_are_never_used_again():
     assert not before & after, "from other seeds"
 
 
-async def test_ten_candidates_share_the_anchors_draws_while_it_is_not_live():
-    """It was chosen by no draws. Beside itself as live, it is drawn from the candidate's seeds, whose answers are often its own."""
+async def test_ten_candidates_share_the_anchors_draws_while_it_is_neither_live_nor_best():
+    """It was chosen by no draws. As live or best, it is drawn from the candidate's seeds, whose answers are often its own."""
     world, drawn = World(size=4), list[tuple[int, int]]()
     evaluation = Evaluation([runner(world)], LOOKS)
     for round in range(12):
@@ -302,12 +302,12 @@ async def test_ten_candidates_share_the_anchors_draws_while_it_is_not_live():
         assert {str(found.against) for found in report.comparisons} == {"live", "best", "anchor"}
         assert report.draw_spread == draw_spread(evaluation.scores(SUITE, V7))
     assert [round for round, count in drawn if count] == [0, 10], "and then they are made anew"
-    world.slots |= {"live": [V7]}
     world.calls.clear()
-    await evaluation.run(policy, against=standing(round=13))
-    assert {slot for slot, *_ in world.calls} >= {"live", "candidate"}
-    seeds = {slot: {seed for where, _, seed, _ in world.calls if where == slot} for slot in ("candidate", "live")}
-    assert seeds["candidate"] == seeds["live"]
+    await evaluation.run(policy, against=standing(live=V9, best=V7, anchor=V7, round=13))
+    by_slot = {
+        slot: {seed for where, _, seed, _ in world.calls if where == slot} for slot in ("candidate", "live", "control")
+    }
+    assert by_slot["candidate"] == by_slot["live"] == by_slot["control"]
 
 
 async def test_only_what_the_anchors_kept_draws_lack_is_drawn():
@@ -340,7 +340,7 @@ async def test_every_incumbent_is_asked_in_a_slot_that_serves_it():
     assert {slot for slot, *_ in world.calls} == {"candidate", "live", "control", "shown"}
     assert {str(found.against): found.policy for found in report.comparisons} == {"live": V7, "anchor": V0, "best": V3}
     world.calls.clear()
-    await evaluation.run(V9, against=standing(best=V0, anchor=V0, round=10))
+    await evaluation.run(V9, against=standing(best=V0, anchor=V0, round=1))
     assert {slot for slot, *_ in world.calls} == {"candidate", "live", "control"}
     world.calls.clear()
     report = await evaluation.run(V9, against=standing(best=None, anchor=V0, round=20))

@@ -143,6 +143,15 @@ async def test_what_people_read_is_one_screen(tmp_path):
     assert "mode dials: users that their tenant signs; 0% of people are held out" in words
     assert "1 people with a state" in words
     assert "has no basis: run `ostinato adapt fit`" in words
+    assert "fitted to" in words
+
+
+async def test_without_a_basis_no_empty_table_of_bases_is_shown(tmp_path):
+    config = settings(tmp_path)
+    open_log(config).close()
+    words = await said(status, config)
+    assert "has no basis: run `ostinato adapt fit`" in words
+    assert "fitted to" not in words
 
 
 async def test_status_tells_what_priors_have_spent_of_their_privacy_budget(tmp_path):

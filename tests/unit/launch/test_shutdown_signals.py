@@ -226,3 +226,31 @@ def test_an_error_of_its_own_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("ostinato.cli.commands.run_command", run_command)
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+LOOP = """
+from ostinato.cli import commands, main
+
+def run_command():
+    first, second = ValueError("the first"), ValueError("the second")
+    {causes}
+    raise first
+
+commands.run_command = run_command
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "causes",
+    [
+        "raise first from first",
+        "first.__cause__, second.__cause__ = second, first",
+        "first.__context__, second.__context__ = second, second",
+    ],
+)
+def test_an_error_whose_causes_form_a_loop_keeps_its_traceback(causes):
+    words = [sys.executable, "-c", LOOP.format(causes=causes)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: the first"

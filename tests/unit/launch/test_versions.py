@@ -8,7 +8,7 @@ from ostinato.app.storage import open_store
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.weights import diff_versions, picture, show_version
+from ostinato.launch.commands.weights import diff_versions, picture, print_chain, show_version
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.version.compare import TensorChange
@@ -52,6 +52,19 @@ async def test_show_says_what_a_version_is_made_of(run):
         assert "delta, 2 deltas after a full snapshot" in text
         assert "equal" in text
         assert "0.25" in text
+
+
+async def test_sizes_that_are_alike_are_compared_to_a_tenth(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 0x7F80, 4096, np.uint16) | generator.integers(0, 2, 4096, np.uint16) << 15  # finite
+    noise = WeightArray("BF16", (64, 64), codes.view(np.uint8))
+    await VersionPublisher(open_store(config)).publish(0, {"w": noise}, run="r", base=None, ref="live", meta={})
+    shown, chain = console(), console()
+    await show_version(config, "live", shown)
+    await print_chain(config, "live", chain)
+    assert ": 1.0 times smaller" in shown.export_text()
+    assert " 1.0x" in chain.export_text()
 
 
 async def test_diff_counts_what_changed_and_draws_it(run, tmp_path):

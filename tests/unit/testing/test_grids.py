@@ -1,6 +1,6 @@
 """What `make test` leaves out of a grid is marked, and no value is left out of all cells."""
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 from tests.grids import covering, first
@@ -27,6 +27,14 @@ def test_with_two_diagonals_a_value_meets_two_of_another_axis():
     few = short(covering("abcdef", (1, 2, 3), diagonals=2))
     assert len(few) == 12
     assert all(len({number for letter, number in few if letter == each}) == 2 for each in "abcdef")
+
+
+@pytest.mark.parametrize("letters", ["abcd", "abcde", "abcdefghijklm"])
+def test_with_two_diagonals_two_axes_of_two_values_meet_in_all_pairs_and_each_meets_the_long_one(letters):
+    axes = (letters, (1, 2), (None, False))
+    few = short(covering(*axes, diagonals=2))
+    for one, other in combinations(range(3), 2):
+        assert {(cell[one], cell[other]) for cell in few} == {*product(axes[one], axes[other])}
 
 
 def test_a_tuple_is_as_many_arguments():

@@ -377,7 +377,8 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
     table = Table("basis", "fitted to", "dials")
     for weights, each in bases.items():
         table.add_row(each.hash[:12], weights[:12] + (" (live)" if weights == live else ""), ", ".join(each.names))
-    console.print(table)
+    if bases:
+        console.print(table)
     if live not in bases:
         _say(console, f"the live version {live[:12] or '(none)'} has no basis: run `ostinato adapt fit`")
     _say(console, f"{people} people with a state; {resets} returns to the prior by themselves")

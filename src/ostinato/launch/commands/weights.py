@@ -79,9 +79,9 @@ async def show_version(config: Config, name: str, console: Console) -> None:
     table.add_row("root", manifest.root)
     table.add_row("kind", f"{manifest.kind}, {manifest.links} deltas after a full snapshot")
     table.add_row("parent", manifest.parent or "none")
-    smaller = manifest.full_bytes / max(1, manifest.payload_bytes)
+    smaller = _ratio(manifest)
     table.add_row(
-        "size", f"{_mb(manifest.payload_bytes)} for {_mb(manifest.full_bytes)} of weights: {smaller:.0f} times smaller"
+        "size", f"{_mb(manifest.payload_bytes)} for {_mb(manifest.full_bytes)} of weights: {smaller} times smaller"
     )
     table.add_row("tensors", f"{len(manifest.tensors)}, {', '.join(sorted({t.dtype for t in manifest.tensors}))}")
     for codec, (count, size) in sorted(codecs.items()):
@@ -171,6 +171,11 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.2f} MB"
 
 
+def _ratio(manifest: Manifest) -> str:
+    ratio = manifest.full_bytes / max(1, manifest.payload_bytes)
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+
+
 # ---------------------------------------------------------------- chains
 
 
@@ -178,13 +183,12 @@ async def print_chain(config: Config, ref: str, console: Console) -> None:
     """Print the version that a ref names, and its ancestors. Raises NotFound."""
     table = Table("version", "root", "kind", "bytes", "smaller", box=None, pad_edge=False)
     for manifest in await open_follower(config).log(ref):
-        size = manifest.payload_bytes
         table.add_row(
             f"v{manifest.number}",
             manifest.root[:16],
             manifest.kind,
-            f"{size / 1e6:.2f} MB",
-            f"{manifest.full_bytes / max(1, size):.0f}x",
+            _mb(manifest.payload_bytes),
+            f"{_ratio(manifest)}x",
         )
     console.print(table)
 

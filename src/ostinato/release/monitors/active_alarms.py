@@ -22,11 +22,12 @@ class GapAlarm:
     """An alarm about a gap between two groups of people, who are counted for a while, looked at hourly, and counted anew.
 
     It stands until a whole count has passed in which the gap was not found again, or until a person accepts it; after that only a larger
-    gap is found. `since` is when the count began, `last` the gap that was found last, `tolerated` the largest that is none.
+    gap is found. `since` is when the count began, `last` the gap that was found last, `tolerated` the largest that is none. A gap below 0
+    has the other direction: it is told though the alarm stands for one above 0, and `tolerated_below` is what is tolerated of it.
 
     Args:
         name: the alarm's.
-        tolerated: what is tolerated before anybody has accepted more.
+        tolerated: what is tolerated, in either direction, before anybody has accepted more.
         former: its name in logs of earlier versions; an alarm that stands under it ends under it.
     """
 
@@ -36,7 +37,7 @@ class GapAlarm:
         self.found = False  # in the count that runs
         self.since: float | None = None
         self._looked = 0.0
-        self.last, self.tolerated = 0.0, tolerated
+        self.last, self.tolerated, self.tolerated_below = 0.0, tolerated, tolerated
 
     @property
     def standing(self) -> list[str]:
@@ -61,9 +62,10 @@ class GapAlarm:
         return due
 
     def find(self, gap: float) -> bool:
-        """Note that this gap was found. True if that is news: the alarm does not stand."""
+        """Note that this gap was found. True if that is news: the alarm does not stand, or stands for the other direction."""
+        news = not self.stands or gap * self.last < 0.0
         self.found, self.last = True, gap
-        return not self.stands
+        return news
 
     def anew(self, at: float) -> Iterator[Alarm]:
         """Begin the next count; the alarm ends if this one did not find the gap."""
@@ -80,7 +82,8 @@ class GapAlarm:
         """Whether a row is a person's acceptance of the gap that was found last; takes it in."""
         if row.name not in (self._name, self._former) or row.detail.get(ACCEPTED) is not True:
             return False
-        self.stands, self.tolerated = "", max(self.tolerated, self.last)
+        self.stands = ""
+        self.tolerated, self.tolerated_below = max(self.tolerated, self.last), max(self.tolerated_below, -self.last)
         return True
 
     def raised(self, reason: str, at: float, detail: Mapping[str, Any]) -> Alarm:
@@ -102,13 +105,17 @@ class GapAlarm:
             "stands": self.stands,
             "last_gap": self.last,
             "tolerated": self.tolerated,
+            "tolerated_below": self.tolerated_below,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self.since = None if state["since"] is None else float(state["since"])
         self._looked, self.found, self.stands = float(state["looked"]), bool(state["found"]), str(state["stands"])
-        self.last, self.tolerated = float(state["last_gap"]), max(self._least, float(state["tolerated"]))
+        self.last = float(state["last_gap"])
+        self.tolerated, self.tolerated_below = (
+            max(self._least, float(state[name])) for name in ("tolerated", "tolerated_below")
+        )
 
 
 # ---------------------------------------------------------------- alarms about rates

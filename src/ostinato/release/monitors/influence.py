@@ -25,7 +25,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who was served a turn, within which episode, and whether by the live release or by control.
+    """Who was served a turn, within which episode, and whether by the live release or by control; `auto`: dealt by Auto, so not by chance.
 
     Example: ``Owner(person=("default", "ann"), episode="e1", live=True)``
     """
@@ -34,6 +34,7 @@ class Owner:
     episode: str
     live: bool
     control: bool = False
+    auto: bool = False
 
 
 class TurnOwners:
@@ -52,7 +53,11 @@ class TurnOwners:
     def see(self, turn: Turn) -> None:
         """Remember a turn's owner. Beyond `most` the oldest is dropped."""
         self._owners[turn.id] = Owner(
-            person=turn.person, episode=turn.episode, live=turn.arm is Arm.LIVE, control=turn.arm is Arm.CONTROL
+            person=turn.person,
+            episode=turn.episode,
+            live=turn.arm is Arm.LIVE,
+            control=turn.arm is Arm.CONTROL,
+            auto=turn.auto is not None,
         )
         if len(self._owners) > self._most:
             self._owners.popitem(last=False)
@@ -69,16 +74,25 @@ class TurnOwners:
 
     def snapshot(self) -> list[list[Any]]:
         """As JSON's types, oldest first."""
-        return [[turn, *owner.person, owner.episode, owner.live, owner.control] for turn, owner in self._owners.items()]
+        return [
+            [turn, *owner.person, owner.episode, owner.live, owner.control, owner.auto]
+            for turn, owner in self._owners.items()
+        ]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._owners = OrderedDict(
             (
                 str(turn),
-                Owner(person=(str(tenant), str(user)), episode=str(episode), live=bool(live), control=bool(control)),
+                Owner(
+                    person=(str(tenant), str(user)),
+                    episode=str(episode),
+                    live=bool(live),
+                    control=bool(control),
+                    auto=bool(auto),
+                ),
             )
-            for turn, tenant, user, episode, live, control in rows
+            for turn, tenant, user, episode, live, control, auto in rows
         )
 
 

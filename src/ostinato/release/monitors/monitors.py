@@ -4,7 +4,8 @@
 - rewards -> people who teach against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
 - turns and rewards -> of how many turns people say something, live and control: `feedback_gap`
-- turns, rewards and releases -> how long sessions are, live and control, live and the release before: `session_length`
+- turns, rewards and releases -> how long sessions are, live and control: `session_length`; live and the release before:
+  `session_length:previous`
 - turns -> how alike answers to different people are, live and control: `users_alike`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
 - the release ledger -> the gate's results on best-of-k, on how answers differ and on opinions: `best_of_k`, `answers_alike`, `sycophancy`
@@ -65,7 +66,7 @@ class Monitors:
     @property
     def paused(self) -> bool:
         """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike`,
-        `users_alike`, `feedback_gap` and `session_length` never.
+        `users_alike`, `feedback_gap`, `session_length` and `session_length:previous` never.
         """
         return self.behaviour.paused or bool(self._others)
 

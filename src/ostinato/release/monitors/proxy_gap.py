@@ -366,7 +366,9 @@ class OutcomeGapWatch:
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
-        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER or turn.propensity >= 1.0:
+        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER:
+            return
+        if turn.propensity >= 1.0 or turn.auto is not None:
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
         if self._today is None or day > self._today:
@@ -418,7 +420,7 @@ class OutcomeGapWatch:
 
     def _owned(self, owner: Owner | None) -> _Visits | None:
         """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
-        if owner is None or not (owner.live or owner.control):
+        if owner is None or owner.auto or not (owner.live or owner.control):
             return None
         return self._people.known(owner.person)
 
@@ -528,7 +530,9 @@ class FeedbackGapWatch:
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
         side = _SIDES.get(turn.arm)
-        if not self._config.enabled or side is None or turn.propensity >= 1.0 or turn.purpose is not Purpose.TASK:
+        if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK:
+            return
+        if turn.propensity >= 1.0 or turn.auto is not None:
             return
         known, day = self._people.get(turn.person, lambda: _Heard(treated=side)), int(turn.ended_at // DAY)
         if known is None:
@@ -548,7 +552,8 @@ class FeedbackGapWatch:
         if self.gap.lasted(row.at) >= self._config.gold_s:
             yield from self.gap.anew(row.at)
             self._people.clear()
-        known = None if owner is None or not (owner.live or owner.control) else self._people.known(owner.person)
+        counts = owner is not None and not owner.auto and (owner.live or owner.control)
+        known = self._people.known(owner.person) if owner is not None and counts else None
         if known is not None and row.signals:
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):

@@ -174,8 +174,12 @@ class SamenessWatch:
         self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
-        """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count."""
-        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL) or turn.propensity >= 1.0:
+        """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count, and none
+        that Auto dealt, which follows the reward.
+        """
+        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL):
+            return
+        if turn.propensity >= 1.0 or turn.auto is not None:
             return
         at, asked = turn.ended_at, tasks_of(turn)
         if not asked or not turn.sampled_ids or not turn.finish.complete:

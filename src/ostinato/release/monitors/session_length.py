@@ -24,11 +24,16 @@ from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, perso
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 SESSION_LENGTH = "session_length"
-"""The name of the alarm that sessions on live have more turns, or fewer, than sessions on an earlier release."""
+"""The name of the alarm that sessions on live have more turns, or fewer, than sessions on control."""
+
+SESSION_LENGTH_PREVIOUS = "session_length:previous"
+"""The same beside the release before."""
 
 TOLERATED = 0.02
 """The tolerated difference of the mean logarithm of a session's turns: two per cent."""
 
+_NAMES = {Arm.CONTROL: SESSION_LENGTH, Arm.PREVIOUS: SESSION_LENGTH_PREVIOUS}
+_LEAST_EACH = 8.0  # effective people on either side: fewer may be alike by chance, and then seem to hardly vary
 _LONGEST = math.log(256.0)  # of a session's turns; logarithms are compared as shares of it
 _BESIDE_S = 6 * 3_600.0  # live's sessions count that begin so soon after a turn of the other arm
 
@@ -71,13 +76,14 @@ class SessionLengthWatch:
     Live's people are compared with control's, who are counted anew after a week (`gold_s`), and with those who stayed on the release
     before, who are also counted anew with each release. They are looked at hourly, by bounds that hold at all looks: the chance of a false
     alarm within such a week is at most `gold_alpha`, of which either comparison has a half, either direction a half of that. A person
-    counts on the side of their first turn in a count, with no more than `turns_a_day` sessions. The alarm pauses nothing.
+    counts on the side of their first turn in a count, with no more than `turns_a_day` sessions. Either comparison has an alarm of its own,
+    and what a person accepts of one is tolerated there and in that direction. The alarms pause nothing.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
-        self.gap = GapAlarm(SESSION_LENGTH, TOLERATED)
-        self._crowds = {arm: PersonCrowd[_Sessions](config.most_people) for arm in (Arm.CONTROL, Arm.PREVIOUS)}
+        self.gaps = {arm: GapAlarm(name, TOLERATED) for arm, name in _NAMES.items()}
+        self._crowds = {arm: PersonCrowd[_Sessions](config.most_people) for arm in _NAMES}
         self._seen: dict[Arm, float] = {}  # by arm, its last turn in the count
         self._alpha = config.gold_alpha / 4.0
         self._alphas = {Arm.CONTROL: self._alpha, Arm.PREVIOUS: self._alpha / 2.0}
@@ -85,40 +91,39 @@ class SessionLengthWatch:
 
     @property
     def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
+        """The names of the alarms that stand."""
+        return [name for gap in self.gaps.values() for name in gap.standing]
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
+        """Begin without a state: an alarm stands, for the difference that it told, if it stands in the log."""
+        for gap in self.gaps.values():
+            gap.begin(alarms)
+            for name in gap.standing:
+                gap.last = math.log1p(float(alarms[name].detail.get("difference", 0.0)))
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
-        """Take in a person's turn; yields alarms. Those who were not dealt to their arm by chance are left out."""
+        """Take in a person's turn; yields alarms. Those who were not dealt to their arm by chance are left out, as are turns that Auto
+        dealt: its shares follow the reward.
+        """
         at = turn.ended_at
         if not self._config.enabled:
-            yield from self.gap.end("nothing is watched any more (release.monitors.enabled)", at)
+            for gap in self.gaps.values():
+                yield from gap.end("nothing is watched any more (release.monitors.enabled)", at)
             return
-        if turn.purpose is not Purpose.TASK or turn.propensity >= 1.0:
+        if turn.purpose is not Purpose.TASK or turn.propensity >= 1.0 or turn.auto is not None:
             return
-        if self.gap.lasted(at) >= self._config.gold_s:
-            yield from self.gap.anew(at)
-            for arm in self._crowds:
+        for arm, gap in self.gaps.items():
+            if gap.lasted(at) >= self._config.gold_s:
+                yield from gap.anew(at)
                 self._anew(arm, at)
-        if turn.arm in self._crowds:
-            self._seen[turn.arm] = at
-        for arm, crowd in self._crowds.items():
-            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _BESIDE_S
-            known = (
-                crowd.get(turn.person, lambda: _Sessions(turn.arm is Arm.LIVE)) if beside or turn.arm is arm else None
-            )
-            if known is not None and known.treated is (turn.arm is Arm.LIVE):
-                known.visit(turn, self._config.session_pause_s, self._config.turns_a_day)
-        if self.gap.look_due(at):
-            yield from self._look(at)
+        self._visit(turn)
+        for arm, gap in self.gaps.items():
+            if gap.look_due(at):
+                yield from self._look(arm, at)
 
     def reward(self, row: Reward, owner: Owner | None) -> None:
         """Take in a reward, with the owner of its turn."""
-        if owner is None or row.value <= 0.0:
+        if owner is None or owner.auto or row.value <= 0.0:
             return
         for crowd in self._crowds.values():
             known = crowd.known(owner.person)
@@ -132,34 +137,48 @@ class SessionLengthWatch:
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the difference that was found last. Other rows are ignored."""
-        self.gap.accepted(row)
+        for gap in self.gaps.values():
+            gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's sessions."""
         for crowd in self._crowds.values():
             crowd.forget(row)
 
+    def _visit(self, turn: Turn) -> None:
+        at = turn.ended_at
+        if turn.arm in self._crowds:
+            self._seen[turn.arm] = at
+        for arm, crowd in self._crowds.items():
+            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _BESIDE_S
+            known = (
+                crowd.get(turn.person, lambda: _Sessions(turn.arm is Arm.LIVE)) if beside or turn.arm is arm else None
+            )
+            if known is not None and known.treated is (turn.arm is Arm.LIVE):
+                known.visit(turn, self._config.session_pause_s, self._config.turns_a_day)
+
     def _anew(self, arm: Arm, at: float) -> None:
         self._crowds[arm].clear()
         self._seen.pop(arm, None)
-        if (
-            arm is Arm.PREVIOUS
-        ):  # half of the level for the first count of a week, and half for all others, by how long those before lasted
+        if arm is Arm.PREVIOUS:
+            # half of the level times the part of a week that the count before lasted: those that begin in a week have it together
             lasted = min(1.0, max((at - self._began) / self._config.gold_s, 1e-4))
             self._alphas[arm], self._began = self._alpha / 2.0 * lasted, at
 
-    def _look(self, at: float) -> Iterator[Alarm]:
-        tolerated = self.gap.tolerated / _LONGEST
-        for arm, crowd in self._crowds.items():
-            live = {person for person, each in crowd if each.treated}
-            sums = {person: (each.total, each.count) for person, each in crowd}
-            effect, *people = person_difference(sums, live.__contains__)
-            lower, upper = (
-                bound(effect.difference, effect.variance, self._alphas[arm]) for bound in (lower_bound, upper_bound)
-            )
-            found = effect.freedom >= LEAST_PEOPLE and (lower > tolerated or upper < -tolerated)
-            if found and self.gap.find(abs(effect.difference) * _LONGEST):
-                yield self._raised(arm, math.expm1(effect.difference * _LONGEST), people, at)
+    def _look(self, arm: Arm, at: float) -> Iterator[Alarm]:
+        gap, crowd = self.gaps[arm], self._crowds[arm]
+        live = {person for person, each in crowd if each.treated}
+        sums = {person: (each.total, each.count) for person, each in crowd}
+        effect, *people = person_difference(sums, live.__contains__)
+        if effect.freedom < LEAST_PEOPLE or effect.people < _LEAST_EACH:
+            return
+        lower, upper = (
+            bound(effect.difference, effect.variance, self._alphas[arm]) * _LONGEST
+            for bound in (lower_bound, upper_bound)
+        )
+        difference = effect.difference * _LONGEST
+        if (lower > gap.tolerated or upper < -gap.tolerated_below) and gap.find(difference):
+            yield self._raised(arm, math.expm1(difference), people, at)
 
     def _raised(self, arm: Arm, more: float, people: list[int], at: float) -> Alarm:
         sides = [[each for _, each in self._crowds[arm] if each.treated is side] for side in (True, False)]
@@ -170,7 +189,7 @@ class SessionLengthWatch:
             "short, or the model is used for something else"
         )
         detail = {"difference": more, "against": arm.value, "live": people[0], "others": people[1]}
-        return self.gap.raised(reason, at, detail | {"positive_rewards": good, "pauses": False})
+        return self.gaps[arm].raised(reason, at, detail | {"positive_rewards": good, "pauses": False})
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -181,7 +200,7 @@ class SessionLengthWatch:
             "seen": self._seen,
             "alphas": self._alphas,
             "began": self._began,
-            "gap": self.gap.snapshot(),
+            "gaps": {arm: gap.snapshot() for arm, gap in self.gaps.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -193,4 +212,5 @@ class SessionLengthWatch:
         self._seen = {Arm(arm): float(at) for arm, at in state["seen"].items()}
         self._alphas = {Arm(arm): float(alpha) for arm, alpha in state["alphas"].items()}
         self._began = float(state["began"])
-        self.gap.restore(state["gap"])
+        for arm, gap in self.gaps.items():
+            gap.restore(state["gaps"][arm])

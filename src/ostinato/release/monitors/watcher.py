@@ -25,7 +25,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift
-from ostinato.release.monitors.session_length import SESSION_LENGTH
+from ostinato.release.monitors.session_length import SESSION_LENGTH, SESSION_LENGTH_PREVIOUS
 
 # ---------------------------------------------------------------- loading
 
@@ -227,6 +227,7 @@ _OTHERS = frozenset(
         pass_at_k.SYCOPHANCY,
         sameness.USERS_ALIKE,
         SESSION_LENGTH,
+        SESSION_LENGTH_PREVIOUS,
         BY_PERSON,
         BY_TENANT,
     }

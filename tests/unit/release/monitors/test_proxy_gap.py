@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.notices import AlarmState, Forgotten
-from ostinato.core.records import Arm, Purpose, Reward, Signal
+from ostinato.core.records import Arm, Pick, Purpose, Reward, Signal
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import Owner, TurnOwners
 from ostinato.release.monitors.monitors import Monitors
@@ -30,6 +30,7 @@ from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
 HOUR, DAY = 3_600.0, 86_400.0
+BY_AUTO = Pick(arm="live", odds={"live": 0.8, "control": 0.2})
 CONFIG = MonitorsConfig(gold=0.2)
 
 
@@ -388,6 +389,24 @@ def test_people_who_follow_training_are_on_neither_side():
     for arm in (Arm.LEARNER, Arm.LIVE, Arm.CONTROL):
         watch.turn(replace(a_turn(arm.value, user=arm.value, arm=arm), propensity=0.3))
     assert sorted(person[1] for person in watch.snapshot()["people"]) == ["control", "live"]
+
+
+@pytest.mark.parametrize("watch", [gap(("survived",)), FeedbackGapWatch(MonitorsConfig())], ids=["outcome", "feedback"])
+def test_turns_that_auto_dealt_and_what_is_said_of_them_count_on_neither_side(watch):
+    """Its shares follow the reward, so that who had live more often was pleased before."""
+    owners = TurnOwners(10)
+    dealt = replace(a_turn("dealt", user="ann", arm=Arm.LIVE), propensity=0.5)
+    picked = replace(dealt, id="picked", auto=BY_AUTO)
+    for turn in (dealt, picked, replace(picked, id="bob's", user="bob")):
+        watch.turn(turn)
+        owners.see(turn)
+    again = TurnOwners(10)
+    again.restore(json.loads(json.dumps(owners.snapshot())))
+    before = watch.snapshot()["people"]
+    assert [person[1] for person in before] == ["ann"]
+    for turn in ("picked", "dealt"):
+        list(watch.reward(Reward(turn=turn, value=1.0, function="f@1", signals=("s",), at=1.0), again.get(turn)))
+        assert (watch.snapshot()["people"] == before) is (turn == "picked")
 
 
 # ---------------------------------------------------------------- the feedback gap

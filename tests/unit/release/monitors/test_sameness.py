@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.notices import AlarmState, Forgotten
-from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent
+from ostinato.core.records import Arm, Pick, PolicyVersion, ReleaseEvent
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.sameness import TOLERATED, USERS_ALIKE, answer_hash, sameness
@@ -228,4 +228,8 @@ def test_who_was_forgotten_or_not_dealt_by_chance_does_not_count():
     watch.apply(1, Forgotten(id="f", tenant="default", user="u1", key=1, at=1.0))
     assert [len(side) for side in watch.snapshot()["sameness"]["sides"]] == [39, 10]
     fed(watch, rng, 0.0, people=50, arms=(Arm.CANARY, Arm.PREVIOUS))
+    assert [len(side) for side in watch.snapshot()["sameness"]["sides"]] == [39, 10]
+    picked = Pick(arm="live", odds={"live": 0.8, "control": 0.2})
+    for n, turn in enumerate(turns(rng, 0.0, people=50)):
+        watch.apply(2 + n, replace(turn, user=f"by auto {n}", auto=picked))
     assert [len(side) for side in watch.snapshot()["sameness"]["sides"]] == [39, 10]

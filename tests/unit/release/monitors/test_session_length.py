@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from ostinato.core.notices import AlarmState, Forgotten
-from ostinato.core.records import Arm, PolicyVersion, Purpose, ReleaseEvent, Reward
+from ostinato.core.records import Arm, Pick, PolicyVersion, Purpose, ReleaseEvent, Reward
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
 from ostinato.release.monitors.monitors import Monitors
-from ostinato.release.monitors.session_length import SESSION_LENGTH, SessionLengthWatch
+from ostinato.release.monitors.session_length import SESSION_LENGTH, SESSION_LENGTH_PREVIOUS, SessionLengthWatch
 from ostinato.release.monitors.watcher import acceptable, acceptance
 from ostinato.testing.records import a_turn
 
 CONFIG = MonitorsConfig()
+NAMES = {Arm.CONTROL: SESSION_LENGTH, Arm.PREVIOUS: SESSION_LENGTH_PREVIOUS}
 
 
-def served(watch, rng, more, *, first=0, count=6, crowd=400, beside=Arm.CONTROL, rewarded=0.5, purpose=Purpose.TASK):
+def served(watch, rng, more, *, first=0, count=6, crowd=400, beside=Arm.CONTROL, rewarded=0.5, **fields):
     """Days on which everybody comes for a session of 1 + Poisson(3) turns, on live (four of five) of 1 + Poisson(3 + more)."""
     told = []
     for day in range(first, first + count):
@@ -27,7 +28,7 @@ def served(watch, rng, more, *, first=0, count=6, crowd=400, beside=Arm.CONTROL,
             for part in range(1 + rng.poisson(3.0 + more * (arm is Arm.LIVE))):
                 at = (day + number / crowd) * DAY + 30.0 * part
                 turn = a_turn(f"{day}:{number}:{part}", user=f"u{number}", arm=arm, ended_at=at)
-                turn = replace(turn, propensity=0.5, purpose=purpose)
+                turn = replace(turn, propensity=0.5, **fields)
                 told += watch.turn(turn)
                 owner = Owner(person=turn.person, episode="e", live=arm is Arm.LIVE, control=arm is Arm.CONTROL)
                 value = 1.0 if rng.random() < rewarded else -1.0
@@ -45,7 +46,7 @@ def went_live(number, at):
 def test_longer_and_shorter_sessions_are_told_with_what_they_bring_and_pause_nothing(beside, more):
     watch = SessionLengthWatch(CONFIG)
     (raised,) = served(watch, np.random.default_rng(0), more, beside=beside)
-    assert (raised.name, raised.state, raised.detail["pauses"]) == (SESSION_LENGTH, AlarmState.RAISED, False)
+    assert (raised.name, raised.state, raised.detail["pauses"]) == (NAMES[beside], AlarmState.RAISED, False)
     assert raised.detail["against"] == beside
     assert np.sign(raised.detail["difference"]) == np.sign(more)
     assert abs(raised.detail["difference"]) > 0.2
@@ -54,13 +55,15 @@ def test_longer_and_shorter_sessions_are_told_with_what_they_bring_and_pause_not
     assert others == pytest.approx(2.0, abs=0.4)
     assert ("more" if more > 0 else "fewer") + " turns than those of" in raised.reason
     assert f"on {beside}" in raised.reason
-    assert watch.standing == [SESSION_LENGTH]
-    assert acceptable(SESSION_LENGTH)
+    assert watch.standing == [NAMES[beside]]
+    assert acceptable(NAMES[beside])
 
 
-def test_equal_arms_show_nothing():
+@pytest.mark.parametrize("beside", [Arm.CONTROL, Arm.PREVIOUS])
+def test_equal_arms_show_nothing(beside):
     for seed in range(1, 5):
-        assert served(SessionLengthWatch(CONFIG), np.random.default_rng(seed), 0.0, count=7, crowd=150) == []
+        watch, rng = SessionLengthWatch(CONFIG), np.random.default_rng(seed)
+        assert served(watch, rng, 0.0, count=7, crowd=150, beside=beside) == []
 
 
 def test_a_session_ends_with_a_pause_and_an_endless_one_counts_as_one():
@@ -83,6 +86,9 @@ def test_only_people_dealt_by_chance_their_tasks_and_the_time_of_both_arms_count
     rng = np.random.default_rng(3)
     side_calls = SessionLengthWatch(CONFIG)
     assert served(side_calls, rng, 5.0, purpose=Purpose.SIDE) == []
+    by_auto = SessionLengthWatch(CONFIG)
+    assert served(by_auto, rng, 5.0, count=2, auto=Pick(arm="live", odds={"live": 0.8, "control": 0.2})) == []
+    assert [len(crowd) for crowd in by_auto._crowds.values()] == [0, 0], "its shares follow the reward"
     alone = SessionLengthWatch(CONFIG)
     turns = [a_turn(f"t{n}", user=f"u{n}", arm=Arm.LIVE, ended_at=60.0 * n) for n in range(1_000)]
     for turn in turns:
@@ -111,8 +117,50 @@ def test_it_goes_on_from_its_state_ends_after_a_clear_week_and_what_is_accepted_
     assert cleared.state is AlarmState.CLEARED
     again.alarm(acceptance(raised, "ann", 7 * DAY))
     assert again.standing == []
-    again.gap.tolerated += 0.1  # of what it found by chance
+    again.gaps[Arm.CONTROL].tolerated += 0.1  # of what it found by chance
     assert served(again, rng, 2.0, first=7, crowd=300) == []
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_alarm_beside_control_hides_no_difference_from_the_release_before(accepted):
+    watch, rng = SessionLengthWatch(CONFIG), np.random.default_rng(7)
+    (raised,) = served(watch, rng, 2.0, crowd=300)
+    if accepted:
+        watch.alarm(acceptance(raised, "ann", 6 * DAY))
+    found = served(watch, rng, -1.5, first=7, beside=Arm.PREVIOUS)
+    assert [(each.name, each.state) for each in found if each.detail] == [(SESSION_LENGTH_PREVIOUS, AlarmState.RAISED)]
+    assert "fewer turns" in found[-1].reason
+    watch.alarm(acceptance(found[-1], "ann", 14 * DAY))
+    assert SESSION_LENGTH_PREVIOUS not in watch.standing
+    assert (watch.gaps[Arm.CONTROL].tolerated_below, watch.gaps[Arm.PREVIOUS].tolerated) == (0.02, 0.02)
+
+
+@pytest.mark.parametrize("known", ["standing", "accepted", "from the log"])
+def test_longer_sessions_that_were_told_hide_no_shorter_ones(known):
+    watch, rng = SessionLengthWatch(CONFIG), np.random.default_rng(8)
+    (longer,) = served(watch, rng, 2.0)
+    if known == "accepted":
+        watch.alarm(acceptance(longer, "ann", 6 * DAY))
+    elif known == "from the log":
+        watch = SessionLengthWatch(CONFIG)
+        watch.begin({longer.name: longer})
+    (shorter,) = served(watch, rng, -1.5, first=7)
+    assert (shorter.name, shorter.state) == (SESSION_LENGTH, AlarmState.RAISED)
+    assert longer.detail["difference"] > 0 > shorter.detail["difference"]
+    assert served(watch, rng, -1.5, first=14, count=2) == [], "which is no news then"
+
+
+@pytest.mark.parametrize("few", [4, 12])
+def test_a_handful_of_people_who_happen_to_be_alike_show_nothing(few):
+    watch, told = SessionLengthWatch(CONFIG), []
+    for day in range(6):
+        for number in range(few * 20):
+            arm = Arm.CONTROL if number % 20 == 0 else Arm.LIVE
+            for part in range(3 + (day == 0 and number % 40 == 0) if arm is Arm.CONTROL else 3 + number % 7):
+                at = (day + number / (few * 20)) * DAY + 30.0 * part
+                turn = a_turn(f"{day}:{number}:{part}", user=f"u{number}", arm=arm, ended_at=at)
+                told += watch.turn(replace(turn, propensity=0.5))
+    assert len(told) == (few >= 8)
 
 
 def test_through_the_monitors_each_release_begins_the_count_beside_the_one_before_anew():
@@ -134,9 +182,9 @@ def test_through_the_monitors_each_release_begins_the_count_beside_the_one_befor
                 seq += 1
                 told += [(day, alarm.name) for alarm in monitors.apply(seq, replace(turn, propensity=0.5))]
     assert len(told) == 1
-    assert (told[0][0] >= 4, told[0][1]) == (True, SESSION_LENGTH)
-    assert monitors.standing == [SESSION_LENGTH]
+    assert (told[0][0] >= 4, told[0][1]) == (True, SESSION_LENGTH_PREVIOUS)
+    assert monitors.standing == [SESSION_LENGTH_PREVIOUS]
     assert not monitors.paused
     again = Monitors(CONFIG, ())
     assert again.restore(json.loads(json.dumps(monitors.snapshot())))
-    assert again.standing == [SESSION_LENGTH]
+    assert again.standing == [SESSION_LENGTH_PREVIOUS]
