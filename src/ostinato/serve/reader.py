@@ -58,8 +58,12 @@ _FEW = 256  # and up to which a body of any length is read in less time than the
 _SLACK_S = 10.0  # after which it is ended from outside
 _TRIES, _AGAIN_S = 3, 60.0  # to start it, and how long it is left alone then
 _KEPT_S = 60.0  # how long it is known that a request takes too much
-_VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
-_VARIABLES |= {"XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"}
+_VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH"} | {
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+}
 _PREFIXES = ("LC_", "PYTHON")
 _NOT_ITS_OWN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 """Signals that do not end it, but its gateway, which still has calls to answer then; it ends with its input."""
@@ -242,7 +246,7 @@ class RequestReader:
                 if said.turn != job.turn:
                     raise _OutOfStep
             except EOFError:
-                why = "it was killed"
+                why = "it was killed, or failed as the gateway's output says"
             except TimeoutError:
                 why = f"it did not answer within {self._longest_s + _SLACK_S:g} s"
             except _OutOfStep:
@@ -252,10 +256,12 @@ class RequestReader:
                 raise
             else:
                 self.answers, self.trouble = self.answers + 1, ""
+                process.grown = said.grown
                 if said.grown and self._starting is None:
                     self._begin()
                 return said, found
-            excess = self._excess(self._replace())
+            code = self._replace()
+            excess = "" if process.grown else self._excess(code)  # what others left there is no fault of this request
             why = f"the request took more than {excess}" if excess else why
             self._failed(f"the process that reads long requests ended while it read one of {len(body)} bytes: {why}")
             if excess:
@@ -355,7 +361,11 @@ class _OutOfStep(Exception):
 
 
 class _Process:
-    """A helper and its pipes, ended with `owner` at the latest. `since`: when it was started, on the monotonic clock. Raises OSError."""
+    """A helper and its pipes, ended with `owner` at the latest. `since`: when it was started, on the monotonic clock; `grown`: it has said
+    so. Raises OSError.
+    """
+
+    grown = False
 
     def __init__(self, hello: ReaderHello, owner: object) -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_ITS_OWN)  # which the process inherits

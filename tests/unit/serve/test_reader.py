@@ -374,6 +374,14 @@ def test_one_that_has_grown_goes_on_until_another_is_ready(start, tmp_path):
     assert reader.failures == 0
 
 
+def test_what_others_left_in_memory_is_no_fault_of_a_request(start, tmp_path):
+    reader = ready(start())
+    held_up(tmp_path)
+    assert reader.encode(long("grow")) == list(long("grow").encode())
+    with pytest.raises(Unavailable):
+        reader.encode(long("hoard"))
+
+
 def test_where_none_can_be_started_requests_are_read_here(start):
     reader = start("Nothing")
     while not reader.trouble:
