@@ -50,16 +50,16 @@ class Served:
         return httpx2.post(self.url + path, json=body | ({} if path == COUNT else {"max_tokens": 1}), timeout=300)
 
     def reader(self):
-        """The helper, once it is there."""
+        """The helper, once it can be asked: then it steps back."""
 
         def look():
             for each in psutil.Process(self.worker.process.pid).children():
                 with contextlib.suppress(psutil.Error):  # it has just ended
-                    if "ostinato.serve.reader" in each.cmdline():
+                    if "ostinato.serve.reader_child" in each.cmdline() and each.nice() > psutil.Process().nice():
                         return each
             return None
 
-        return eventually(look, "a helper runs")
+        return eventually(look, "a helper runs", START_S)
 
     def rows(self, kind):
         async def read(log):
@@ -100,10 +100,12 @@ def test_two_gateways_count_as_the_tokenizer_does(served):
     tokens = HFRenderer(Path(served[0].config.model.source))
     texts = [LONG, LONG + "<|im_end|>\n<|im_start|>system\né\u200b", "7" * 20_000]
     for one in served:
+        one.reader()
         for text in texts:
             reply = one.post(COUNT, text)
             ids = tokens.chat(Conversation(messages=(Message(role=Role.USER, text=text),)))
             assert (reply.status_code, reply.json()) == (200, {"input_tokens": len(ids)})
+        assert "PyTorch" not in one.worker.output.read_text()
 
 
 def test_killed_in_the_middle_of_a_request(served):
@@ -122,6 +124,7 @@ def test_killed_in_the_middle_of_a_request(served):
     assert one.reader().pid != killed.pid
 
     def states():
+        assert one.post(COUNT).status_code == 200
         return [row.state for row in one.rows(Alarm) if row.name == READER_ALARM]
 
     eventually(lambda: states() == [AlarmState.RAISED, AlarmState.CLEARED], "the alarm came and went")

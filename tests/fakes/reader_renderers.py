@@ -1,5 +1,7 @@
 """Renderers for the process that reads long requests, each made of a directory: bytes as tokens, and what such a process may meet."""
 
+import os
+import signal
 from pathlib import Path
 
 from ostinato.testing.renderer import ByteRenderer
@@ -11,19 +13,26 @@ class Bytes(ByteRenderer):
 
 
 class Worst(Bytes):
-    """Does what a text asks for: hangs once it has said so, computes for ever, or grows."""
+    """Does what a text asks for: is killed, hangs, computes for ever, or grows. A pipe `go` holds up its start until it is opened."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._path, self._held = path, []
+        self._held = []
+        (path / "nice").write_text(str(os.nice(0)))
+        if (path / "go").exists():
+            (path / "go").open().close()
 
     def encode(self, text: str) -> list[int]:
-        if text.startswith("hang"):
-            with (self._path / "begun").open("w"):  # a pipe: opened once somebody reads there
-                pass
-            (self._path / "never").open()  # a pipe that nobody writes to
-        while text.startswith("spin"):
-            pass
-        if text.startswith("grow"):
-            self._held.append(b"x" * (256 << 20))
+        match text.partition(" ")[0]:
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                signal.pause()
+            case "spin":
+                while True:
+                    pass
+            case "hoard":
+                self._held.append(bytearray(1 << 30))
+            case "grow":
+                self._held.append(b"x" * (256 << 20))
         return super().encode(text)

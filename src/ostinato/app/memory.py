@@ -14,7 +14,7 @@ from ostinato.model.checkpoint_validation import weight_files
 
 Part = Literal["serve", "train"]
 _WORKING = 1 << 28  # of a process that computes: code, one batch
-_READER = 320 << 20  # of the process that reads long requests, when another takes its place
+_READER = 432 << 20  # of the process that reads long requests, grown, and of another that starts in its place
 _VERSIONS = 2  # that serve at once: users' and the one that is judged
 _STEPS = 2  # beside them, if users follow training: the step that serves them and the one that is tested
 _MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments

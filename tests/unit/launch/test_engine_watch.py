@@ -1,4 +1,6 @@
-"""The serving worker looks after its engine: one that is dead or hangs is its own failure; one that is slow or idle is none."""
+"""The serving worker looks after its engine: one that is dead or hangs is its own failure; one that is slow or idle is none. It also tells
+how the process that reads long requests fares.
+"""
 
 import asyncio
 
@@ -7,7 +9,7 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.launch.workers import serve
-from ostinato.launch.workers.serve import EngineDied, attend
+from ostinato.launch.workers.serve import EngineDied, attend, tell_reader
 
 
 class Engine:
@@ -53,3 +55,30 @@ async def test_one_that_is_idle_or_ends_what_it_does_goes_on(stats):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await attend(Engine(*stats), 0.1)
+
+
+async def test_an_earlier_workers_alarm_stands_until_a_long_request_was_read(monkeypatch):
+    told = []
+
+    class Reader:
+        looks, trouble = 0, ""
+
+        @property
+        def failures(self):
+            self.looks += 1
+            return int(self.looks > 8)
+
+        @property
+        def answers(self):
+            return int(self.looks > 4)
+
+    async def note(log, name, *, raised, why, at):
+        told.append((name, raised, reader.looks))
+        if raised:
+            raise asyncio.CancelledError
+
+    reader = Reader()
+    monkeypatch.setattr(serve, "note", note)
+    with pytest.raises(asyncio.CancelledError):
+        await tell_reader(reader, None)
+    assert told == [("serve:reader", False, 5), ("serve:reader", True, 9)]

@@ -2,18 +2,20 @@
 
 import asyncio
 import os
+import select
 import signal
-import threading
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 from gateway_world import world
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.reader_renderers import Bytes
 from tests.fakes.worst_bodies import bodies
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, TooLarge, Unavailable
 from ostinato.core.records import Signal
 from ostinato.serve import reader as module
 from ostinato.serve.calls.caller import ROUTES
@@ -21,7 +23,8 @@ from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.fair_thread import AT_ONCE_CHARS, PER_PARSED
 from ostinato.serve.feedback.intake import parse_feedback
-from ostinato.serve.reader import ITEMS, LONG_CHARS, RequestReader, answer, crowded, read_body
+from ostinato.serve.reader import LONG_CHARS, RequestReader, crowded
+from ostinato.serve.reader_child import ITEMS, SIZES, ReaderJob, answer, read_body
 from ostinato.serve.wire.body import parse_json
 from ostinato.testing.engine import FakeEngine
 
@@ -49,24 +52,36 @@ class Direct(RequestReader):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts helpers whose renderer is one of `reader_renderers`, and ends them."""
-    started = []
+    """Makes readers whose renderer is one of `reader_renderers`, and ends their helpers."""
+    made = []
 
-    def begin(renderer, **limits):
-        started.append(
-            RequestReader(
-                tmp_path,
-                depth=64,
-                values=100_000,
-                renderer=f"tests.fakes.reader_renderers:{renderer}",
-                **limits,
-            )
-        )
-        return started[-1]
+    def begin(renderer="Worst", **limits):
+        limits = {"start_s": WHOLE_PROGRAM_S} | limits
+        renderer = f"tests.fakes.reader_renderers:{renderer}"
+        made.append(RequestReader(tmp_path, depth=64, values=100_000, renderer=renderer, **limits))
+        return made[-1]
 
     yield begin
-    for reader in started:
+    for reader in made:
         asyncio.run(reader.close())
+
+
+def ready(reader):
+    """The reader, once its helper can be asked."""
+    while reader._look() or reader.pid is None:
+        assert reader._starting is not None, reader.trouble
+        assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0], "it does not start"
+    return reader
+
+
+def held_up(path):
+    """Makes helpers wait as they start; what is returned lets them go on."""
+    os.mkfifo(path / "go")
+
+    def release():
+        return os.open(path / "go", os.O_RDWR)  # open, for whoever has not got there yet
+
+    return release
 
 
 def outcome(work):
@@ -108,16 +123,20 @@ def test_worst_bodies_come_to_the_same(path, kept):
             again = outcome(lambda data=data, items=items: parsed(path, data, reader, items))
             assert again == local, name
     assert number > 3
-    assert reader.asked.count("read") > 3
+    assert reader.asked.count("read") > 1  # bodies without long items are read here
 
 
 def test_an_agents_history_is_read_elsewhere_once():
     reader, items = Direct(), ReadItems(64_000_000)
+    form = {"type": "object", "properties": {"a": {"type": "string"}}}
+    functions = [{"name": f"t{n}", "description": "d" * 900, "parameters": form} for n in range(22)]
+    tools = [{"type": "function", "function": each} for each in functions]
+    assert len(msgspec.json.encode(tools)) > LONG_CHARS
     history = [{"role": ("user", "assistant")[n % 2], "content": f"{n} {'word ' * 100}"} for n in range(120)]
 
     def call(messages):
-        data = msgspec.json.encode({"model": "m", "messages": messages})
-        assert len(data) > 3 * LONG_CHARS
+        data = msgspec.json.encode({"model": "m", "messages": messages, "tools": tools})
+        assert len(data) > 4 * LONG_CHARS
         found = parsed("/v1/chat/completions", data, reader, items)
         assert found == parsed("/v1/chat/completions", data, None, ReadItems(0))
 
@@ -236,79 +255,176 @@ def _steady(value):
 
 
 def long(text):
-    return text + LONG
+    return f"{text} {LONG}"
 
 
-@pytest.fixture
-def begun(tmp_path):
-    """Waits until the helper hangs."""
-    os.mkfifo(tmp_path / "begun")
-    os.mkfifo(tmp_path / "never")
-    return lambda: (tmp_path / "begun").open().close()
+def test_nobody_waits_for_a_helper_that_starts(start, tmp_path):
+    release, reader = held_up(tmp_path), start()
+    asyncio.run(reader.start())
+    assert reader.encode(LONG) is reader.encode(LONG) is None
+    assert (reader.pid, reader.failures) == (None, 0)
+    file = release()
+    assert ready(reader).encode(LONG) == list(LONG.encode())
+    os.close(file)
 
 
-def test_a_helper_that_is_killed_fails_one_request(start, begun):
-    reader, failed = start("Worst"), []
+def test_it_steps_back_once_it_is_ready(start, tmp_path):
+    reader = ready(start())
+    assert reader.encode(LONG) == list(LONG.encode())
+    assert int((tmp_path / "nice").read_text()) == os.nice(0)
+    assert os.getpriority(os.PRIO_PROCESS, reader.pid) == min(19, os.nice(0) + 10)
 
-    def ask():
-        try:
-            reader.encode(long("hang"))
-        except Unavailable as error:
-            failed.append(error)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    begun()
+def test_a_start_without_end_fails(start, tmp_path):
+    release, reader = held_up(tmp_path), start(start_s=0)
+    asyncio.run(reader.start())
+    assert reader.encode(LONG) is None
+    assert "does not start" in reader.trouble
+    assert (reader.failures, reader._starting) == (1, None)
+    assert reader.encode(LONG) is None  # and is left alone
+    assert reader._starting is None
+    os.close(release())
+
+
+def test_a_helper_that_is_killed_fails_one_request(start):
+    reader = ready(start())
     killed = reader.pid
-    os.kill(killed, signal.SIGKILL)
-    asking.join()
-    assert [error.status for error in failed] == [503]
+    with pytest.raises(Unavailable) as failed:
+        reader.encode(long("die"))
+    assert failed.value.status == 503
     assert reader.failures == 1
     assert "ended while it read" in reader.trouble
-    assert reader.encode(long("a")) == list(long("a").encode())
+    assert ready(reader).encode(long("b")) == list(long("b").encode())
     assert reader.pid != killed
-    assert reader.trouble == ""
+    assert (reader.failures, reader.trouble) == (1, "")
+
+
+def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatch):
+    reader = ready(start())
+    says, read = reader._current._says, os.read
+
+    def short(file, size):
+        if file == says:
+            raise MemoryError
+        return read(file, size)
+
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(os, "read", short)
+        with pytest.raises(MemoryError):
+            reader.encode(long("of acme"))
+    assert reader.encode(long("of globex")) is None
+    assert ready(reader).encode(long("of globex")) == Bytes(None).encode(long("of globex"))
+
+
+def test_an_answer_to_another_request_is_nobodys(start):
+    reader, body = ready(start()), long("of acme").encode()
+    head = msgspec.json.encode(ReaderJob(name="encode", turn=999))
+    os.write(reader._current._asks, SIZES.pack(len(head), len(body)) + head + body)
+    with pytest.raises(Unavailable):
+        reader.encode(long("of globex"))
+    assert "answers another" in reader.trouble
+    assert ready(reader).encode(long("of globex")) == Bytes(None).encode(long("of globex"))
 
 
 def test_one_that_ended_while_nobody_asked_fails_none(start):
-    reader = start("Worst")
-    assert reader.encode(long("a")) == list(long("a").encode())
+    reader = ready(start())
     os.kill(reader.pid, signal.SIGKILL)
     os.waitid(os.P_PID, reader.pid, os.WEXITED | os.WNOWAIT)
-    assert reader.encode(long("b")) == list(long("b").encode())
-    assert reader.failures == 0
+    assert reader.encode(long("b")) is None
+    assert ready(reader).failures == 0
 
 
-def test_a_request_without_end_holds_nobody(start, begun):
-    reader = start("Worst", cpu_s=0.2)
-    with pytest.raises(Unavailable):
-        reader.encode(long("spin"))
-    reader = start("Worst", longest_s=0.2)
-    threading.Thread(target=begun).start()
-    with pytest.raises(Unavailable):
-        reader.encode(long("hang"))
+def test_a_request_without_end_holds_nobody(start, monkeypatch):
+    monkeypatch.setattr(module, "_SLACK_S", WHOLE_PROGRAM_S)
+    for text, limits, limit in (
+        ("spin", {"cpu_s": 0.2}, "0.2 s of processor time"),
+        ("hang", {"longest_s": 0.2}, "0.2 s"),
+        ("hoard", {}, "768 MiB of memory"),
+    ):
+        reader = ready(start(**limits))
+        for _ in range(2):  # the second time it is not tried
+            with pytest.raises(TooLarge, match=f"more than {limit} to read"):
+                reader.encode(long(text))
+        assert reader.failures == 1
+        assert limit in reader.trouble
+        if text == "hoard":  # nothing else is refused
+            assert ready(reader).encode(LONG) == list(LONG.encode())
 
 
-def test_one_that_has_grown_is_replaced(start):
-    reader = start("Worst")
-    assert reader.encode(long("a")) == list(long("a").encode())
-    small = reader.pid
+def test_a_request_that_proved_too_large_is_tried_again_later(start, monkeypatch):
+    monkeypatch.setattr(module, "_KEPT_S", 0.0)
+    reader = ready(start())
+    for number in (1, 2):
+        with pytest.raises(TooLarge):
+            ready(reader).encode(long("hoard"))
+        assert reader.failures == number
+
+
+def test_one_that_has_grown_goes_on_until_another_is_ready(start, tmp_path):
+    reader = ready(start())
+    small, release = reader.pid, held_up(tmp_path)
     assert reader.encode(long("grow")) == list(long("grow").encode())
+    assert reader.encode(long("b")) == list(long("b").encode())
+    assert reader.pid == small
+    file = release()
+    assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
+    os.close(file)
     assert reader.encode(long("b")) == list(long("b").encode())
     assert reader.pid != small
     assert reader.failures == 0
 
 
+def test_what_others_left_in_memory_is_no_fault_of_a_request(start, tmp_path):
+    reader = ready(start())
+    held_up(tmp_path)
+    assert reader.encode(long("grow")) == list(long("grow").encode())
+    with pytest.raises(Unavailable):
+        reader.encode(long("hoard"))
+
+
 def test_where_none_can_be_started_requests_are_read_here(start):
     reader = start("Nothing")
-    assert reader.encode(LONG) is None
+    while not reader.trouble:
+        assert reader.encode(LONG) is None
+        if reader._starting is not None:
+            assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
     assert "does not start" in reader.trouble
-    assert reader.pid is None
+    assert (reader.pid, reader._starting) == (None, None)
+
+
+def test_it_gets_no_keys(start, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OSTINATO_API_KEY", "HF_TOKEN", "RECORD_URL"):
+        monkeypatch.setenv(name, "secret-of-the-gateway")
+    monkeypatch.setenv("LC_CTYPE", "C.UTF-8")
+    given = Path(f"/proc/{ready(start()).pid}/environ").read_bytes()
+    assert b"secret-of-the-gateway" not in given
+    assert {b"LC_CTYPE=C.UTF-8", f"PATH={os.environ['PATH']}".encode()} <= {*given.split(b"\0")}
 
 
 def test_it_ends_with_its_gateway(start):
-    reader = start("Worst")
-    reader.encode(LONG)
-    process = reader._process
+    reader = ready(start())
+    process = reader._current._process
     process.stdin.close()  # as when the gateway is killed
-    assert process.wait(60) == 0
+    assert process.wait(WHOLE_PROGRAM_S) == 0
+
+
+def test_it_ends_with_its_gateway_in_the_middle_of_a_request(start):
+    process, body = ready(start())._current._process, long("hang").encode()
+    head = msgspec.json.encode(ReaderJob(name="encode"))
+    os.write(process.stdin.fileno(), SIZES.pack(len(head), len(body)) + head + body)
+    process.stdin.close()
+    assert process.wait(WHOLE_PROGRAM_S) == 0
+
+
+def test_signals_that_end_the_gateway_do_not_end_it(start):
+    reader, blocked = start(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    asyncio.run(reader.start())
+    born = reader._starting.pid
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(born, each)  # from its first instruction on
+    assert ready(reader).pid == born
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(born, each)
+    assert reader.encode(LONG) == list(LONG.encode())
+    assert reader.pid == os.getsid(born) == born  # and no terminal's reach it
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked

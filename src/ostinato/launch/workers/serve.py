@@ -288,7 +288,7 @@ async def tell_reader(reader: RequestReader, log: Log) -> None:
     told, standing = 0, True  # perhaps, from an earlier process
     while True:
         failures, why = reader.failures, reader.trouble
-        if failures > told or (standing and not why):
+        if failures > told or (standing and reader.answers and not why):
             with contextlib.suppress(StorageFull, Unavailable):  # it is tried again
                 raised = failures > told
                 said = (why or "it ended") if raised else "long requests are read in a process of their own"

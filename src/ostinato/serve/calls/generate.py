@@ -58,7 +58,8 @@ from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.reader import ITEMS, LONG_CHARS, Counted, LongRenderer, crowded, read_body
+from ostinato.serve.reader import LONG_CHARS, Counted, LongRenderer, crowded
+from ostinato.serve.reader_child import ITEMS, read_body
 from ostinato.serve.scrub import unmasked
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch

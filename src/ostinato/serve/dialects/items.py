@@ -74,11 +74,11 @@ class ReadItems:
             self._memo.put(key, kept, cost=len(written) + _ENTRY + sum(map(_bytes_of, kept[0])))
         return _told(kept, omissions)
 
-    def known(self, items: Sequence[Any]) -> int:
-        """Bytes of those of these items of JSON text that were read before."""
+    def unknown(self, items: Sequence[Any]) -> int:
+        """Bytes of those of these items of JSON text that were not read before."""
         texts = [bytes(item) for item in items if isinstance(item, msgspec.Raw)]
         readers = [*self._readers]
-        return sum(len(text) for text in texts if any((reader, text) in self._memo for reader in readers))
+        return sum(len(text) for text in texts if not any((reader, text) in self._memo for reader in readers))
 
     def merged(self, parts: Sequence[Message]) -> Message:
         """The parts as one message: the same object for the same parts, so that what is computed of it once need not be again."""
