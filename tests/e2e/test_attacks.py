@@ -666,10 +666,10 @@ def test_what_the_operator_reads_has_a_line_for_each_row(siege):
     turn = siege.turn(siege.bolt.ask("line\nline", user="Jürgen 陳 🎻").turn)
     assert siege.bolt.say(turn.id, comment="a\nsignal  forged", correction="\x1b[2J") == "accepted"
     assert siege.bolt.send("/v1/feedback", rb'{"id": "\ud800"}').status_code == 400
-    shown = io.StringIO()
+    shown, before = io.StringIO(), len(siege.rows(*KINDS["all"]))
     asyncio.run(print_log(siege.config, "all", 100_000, Console(file=shown)))
     lines = shown.getvalue().splitlines()
-    assert len(lines) <= len(siege.rows(*KINDS["all"])) < len(lines) + 40, "a few may have come meanwhile"
+    assert before <= len(lines) <= len(siege.rows(*KINDS["all"])), "some may have come meanwhile"
     assert all(line.isprintable() and line.split()[0].isdigit() for line in lines)
     assert any("Jürgen 陳 🎻" in line for line in lines)
 

@@ -355,7 +355,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 async def test_a_helper_that_breaks_its_bounds_is_no_longer_listened_to(boxes, server, monkeypatch, flood):
-    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.wire.WINDOW", 10_000)
+    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.inside.packets.WINDOW", 10_000)
     box = await boxes.start(SandboxSpec())
     lines = [as_line(box.wire._heard + 1 + number, *packet) for number, packet in enumerate(FLOODS[flood])]
     for listener in the_helper(server).listeners:

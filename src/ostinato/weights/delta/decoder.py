@@ -7,7 +7,21 @@ import numpy as np
 from numba import njit
 
 from ostinato.core.errors import Corrupt
-from ostinato.weights.delta import bits
+from ostinato.weights.delta.bits import (
+    BLOCK,
+    MAGNITUDE,
+    Codes,
+    exponents,
+    lowest,
+    nth,
+    ones,
+    ordered,
+    take,
+    take_gamma,
+    take_rice,
+    unordered,
+    within,
+)
 from ostinato.weights.delta.encoder import CLASSES, DENSEST
 
 _LONGEST_STEP = 0xFFFF
@@ -16,16 +30,16 @@ _LONGEST_STEP = 0xFFFF
 @njit(nogil=True, cache=True)
 def _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k):
     """Returns (number of classes, next place), or (-1, 0) for a header that no encoder writes."""
-    n, at = bits.take(words, 0, 5)
+    n, at = take(words, 0, 5)
     edge = 0
     if n < 1 or n > CLASSES:
         return -1, 0
     for c in range(n):
-        skip, at = bits.take_gamma(words, at)
-        width, at = bits.take_gamma(words, at)
-        count, at = bits.take_gamma(words, at)
-        gap_k[c], at = bits.take(words, at, 5)
-        length_k[c], at = bits.take(words, at, 5)
+        skip, at = take_gamma(words, at)
+        width, at = take_gamma(words, at)
+        count, at = take_gamma(words, at)
+        gap_k[c], at = take(words, at, 5)
+        length_k[c], at = take(words, at, 5)
         if at > end or skip < 0 or width < 0 or count < 0 or edge + skip + width + 1 > 1 << (15 - shift):
             return -1, 0
         starts[c], widths[c] = edge + skip, width
@@ -41,8 +55,8 @@ def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
     """Fill one class's ranks (ascending, below `most`) and steps; returns the next place, or -1 if the stream is damaged."""
     count, rank = len(ranks), np.int64(-1)
     for i in range(count):
-        gap, at = bits.take_rice(words, at, gap_k)
-        down, at = bits.take(words, at, 1)
+        gap, at = take_rice(words, at, gap_k)
+        down, at = take(words, at, 1)
         rank += gap + 1
         if at > end or rank >= most:
             return -1
@@ -50,20 +64,20 @@ def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
         steps[i] = -1 if down else 1
     if length_k:
         for i in range(count):
-            extra, at = bits.take_rice(words, at, length_k)
+            extra, at = take_rice(words, at, length_k)
             if at > end or extra > _LONGEST_STEP:
                 return -1
             steps[i] *= extra + 1
         return at
-    long, at = bits.take_gamma(words, at)
+    long, at = take_gamma(words, at)
     if long < 0 or long > count or at > end:
         return -1
     if long:
-        k, at = bits.take(words, at, 5)
+        k, at = take(words, at, 5)
         i = -1
         for _ in range(long):
-            gap, at = bits.take_rice(words, at, k)
-            extra, at = bits.take_rice(words, at, 0)
+            gap, at = take_rice(words, at, k)
+            extra, at = take_rice(words, at, 0)
             i += gap + 1
             if at > end or i >= count or extra > _LONGEST_STEP:
                 return -1
@@ -75,42 +89,42 @@ def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
 def _apply(codes, shift, starts, widths, firsts, ranks, steps):
     """Apply the steps in place; False if some rank lies beyond its class."""
     n = len(starts)
-    found = np.empty(bits.BLOCK, np.uint8)
+    found = np.empty(BLOCK, np.uint8)
     never = np.int64(1) << 62
     left, nexts, masks = np.empty(n, np.int64), firsts[:n].copy(), np.zeros(n, np.uint64)
     for c in range(n):
         left[c] = ranks[nexts[c]] if nexts[c] < firsts[c + 1] else never
-    whole = len(codes) // bits.BLOCK * bits.BLOCK
-    for i in range(0, whole, bits.BLOCK):
-        bits.exponents(codes, i, shift, found)
+    whole = len(codes) // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
+        exponents(codes, i, shift, found)
         hit = np.uint64(0)
         for c in range(n):
-            masks[c] = bits.within(found, starts[c], widths[c])
-            left[c] -= bits.ones(masks[c])
+            masks[c] = within(found, starts[c], widths[c])
+            left[c] -= ones(masks[c])
             hit |= (np.uint64(left[c]) >> np.uint64(63)) << np.uint64(c)
         while hit:  # all masks are computed already, so these writes cannot change them
-            c = bits.lowest(hit)
+            c = lowest(hit)
             hit &= hit - np.uint64(1)
-            ahead, k, size = left[c], nexts[c], bits.ones(masks[c])
+            ahead, k, size = left[c], nexts[c], ones(masks[c])
             while ahead < 0:
-                at = i + bits.nth(masks[c], ahead + size)
-                codes[at] = bits.unordered(bits.ordered(codes[at]) + steps[k])
+                at = i + nth(masks[c], ahead + size)
+                codes[at] = unordered(ordered(codes[at]) + steps[k])
                 k += 1
                 ahead = ahead + ranks[k] - ranks[k - 1] if k < firsts[c + 1] else never
             left[c], nexts[c] = ahead, k
     for i in range(whole, len(codes)):
-        exponent = (codes[i] & bits.MAGNITUDE) >> shift
+        exponent = (codes[i] & MAGNITUDE) >> shift
         for c in range(n):
             if starts[c] <= exponent <= starts[c] + widths[c]:
                 left[c] -= 1
                 if left[c] < 0:
-                    codes[i] = bits.unordered(bits.ordered(codes[i]) + steps[nexts[c]])
+                    codes[i] = unordered(ordered(codes[i]) + steps[nexts[c]])
                     nexts[c] += 1
                     left[c] = left[c] + ranks[nexts[c]] - ranks[nexts[c] - 1] if nexts[c] < firsts[c + 1] else never
     return (nexts == firsts[1:]).all()
 
 
-def decode(codes: bits.Codes, payload: bytes | memoryview, shift: int) -> None:
+def decode(codes: Codes, payload: bytes | memoryview, shift: int) -> None:
     """Turn the old codes into the new ones, in place. Extra memory: 8 bytes per changed element and the payload.
 
     Raises Corrupt for anything that `encode` does not write; `codes` may then hold a mixture and must be dropped.
@@ -121,7 +135,7 @@ def decode(codes: bits.Codes, payload: bytes | memoryview, shift: int) -> None:
     end = len(payload) * 8
     starts, widths = np.zeros(CLASSES, np.uint8), np.zeros(CLASSES, np.uint8)
     firsts, gap_k, length_k = (np.zeros(CLASSES + 1, np.int64) for _ in range(3))
-    most = len(codes) // DENSEST + bits.BLOCK  # a payload cannot ask for more memory than this
+    most = len(codes) // DENSEST + BLOCK  # a payload cannot ask for more memory than this
     n, at = _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k)
     if n < 0:
         raise Corrupt("the payload's classes are not what this codec writes")
