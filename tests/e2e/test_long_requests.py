@@ -41,6 +41,7 @@ class Served:
         self.url = eventually(lambda: read_address(self.home.address), "the gateway answers", START_S)
         eventually(lambda: "live" in self.get("/health")["slots"], "the weights are loaded", START_S)
         self.model = self.get("/v1/models")["data"][0]["id"]
+        assert self.post(COUNT).status_code == 200, "which starts the helper"
 
     def get(self, path):
         return httpx2.get(self.url + path, timeout=60).json()

@@ -207,7 +207,7 @@ def create_app(
         styles: deals people's conversations styles; likewise.
         audit: records wrong keys, and weights that an operator's key chose.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
-        reader: reads long requests in another process; started and closed with the app. None: they are read here.
+        reader: reads long requests in another process; closed with the app. None: they are read here.
         trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
@@ -388,7 +388,7 @@ class GatewayApp(Starlette):
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
         parts = self._parts
-        several = (self._judge, parts.deals, parts.adaptation, parts.styles, parts.reader)
+        several = (self._judge, parts.deals, parts.adaptation, parts.styles)
         beside = [each for each in several if each is not None]
         for each in beside:
             await each.start()
@@ -402,8 +402,8 @@ class GatewayApp(Starlette):
             await self._judge.close()
         await self._calls.close()
         self._parts.thread.close()
-        for each in beside:
-            if each is not self._judge:
+        for each in (*beside, parts.reader):
+            if each is not None and each is not self._judge:
                 await each.close()
         if self._parts.tracing is not None:
             await self._parts.tracing.close()

@@ -92,7 +92,8 @@ class ReadEvents(NamedTuple):
 class RequestReader:
     """The helper as the gateway sees it. Its methods block: call them on the thread of long requests. Thread-safe.
 
-    They return None for what must be read here: what is short, and everything while the helper starts or cannot be started. They raise
+    The first long request starts the helper. They return None for what must be read here: what is short, and everything while the helper
+    starts or cannot be started. They raise
     TooLarge if the request took more time or memory than one may, and Unavailable if the helper was killed while it read. `failures` counts
     how often it failed, `answers` how often it answered; `trouble` says why it failed last, "" since it has answered again.
 
@@ -103,7 +104,7 @@ class RequestReader:
         cpu_s, longest_s: seconds that one request may take, of the processor and in all.
         start_s: seconds that a start may take.
 
-    Example: ``reader = RequestReader(path, depth=64, values=100_000); await reader.start(); ids = reader.chat(conversation)``
+    Example: ``reader = RequestReader(path, depth=64, values=100_000); ids = reader.chat(conversation)``
     """
 
     def __init__(
@@ -131,15 +132,6 @@ class RequestReader:
     def pid(self) -> int | None:
         """The process id of the helper that is asked; None while there is none."""
         return None if self._current is None else self._current.pid
-
-    async def start(self) -> None:
-        """Start the helper, without waiting until it can be asked."""
-
-        def begin() -> None:
-            with self._lock:
-                self._look()
-
-        await asyncio.to_thread(begin)
 
     async def close(self) -> None:
         """End the helper, and start no other; whoever waits for it gets Unavailable."""

@@ -260,7 +260,7 @@ def long(text):
 
 def test_nobody_waits_for_a_helper_that_starts(start, tmp_path):
     release, reader = held_up(tmp_path), start()
-    asyncio.run(reader.start())
+    assert reader.encode(LONG) is None, "the first long request starts it, and is read here"
     assert reader.encode(LONG) is reader.encode(LONG) is None
     assert (reader.pid, reader.failures) == (None, 0)
     file = release()
@@ -277,7 +277,7 @@ def test_it_steps_back_once_it_is_ready(start, tmp_path):
 
 def test_a_start_without_end_fails(start, tmp_path):
     release, reader = held_up(tmp_path), start(start_s=0)
-    asyncio.run(reader.start())
+    assert reader.encode(LONG) is None, "the first long request starts it, and is read here"
     assert reader.encode(LONG) is None
     assert "does not start" in reader.trouble
     assert (reader.failures, reader._starting) == (1, None)
@@ -418,7 +418,7 @@ def test_it_ends_with_its_gateway_in_the_middle_of_a_request(start):
 
 def test_signals_that_end_the_gateway_do_not_end_it(start):
     reader, blocked = start(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    asyncio.run(reader.start())
+    assert reader.encode(LONG) is None, "the first long request starts it, and is read here"
     born = reader._starting.pid
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(born, each)  # from its first instruction on
