@@ -14,9 +14,11 @@ PAGE = ROOT / "docs" / "models.md"
 _PREFIX = re.compile(r"^(?:config\.json: |models of type '[^']*' are not supported: )")
 _SUFFIX = "; the table of models in the documentation says which are supported"
 _INTRODUCTION = """\
-Which architectures can be served and trained. The name is `model_type` in a model's `config.json`; the weights are in safetensors, in
-bf16, fp16 or fp32, beside a tokenizer. The same is checked before an architecture's weights are first used: a small copy of the model is
-computed by transformers and by Ostinato, and what differs is refused by name. A model newer than this table is right or refused."""
+This page lists which architectures can be served and trained. The name is `model_type` in a model's `config.json`. The
+weights must be in safetensors, in bf16, fp16 or fp32, beside a tokenizer.
+
+A model newer than this table is right or refused, because the same check is made before an architecture's weights are
+first used: transformers and Ostinato both compute a small copy of the model, and what differs is refused by name."""
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -30,11 +32,11 @@ def page(report: Mapping[str, Any]) -> str:
         "",
         _INTRODUCTION,
         "",
-        "Made by `python -m tests.examinations.architectures.table` from the results of",
-        "`python -m tests.examinations.architectures.run`, which",
-        f"tries every causal language model of transformers {report['transformers']} (torch {report['torch']}), tiny and random, in fp32:",
+        "`python -m tests.examinations.architectures.table` makes this page from the results of",
+        "`python -m tests.examinations.architectures.run`. That command tries every causal language model of transformers",
+        f"{report['transformers']} (torch {report['torch']}), tiny and random, in fp32:",
         f"{totals}. Equal means logits within 0.0001 of the largest one. A name with a comma is an architecture",
-        "with a setting that decides otherwise than the one tried under its name alone.",
+        "with a setting that gives another result than the setting tried under its name alone.",
         "",
         "## Supported",
         "",
@@ -48,7 +50,7 @@ def page(report: Mapping[str, Any]) -> str:
         "",
         "## Not tried",
         "",
-        "The script makes no tiny model of these. They are checked at load like all others.",
+        "The command makes no tiny model of these. They are checked at load like all others.",
         "",
         ", ".join(f"`{each['kind']}`" for each in rest if each["state"] == "untried"),
     ]
