@@ -29,9 +29,9 @@ def fit(
 ) -> None:
     """Fit the dials' directions to the live version and write them to the run's log as a basis.
 
-    The model answers the prompts itself, in this process; nothing that people wrote is read. An attribute that its direction explains by
-    less than 2% on other prompts, in either half of them, gets no dial. A basis is for the version that it was fitted to: fit anew after
-    a release. With `adapt.safety.suite` it is tried as `ostinato adapt check` does before it is written.
+    The model answers the prompts itself, in this process; nothing that people wrote is read. An attribute gets no dial if its direction
+    explains less than 2% of it on other prompts, in either half of them. A basis is for the version that it was fitted to, so run this
+    again after a release. With `adapt.safety.suite`, the basis is tested as `ostinato adapt check` does before it is written.
 
     For example: `ostinato adapt fit --prompts questions.txt`
 
@@ -40,11 +40,11 @@ def fit(
     prompts
         A file with one prompt a line. Default: 44 built-in questions.
     version
-        The version to fit to: a ref, a number such as v12, or a root's first digits. Another than the live one gets the dials of the live
-        one's basis. Once a canary has one, too, answers lean on both sides of the trial; else on neither.
+        The version to fit to: a ref, a number such as v12, or a root's first digits. Any other than live gets the dials of the live
+        version's basis. Once a canary has a basis, too, answers lean on both sides of the trial; without one, on neither.
     answers
-        How many answers to each prompt. With 16 instead of 64, half as much of the attributes was explained, and dials did nothing that
-        could be seen.
+        How many answers to each prompt. With 16 instead of 64, half as much of the attributes was explained, and dials had no visible
+        effect.
     tokens
         The longest answer, in tokens.
     seed
@@ -78,9 +78,9 @@ def show(tenant: str, user: str, *, json: Json = False, common: Common | None = 
 
 @adapt.command
 def reset(tenant: str, user: str, *, common: Common | None = None) -> None:
-    """Return a person's dials to the prior, by a row of the log: no rating so far counts any more.
+    """Return a person's dials to the prior: no earlier rating counts any more.
 
-    A running gateway hears it within a second.
+    This writes a row to the log; a running gateway applies it within a second.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ def status(*, json: Json = False, common: Common | None = None) -> None:
 
 @adapt.command
 def check(*, seed: int = 0, common: Common | None = None) -> None:
-    """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Ends with 1 unless all are safe.
+    """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Exits with 1 unless all are safe.
 
     The corners are each dial as far up and down as it goes, people drawn from the prior at twice its width, and the real people whose
     answers it moved most. Each is compared with the base model on the same prompts. A dial with more violations is dropped: a basis
-    without it is written to the log. What too few prompts can show is named, with the number that it needs. The model answers in this
-    process.
+    without it is written to the log. Where prompts are too few to decide, the command says so, with the number that it needs. The model
+    answers in this process.
 
     For example: `ostinato adapt check --set adapt.safety.suite=safety.jsonl`
 
@@ -133,12 +133,12 @@ def check(*, seed: int = 0, common: Common | None = None) -> None:
 
 @adapt.command
 def approve(*, version: str = "live", seed: int = 0, common: Common | None = None) -> None:
-    """Try each style of `adapt.styles.prompts` against `adapt.styles.suite`, and approve those that cost no quality. Ends with 1 unless
-    all pass.
+    """Try each style of `adapt.styles.prompts` against `adapt.styles.suite`, and approve those that cost no quality. Exits with 1
+    unless all pass.
 
-    A style passes if the lower bound of what it scores more than no style, on the same tasks with the same seeds, is above minus
-    `adapt.styles.margin`. Only an approved one is dealt to people, by the version that it was tried with: approve anew after a release, or
-    set `adapt.styles.versions`. The model answers in this process.
+    A style passes if the lower bound of its score less that without a style, on the same tasks with the same seeds, is above minus
+    `adapt.styles.margin`. Only approved styles are dealt to people, and only by the version that they were tried with. After a release run
+    this again, or set `adapt.styles.versions`. The model answers in this process.
 
     For example: `ostinato adapt approve --set adapt.styles.suite=tasks.jsonl`
 

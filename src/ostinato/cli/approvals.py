@@ -105,7 +105,9 @@ def rollback(
 # ---------------------------------------------------------------- alarms
 
 
-alarms = App(name="alarms", help="The alarms that stand, and by which turns; `ostinato alarms accept` ends one.")
+alarms = App(
+    name="alarms", help="The active alarms, with the turns that raised them; `ostinato alarms accept` ends one."
+)
 
 
 @alarms.default

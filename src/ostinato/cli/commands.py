@@ -30,7 +30,7 @@ app = App(
     name="ostinato",
     version=__version__,
     help="Real-time reinforcement learning of the model behind a product: serve it, learn from what people do next, "
-    "prove that the new checkpoint is better, ship it, with a way back.",
+    "prove that the new checkpoint is better, ship it, and roll back if it is worse.",
     suppress_keyboard_interrupt=False,  # `ostinato.cli.main` gives the exit code
 )
 app.command(weights)
@@ -50,8 +50,8 @@ for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rol
 def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> None:
     """Start gateway, trainer, release worker and housekeeping, and keep them running until Ctrl-C.
 
-    A worker that dies or hangs is started again. If one cannot run at all, the command prints the reason, and serving goes on without it;
-    if serving is what cannot run, the command ends with code 2.
+    A worker that dies or hangs is restarted. If one cannot run at all, the command prints the reason, and serving goes on without it.
+    If the gateway itself cannot run, the command exits with 2.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def run_demo(
     scenario
         copilot: write small functions, judged by hidden tests. tab: complete short lists, some of which are unknowable, so that the
         model may also suggest nothing. personal: people with different wishes, to whom answers lean by their ratings; nothing is
-        trained, it takes about five minutes on two cores, and it exits with 1 if it does not show that they accept more than the
+        trained, it takes about five minutes on two cores. It exits with 1 if it does not show that they accept more than the
         holdout. Default: copilot, or tab where this machine has no sandbox for the functions.
     minutes
         Minutes that the simulated users work (default: 12). The whole command takes about two minutes more. On a CPU without bf16
@@ -188,7 +188,7 @@ def run_release(common: Common | None = None) -> None:
 
 @release.command(name="show")
 def show_release(version: str = "live", *, common: Common | None = None) -> None:
-    """Show whether a release is better, how sure that is, what changed, and how to take it back, as `Releases` on the page does.
+    """Show whether a release is better, how sure that is, what changed, and how to roll it back, as `Releases` on the page does.
 
     Parameters
     ----------
@@ -336,9 +336,9 @@ def copy_rows(source: str, target: str, *, common: Common | None = None) -> None
 
 @log.command
 def backup(directory: Path, *, common: Common | None = None) -> None:
-    """Copy the log and its keys into a new directory, while the run's workers go on. Every row that was in the log at the start is copied.
+    """Copy the log and its keys into a new directory while the run's workers go on. Every row that was in the log at the start is copied.
 
-    The weights, the trainer's checkpoints and the master key (`record.master_key`) are not: back them up beside it.
+    The weights, the trainer's checkpoints and the master key (`record.master_key`) are not copied: back them up as well.
 
     Parameters
     ----------
@@ -354,7 +354,7 @@ def backup(directory: Path, *, common: Common | None = None) -> None:
 def restore(
     directory: Path, *, keys: Path | None = None, old_master: Path | None = None, common: Common | None = None
 ) -> None:
-    """Install a backup as the log of the run that the settings name. Stop its workers first; move a log that is there away.
+    """Install a backup as the log of the run that the settings name. Stop its workers first, and move away any log that is there.
 
     What was forgotten since the backup stays forgotten, as far as the run's own log-keys.db or --keys shows it.
 
@@ -388,7 +388,7 @@ def rekey(*, new_master: Path, common: Common | None = None) -> None:
 
 @app.command(name="auto")
 def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> None:
-    """Show what Auto knows of its arms, and with --share an estimate of what other shares would have earned.
+    """Show what Auto knows about its arms and, with --share, an estimate of what other shares would have earned.
 
     Parameters
     ----------
@@ -477,7 +477,7 @@ def consent(
 
 @app.command
 def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
-    """Stop sending new requests to one of the engine's vLLM servers: its open answers end, then it can be stopped.
+    """Stop sending new requests to one of the engine's vLLM servers: its open answers finish, and then you can stop it.
 
     A slot that no other server holds moves to a free server; if there is none, it stays on this one.
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ostinato.cli.options import Common
 
-reward = App(name="reward", help="Reward functions: what one would have given the turns of a run's log.")
+reward = App(name="reward", help="Try a reward function on the turns of a run's log.")
 
 _Count = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
@@ -27,12 +27,12 @@ def try_reward(
     json: Annotated[bool, Parameter(negative="")] = False,
     common: Common | None = None,
 ) -> None:
-    """Run a reward function over the turns in a run's log, beside the rewards in use. Nothing is written, also while `up` is running.
+    """Run a reward function over the turns in a run's log, beside the rewards in use. Nothing is written, so `up` may be running.
 
-    The function runs in a process of its own, with the limits of `reward`, and is asked when the run would have asked it, with the signals
-    received by then: one that does not wait for its window decides before people have reacted. Turns on which it raises, hangs or answers
-    nonsense are counted by message; after five hangs or crashes it is asked no more. Rewards in use are those that the log records; where
-    it has none yet, the function in use is asked, too.
+    The function runs in a process of its own, with the limits of `reward`. It is called when the run would have called it, with the signals
+    received by then: one that does not wait for its window decides before people have reacted. Turns on which it raises, hangs or returns
+    nonsense are counted by message; after five hangs or crashes it is not called again. Rewards in use are those that the log records;
+    where it has none yet, the function in use is called, too.
 
     For example: `ostinato reward try ostinato.reward.functions:agent --option silence=0.0 --since 7d`
 

@@ -14,7 +14,7 @@ from ostinato.cli.options import Common
 
 suite = App(
     name="suite",
-    help="Suites that candidates are measured on: made from a run's log, checked against what was trained on.",
+    help="Suites that candidates are measured on: make them from a run's log, and check them against what was trained on.",
 )
 
 _Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
@@ -89,7 +89,7 @@ def check(
     json: Annotated[bool, Parameter(negative="")] = False,
     common: Common | None = None,
 ) -> None:
-    """Name the items of suites that share 13 words in a row with turns that were trained on. Ends with 1 if any do.
+    """Name the items of suites that share 13 words in a row with turns that were trained on. Exits with 1 if any do.
 
     This is GPT-3's rule for contamination. System prompts, and words that a tenth of a suite's items share, do not count. A text with 8
     to 12 words of its own counts as a whole; a shorter one, or a run of fewer than five different words, does not.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ostinato.cli.options import Common, console
 
-weights = App(name="weights", help="Look into the weight store: every version, by hash.")
+weights = App(name="weights", help="Inspect and manage the weight store: every version, by hash.")
 
 
 @weights.command(name="log")

@@ -15,7 +15,7 @@ from ostinato.core.places import expanded
 
 worlds = App(
     name="worlds",
-    help="Simulated worlds: tasks, models that work on them in sandboxes, and how much they are like production.",
+    help="Simulated worlds: tasks, models that work on them in sandboxes, and how much the worlds are like production.",
 )
 
 
