@@ -130,7 +130,7 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     def _check_tenants(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         """Refuse a tenant with two trainers. Raises ValueError."""
         if twice := sorted({tenant for tenant in given if given.count(tenant) > 1}):
-            raise ValueError(f"{twice[0]!r} stands there twice; a tenant has one branch: name it once")
+            raise ValueError(f"{twice[0]!r} is named twice; a tenant has one branch: name it once")
         return given
 
     @field_validator("batch", mode="before")

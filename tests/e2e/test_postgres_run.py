@@ -1,4 +1,4 @@
-"""A whole run whose log lies in Postgres: gateway, trainer, release worker and housekeeping, as processes."""
+"""A whole run whose log is in Postgres: gateway, trainer, release worker and housekeeping, as processes."""
 
 import asyncio
 

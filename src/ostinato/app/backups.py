@@ -87,7 +87,7 @@ def restore_log(
     manifest = read_manifest(source)
     place = home(config)
     if place.elsewhere.exists():
-        raise BadConfig(f"the log of the run in {place.root} lies in Postgres; name another run.directory")
+        raise BadConfig(f"the log of the run in {place.root} is in Postgres; name another run.directory")
     here = [each.run.tenant for each in branches_begun(config)]
     lacking = [branch_config(config, path.name) for path in sorted(source.glob("branches/*")) if path.name not in here]
     copied: list[tuple[Config, Cursor]] = []
@@ -169,7 +169,7 @@ def _stopped(config: Config, *more: Config) -> Generator[None]:
 def _refuse_postgres(config: Config, remedy: str) -> None:
     if config.record.url:
         named = config.record.namespace
-        raise BadConfig(f"the run's log lies in Postgres, in the schema {named}: {remedy.format(named)}")
+        raise BadConfig(f"the run's log is in Postgres, in the schema {named}: {remedy.format(named)}")
 
 
 def _delete_folds(config: Config) -> None:

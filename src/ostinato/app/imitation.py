@@ -38,11 +38,11 @@ def read_demonstrations(path: Path) -> list[Conversation]:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(
-            f"demonstrations {path} cannot be read: {error}; name a text file in UTF-8, a conversation a line"
+            f"demonstrations {path} cannot be read: {error}; name a text file in UTF-8, one conversation per line"
         ) from error
     found = [_read(f"demonstrations {path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
     if not found:
-        raise BadConfig(f"demonstrations {path}: the file is empty; give one conversation a line")
+        raise BadConfig(f"demonstrations {path}: the file is empty; give one conversation per line")
     return found
 
 

@@ -79,7 +79,7 @@ def home(config: Config) -> Home:
     try:
         said = make_private(place, lambda: _is_only_a_run(place))
     except OSError as error:
-        raise StorageFull(f"run.directory {place} cannot be made: {error.strerror}; name another place") from error
+        raise StorageFull(f"run.directory {place} cannot be created: {error.strerror}; name another place") from error
     if said:
         _warn_once(said)
     return Home(place)
@@ -126,7 +126,7 @@ def _check_whose(config: Config, place: Home) -> None:
         )
     if not config.record.url and place.elsewhere.exists():
         raise BadConfig(
-            f"the log of the run in {place.root} lies in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
+            f"the log of the run in {place.root} is in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
         )
 
 
@@ -204,7 +204,7 @@ async def copy_rows_of(
         (target, "name another directory, and move the run's files there"),
     ):
         if isinstance(place, Path) and (place / MARK).exists():
-            raise BadConfig(f"{place} says that its run's log lies in Postgres; {instead}")
+            raise BadConfig(f"{place} says that its run's log is in Postgres; {instead}")
     with _open_place(config, source, 1) as opened:
         return await copy_log(opened, lambda first: _open_place(config, target, first), on_row)
 

@@ -191,7 +191,7 @@ class HeldOutTasks:
         seconds = time.monotonic() - began
         if rollout.ended is Ended.FAILED:
             why = rollout.detail.get("why", "it did not begin")
-            raise BadRequest(f"task {task.id!r} cannot be tried: {why}; mend it or take it out of the task file")
+            raise BadRequest(f"task {task.id!r} cannot be tried: {why}; fix it or remove it from the task file")
         formed = rollout.ended is Ended.SUBMITTED
         return self._attempted(task, rollout, formed, tuple(sorted(model.policies)), seconds)
 

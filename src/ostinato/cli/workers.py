@@ -135,7 +135,7 @@ def rollout(
 
     if connect and not (world and cert and key and ca):
         raise BadConfig(
-            "--connect needs a taskset and this worker's papers: add --world FILE, --cert FILE, --key FILE and --ca FILE (PEM)"
+            "--connect needs a taskset and this worker's certificates: add --world FILE, --cert FILE, --key FILE and --ca FILE (PEM)"
         )
     words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
     run_worker("rollout", (common or Common()).starting(*words), expendable=400)

@@ -77,7 +77,7 @@ def _promised(what: str, read: Callable[[], T]) -> T:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Corrupt(
-            f"{what} of the gateway has not the promised form ({type(error).__name__}: {error}); "
+            f"{what} of the gateway does not have the expected form ({type(error).__name__}: {error}); "
             "does the URL point to an Ostinato gateway of this version?"
         ) from error
 

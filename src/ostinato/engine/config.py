@@ -96,5 +96,5 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         ):
             raise ValueError("engine.urls: name each server once, as http://host:port")
         if self.kind == "vllm" and max(self.replicas.values(), default=1) > len(self.urls):
-            raise ValueError("engine.replicas: a slot wants more servers than engine.urls names")
+            raise ValueError("engine.replicas: a slot needs more servers than engine.urls names")
         return self

@@ -47,7 +47,7 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _one_side(self) -> BarConfig:
         if self.suite and self.taskset:
-            raise ValueError("a bar speaks of a suite or of a taskset; leave one out")
+            raise ValueError("a bar names a suite or a taskset, not both; leave one out")
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("a bar needs one of at_least and at_most; set the one that is meant")
         if self.axis == "latency" and self.at_most is None:

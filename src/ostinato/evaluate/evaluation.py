@@ -134,7 +134,7 @@ class Evaluation:
                     self._keep(suite, policy_hash, [_score(*row) for row in rows])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Corrupt(
-                f"the ledger's evidence has not the promised form ({error}); `ostinato ship` ships by hand"
+                f"the ledger's evidence does not have the expected form ({error}); `ostinato ship` ships by hand"
             ) from error
 
     def scores(self, suite: Suite, policy: PolicyVersion) -> list[ItemScore]:

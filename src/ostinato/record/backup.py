@@ -125,7 +125,7 @@ def read_manifest(source: Path) -> BackupManifest:
         data = read_plain(source / MANIFEST, _LONGEST)
     except FileNotFoundError as error:
         raise NotFound(
-            f"{source} holds no {MANIFEST}: it is no backup of a log, or one that was interrupted; name another"
+            f"{source} holds no {MANIFEST}: it is not a backup of a log, or the backup was interrupted; name another"
         ) from error
     try:
         found = json.loads(data)
@@ -292,7 +292,7 @@ def _make_empty(target: Path) -> None:
             )
         target.chmod(0o700)
     except OSError as error:
-        raise StorageFull(f"{target} cannot be made: {error}; name another directory") from error
+        raise StorageFull(f"{target} cannot be created: {error}; name another directory") from error
 
 
 def _described(path: Path) -> BackedUpFile:
@@ -330,7 +330,9 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
         StorageFull, Unavailable: call it again; it resumes where it stopped.
     """
     if source.encrypted:
-        raise BadConfig("what people wrote lies under keys in this log, which are not copied; it stays where it is")
+        raise BadConfig(
+            "what people wrote is encrypted with keys of this log, which are not copied; it stays where it is"
+        )
     end, horizon = source.newest(), await source.horizon()
     with open_target(horizon + 1) as target:
         after = target.newest()

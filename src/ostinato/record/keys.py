@@ -262,16 +262,14 @@ class KeyRing:
     def _read(self, number: int) -> AESGCM | None:
         found = self._db.execute("SELECT scope, secret FROM keys WHERE id = ?", (number,)).fetchone()
         if found is None:
-            raise Corrupt(f"{self._path} lacks key {number}, which rows of the log lie under; restore it from a copy")
+            raise Corrupt(f"{self._path} lacks key {number}, which encrypts rows of the log; restore it from a copy")
         return None if found[1] is None else AESGCM(self._master.unwrap(found[1], found[0]))
 
     # ------------------------------------------------------------ the file
 
     def _check_schema(self) -> None:
         if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'keys'").fetchone() is None:
-            raise Corrupt(
-                f"{self._path} is no file of keys; restore it from a copy: what lies under them cannot be read"
-            )
+            raise Corrupt(f"{self._path} is no file of keys; restore it from a copy: what they encrypt cannot be read")
 
     def _check_master(self) -> None:
         """Raise BadConfig unless the master key opens a key. One is enough: all are wrapped with the same."""

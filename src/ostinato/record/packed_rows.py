@@ -120,7 +120,7 @@ class PackedRows(ABC):
         while (held := self._held.get(seq)) is None:
             stored = self.stored_tokens(seq)
             if stored is None:
-                raise ValueError(f"turn {seq}, which others lean on, is missing")
+                raise ValueError(f"turn {seq}, on which others depend, is missing")
             packed = turns.unpack_tokens(self.shrinker, self.reveal(stored[0], "tokens", seq, stored[1]))
             chain.append((seq, stored[0], packed))
             if not packed.gap:

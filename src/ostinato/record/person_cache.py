@@ -64,7 +64,7 @@ class SqlPersonCache:
         except driver.Error as error:
             raise translate(error, path) from error
         except OSError as error:
-            raise StorageFull(f"{path} cannot be made: {error}; free space or repair the disk") from error
+            raise StorageFull(f"{path} cannot be created: {error}; free space or repair the disk") from error
 
     def close(self) -> None:
         """Close the file."""

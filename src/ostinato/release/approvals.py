@@ -53,9 +53,7 @@ class Approvals:
             await self._settled(proposal)
         moved = self._ledger.moved
         if moved is None or self._ledger.state.live != proposal.candidate:
-            raise Conflict(
-                f"{proposal.candidate} does not wait any more: live was moved, or a newer one passed; look again"
-            )
+            raise Conflict(f"{proposal.candidate} no longer waits: live was moved, or a newer one passed; look again")
         return moved
 
     async def refuse(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:

@@ -76,7 +76,7 @@ async def recorded(
         found = await log.find(Batch, [(step,)])
         if not found:
             raise Corrupt(
-                f"batch {step} is not in the log any more: resume from a checkpoint of step {step} or later, or restore the log"
+                f"batch {step} is no longer in the log: resume from a checkpoint of step {step} or later, or restore the log"
             )
         yield await with_samples(log, found[0], answer_ids, hints)
 
@@ -351,7 +351,7 @@ class RewardDesk:
         """The row of the newest batch. Raises Corrupt if the log has none."""
         found = await self._log.find(Batch, [(self.last_step,)])
         if not found:
-            raise Corrupt(f"batch {self.last_step} is not in the log any more: restore the log")
+            raise Corrupt(f"batch {self.last_step} is no longer in the log: restore the log")
         return found[0]
 
     async def restart(self, step: int, base: PolicyVersion, reference: PolicyVersion) -> Batch:

@@ -208,7 +208,7 @@ class Deciding:
         return answer
 
     async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[RewardRequest | None]:
-        """The question about each turn; None where the turn is not in the log any more."""
+        """The question about each turn; None where the turn is no longer in the log."""
         return await self._requests([(entry.facts.id, entry.facts.tenant, entry.said) for entry in due], now)
 
     async def _requests(self, due: Sequence[tuple[str, str, Sequence[Said]]], now: float) -> list[RewardRequest | None]:

@@ -178,7 +178,7 @@ def test_what_cannot_be_trained_is_refused_by_name(tmp_path, words, message):
 
 
 def test_a_tenant_has_one_branch(tmp_path):
-    with pytest.raises(BadConfig, match=r"learn.tenants: 'acme' stands there twice; a tenant has one branch"):
+    with pytest.raises(BadConfig, match=r"learn.tenants: 'acme' is named twice; a tenant has one branch"):
         settings(tmp_path, "learn.tenants=['acme', 'bolt', 'acme']")
 
 

@@ -21,7 +21,7 @@ from ostinato.record.postgres.log import PostgresLog
 
 @pytest.fixture
 def elsewhere(in_postgres, tmp_path):
-    """The `--set` words of a run whose log lies in Postgres."""
+    """The `--set` words of a run whose log is in Postgres."""
     record = in_postgres()
     return [
         f"run.directory='{tmp_path / 'run'}'",
@@ -40,7 +40,7 @@ async def test_log_and_folds_lie_where_record_url_says_and_the_directory_knows_i
         assert log.newest() == len(ROWS)
     assert await open_folds(config).load("desk") == (3, {"n": 1})
     assert [path.name for path in home(config).log.iterdir()] == ["postgres"]
-    with pytest.raises(BadConfig, match=r"lies in Postgres; name it in record\.url"):
+    with pytest.raises(BadConfig, match=r"is in Postgres; name it in record\.url"):
         open_log(load(None, elsewhere[:1]))
 
 

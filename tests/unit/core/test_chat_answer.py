@@ -48,7 +48,7 @@ def test_all_parts_of_an_answer_are_read_in_the_order_of_their_index():
     ],
 )
 def test_an_answer_of_another_form_is_corrupt(body):
-    with pytest.raises(Corrupt, match="an answer of the gateway has not the promised form"):
+    with pytest.raises(Corrupt, match="an answer of the gateway does not have the expected form"):
         read_chat_answer(body)
 
 

@@ -202,9 +202,9 @@ async def test_a_log_in_postgres_is_backed_up_with_its_own_tools(tmp_path: Path,
     backup(of(tmp_path / "other"), tmp_path / "kept", said.console)
     (tmp_path / "run" / "log").mkdir(parents=True, exist_ok=True)
     (tmp_path / "run" / "log" / MARK).write_text("loop\n")
-    with pytest.raises(BadConfig, match="lies in Postgres; name it in"):
+    with pytest.raises(BadConfig, match="is in Postgres; name it in"):
         backup(of(tmp_path / "run"), tmp_path / "more", said.console)
-    with pytest.raises(BadConfig, match="lies in Postgres; name another"):
+    with pytest.raises(BadConfig, match="is in Postgres; name another"):
         restore(of(tmp_path / "run"), tmp_path / "kept", None, said.console)
 
 

@@ -30,8 +30,8 @@ async def test_a_directory_whose_log_lies_in_postgres_is_no_source_and_stays_as_
     place = Home(tmp_path / "run")
     place.log.mkdir(parents=True)
     (place.log / MARK).write_text("loop\n")
-    with pytest.raises(BadConfig, match="lies in Postgres; name that database"):
+    with pytest.raises(BadConfig, match="is in Postgres; name that database"):
         await copy_between(load(), str(place.root), str(tmp_path / "other"), nowhere())
     assert [each.name for each in place.log.iterdir()] == [MARK]
-    with pytest.raises(BadConfig, match=r"lies in Postgres; name it in record\.url"):  # nor is it started without
+    with pytest.raises(BadConfig, match=r"is in Postgres; name it in record\.url"):  # nor is it started without
         check_log(load(None, [f"run.directory='{place.root}'"]))

@@ -36,10 +36,10 @@ def settings(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["record.url=mysql://db/loop"], "record.url is no URL of Postgres's"),
+        (["record.url=mysql://db/loop"], "record.url is not a Postgres URL"),
         (["record.url='postgresql://ann:secret@db/loop'"], "record.url holds a password"),
         ([URL, "record.password_env=OSTINATO_UNSET"], "OSTINATO_UNSET, which is not set: export it"),
-        ([URL, "record.encrypt=user"], "record.encrypt is not there for a log in Postgres"),
+        ([URL, "record.encrypt=user"], "record.encrypt is not available for a log in Postgres"),
     ],
 )
 async def test_settings_of_a_log_in_postgres_are_looked_at_first(settings, more, message):

@@ -211,7 +211,7 @@ async def test_rows_whose_neighbours_are_missing(tmp_path: Path, sql: Callable[.
         await log.append(TURN)
     segment = Segment(path, None)
     try:
-        with pytest.raises(ValueError, match=r"^turn 7, which others lean on, is missing$"):
+        with pytest.raises(ValueError, match=r"^turn 7, on which others depend, is missing$"):
             segment.tokens(7)
         with pytest.raises(ValueError, match=r"^policy 7 is missing$"):
             segment.policy(7)
@@ -260,7 +260,7 @@ async def test_a_key_that_cannot_be_destroyed(tmp_path: Path, sql: Callable[...,
 def test_a_file_of_keys_that_does_not_fit(tmp_path: Path, sql: Callable[..., Any]):
     path = tmp_path / "keys.db"
     sql(path, "CREATE TABLE bookmarks (url)")
-    message = f"{path} is no file of keys; restore it from a copy: what lies under them cannot be read"
+    message = f"{path} is no file of keys; restore it from a copy: what they encrypt cannot be read"
     with refused(Corrupt, message):
         KeyRing(path, None, lambda: 1.0)
 
@@ -274,7 +274,7 @@ async def test_keys_that_do_not_open(tmp_path: Path):
         await opened.append(TURN)
         ring = opened._ring
         assert ring is not None
-        with refused(Corrupt, f"{path} lacks key 9, which rows of the log lie under; restore it from a copy"):
+        with refused(Corrupt, f"{path} lacks key 9, which encrypts rows of the log; restore it from a copy"):
             ring.reveal(9, b"", b"")
         with refused(Corrupt, "what is stored under key 1 was changed; restore the log from a copy"):
             ring.reveal(1, b"", b"x" * 40)

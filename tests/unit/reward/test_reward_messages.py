@@ -247,7 +247,7 @@ def batch(step: int, *turns: str) -> Batch:
 
 async def test_a_batch_that_is_not_there_or_not_whole():
     log = MemoryLog()
-    message = "batch 3 is not in the log any more: resume from a checkpoint of step 3 or later, or restore the log"
+    message = "batch 3 is no longer in the log: resume from a checkpoint of step 3 or later, or restore the log"
     with refused(Corrupt, message):
         await anext(recorded(log, 3, 4))
     missing = "batch 1 names turn t:0, which the log does not hold; restore the log"

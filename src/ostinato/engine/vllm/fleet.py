@@ -530,7 +530,9 @@ class VllmFleet:
             async with asyncio.timeout(_ASK_S):
                 return await replica.server.driver.served()
         except TimeoutError as error:
-            raise Unavailable(f"{replica.server.url} does not say what it serves; is the vLLM server well?") from error
+            raise Unavailable(
+                f"{replica.server.url} does not say what it serves; is the vLLM server healthy?"
+            ) from error
 
     def _read_draining(self) -> None:
         names = {url.rstrip("/") for url in self._draining()}

@@ -409,8 +409,8 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         )
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(
-            f"--prompts {path} cannot be read: {error}; name a text file in UTF-8, a prompt a line"
+            f"--prompts {path} cannot be read: {error}; name a text file in UTF-8, one prompt per line"
         ) from error
     if len(found) < 2:
-        raise BadConfig(f"--prompts {path}: give at least two different prompts, one a line; every second one judges")
+        raise BadConfig(f"--prompts {path}: give at least two different prompts, one per line; every second one judges")
     return found

@@ -316,7 +316,7 @@ def server_of(config: RecordConfig) -> LogServer:
     """The server of the log with these settings. Raises BadConfig for settings that Postgres logs do not support; does not connect."""
     if config.encrypt is not Encrypt.NONE:
         raise BadConfig(
-            "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
+            "record.encrypt is not available for a log in Postgres; set it to 'none', or leave record.url empty"
         )
     return LogServer.of(config)
 

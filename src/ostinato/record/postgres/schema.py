@@ -123,7 +123,7 @@ def ready_schema(connection: Connection, server: LogServer, made_at: float, firs
                     "or let an administrator run ALTER TABLE ... OWNER TO the user of record.url for each of its tables"
                 ) from error
             raise BadConfig(
-                f"{server.name} cannot be made: {error}; let the database's owner run CREATE SCHEMA {server.namespace} "
+                f"{server.name} cannot be created: {error}; let the database's owner run CREATE SCHEMA {server.namespace} "
                 "AUTHORIZATION the user of record.url"
             ) from error
         except psycopg.Error as error:

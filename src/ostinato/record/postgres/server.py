@@ -82,7 +82,7 @@ class LogServer:
         try:
             found = conninfo_to_dict(config.url)
         except psycopg.ProgrammingError:  # its message may repeat the URL
-            raise BadConfig("record.url is no URL of Postgres's; write postgresql://user@host/database") from None
+            raise BadConfig("record.url is not a Postgres URL; write postgresql://user@host/database") from None
         if "password" in found:
             raise BadConfig(
                 "record.url holds a password; name the environment variable that does in record.password_env"
@@ -135,7 +135,7 @@ class LogServer:
                     return question(connection)
             except psycopg.Error as error:
                 if error.sqlstate is None and _OURS.search(str(error)) and self.name not in _LET_IN:
-                    raise BadConfig(f"{self.name} does not let us in: {_line(error)}; correct record.url") from None
+                    raise BadConfig(f"{self.name} refuses the login: {_line(error)}; correct record.url") from None
                 if not passes(error) or time.monotonic() > deadline:
                     raise self.refusal(error) from error
 

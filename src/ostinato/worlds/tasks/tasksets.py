@@ -57,7 +57,7 @@ def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
     digest = blake3()
     for task in tasks:
         if task.id in seen:
-            raise BadConfig(f"taskset {name!r}: the id {task.id!r} stands twice; ids must be unique")
+            raise BadConfig(f"taskset {name!r}: the id {task.id!r} occurs twice; ids must be unique")
         seen.add(task.id)
         row = check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
         digest.update(json.dumps(hashed_fields(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")

@@ -40,7 +40,7 @@ def test_a_server_that_refuses_a_worker_which_it_had_let_in_is_away(in_postgres,
     monkeypatch.setattr(psycopg, "connect", refuses)
     with pytest.raises(Unavailable, match=r"no pg_hba\.conf entry"):
         server.ask(lambda connection: 1)
-    with pytest.raises(BadConfig, match=r"does not let us in: .*no pg_hba\.conf entry"):
+    with pytest.raises(BadConfig, match=r"refuses the login: .*no pg_hba\.conf entry"):
         replace(server, name="a server that was never reached").ask(lambda connection: 1)
 
 

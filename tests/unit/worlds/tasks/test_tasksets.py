@@ -85,7 +85,7 @@ def test_a_wrong_field_is_named_with_its_line(tmp_path, place, value, named):
         ("7", "not a JSON object"),
         ('{"id": NaN}', "NaN is not JSON"),
         ('{"id": 1e999}', "beyond every float"),
-        ('{"id": "a", "id": "b"}', "'id' stands twice"),
+        ('{"id": "a", "id": "b"}', "'id' occurs twice"),
         ('{"id": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
         (json.dumps(LINE).replace("Mend it.", "\\ud800"), "line 1"),
     ],
@@ -111,7 +111,7 @@ class Counted(str):
 def test_a_key_that_stands_twice_is_found_in_one_pass(monkeypatch):
     monkeypatch.setattr(Counted, "compared", 0)
     keys = [f"key-{number}" for number in range(5_000)]
-    with pytest.raises(ValueError, match="'key-4999' stands twice"):
+    with pytest.raises(ValueError, match="'key-4999' occurs twice"):
         _unrepeated([(Counted(key), None) for key in [*keys, keys[-1]]])
     assert Counted.compared < 5_000
 
@@ -220,7 +220,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_id_stands_once(tmp_path):
-    with pytest.raises(BadConfig, match="'calc-1' stands twice"):
+    with pytest.raises(BadConfig, match="'calc-1' occurs twice"):
         load(written(tmp_path / "bad.jsonl", LINE, LINE))
 
 
