@@ -106,6 +106,14 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         lt=1.0,
         description="Share of alpha spent on all looks before the last; the rest is kept for the last look.",
     )
+    kept_rounds: int = Field(
+        default=1,
+        ge=1,
+        description="Candidates in a row for which the draws of live, best and anchor are kept, as long as each ships at "
+        "its first look; then only the candidate is sampled. Live keeps the draws that it was shipped by, whose luck "
+        "makes the next candidate's test stricter, never more lenient. 1: all are drawn anew for each candidate, but "
+        "for the anchor where it is neither live nor best.",
+    )
     items_per_round: int = Field(
         default=0, ge=0, description="Items drawn per candidate, different ones for each, if a suite has more. 0: all."
     )

@@ -1,9 +1,14 @@
 """Evaluates a candidate against its incumbents on all suites: the `Evals` seam.
 
-Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are never reused for
+Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are not reused for
 a later candidate: the draws that got a version chosen overestimate it. The anchor was chosen by none, so once it is neither live nor best
 its draws hold for several candidates. Nine of ten of its answers differ from a candidate's at equal seeds, too: its comparison's standard
 error grows by a tenth to a fifth.
+
+Where sampling takes longer than training (`gate.kept_rounds`), the draws of all versions are kept, from the same seeds, as long as every
+candidate ships at its first look. What live was shipped by overestimates it, so a loss passes no more often than beside fresh draws. A
+block ends it, so that a lucky release blocks no second candidate, and so does a second look: a version that was undecided at the first is
+underestimated by it.
 """
 
 from __future__ import annotations
@@ -69,8 +74,8 @@ class Evaluation:
         self._opinions = opinions
         self._judged = ("", -1)
         self._drawn: dict[tuple[str, str], Scores] = {}
-        self._anchor = ("", -1)  # its hash, and which of its draws are kept
-        self._anchor_drawn: dict[str, Scores] = {}
+        self._kept_for = ("", -1)  # what the kept draws' seeds are made of
+        self._kept: dict[tuple[str, str], Scores] = {}
 
     async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report:
         """Sample the draws that each side lacks for the round's next look, and judge on equal numbers of draws.
@@ -87,8 +92,11 @@ class Evaluation:
         for runner in self._runners:
             for policy, slot in slots.values():
                 items = chosen[runner.suite.name].items
-                if policy.hash not in paired_with and policy.hash == against.anchor.hash:
-                    await self._draw_anchor(runner, slot, policy, draws, items, against.round // ANCHOR_ROUNDS)
+                if self._gate.kept_rounds > 1:
+                    await self._draw_kept(runner, slot, policy, draws, items, ("kept", self._first_round(against)))
+                elif policy.hash not in paired_with and policy.hash == against.anchor.hash:
+                    period = (f"anchor {policy.hash}", against.round // ANCHOR_ROUNDS)
+                    await self._draw_kept(runner, slot, policy, draws, items, period)
                 else:
                     await self._draw(runner, slot, policy, draws, items)
         for runner in self._aside:
@@ -161,19 +169,28 @@ class Evaluation:
             found = await runner.run(slot, policy, range(held, draws), items, seed=seed)
             self._keep(_key(runner.suite), policy.hash, found)
 
-    async def _draw_anchor(
-        self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item], period: int
+    async def _draw_kept(
+        self,
+        runner: Runner,
+        slot: str,
+        policy: PolicyVersion,
+        draws: int,
+        items: Sequence[Item],
+        period: tuple[str, int],
     ) -> None:
-        """Draw what the kept draws of the anchor lack, and use them in this round."""
-        if self._anchor != (policy.hash, period):
-            self._anchor, self._anchor_drawn = (policy.hash, period), {}
+        """Draw what the version's kept draws lack, and use them in this round. `period`: what their seeds are made of."""
+        if self._kept_for != period:
+            self._kept_for, self._kept = period, {}
         suite = runner.suite
-        kept = self._anchor_drawn.setdefault(_key(suite), {})
+        kept = self._kept.setdefault((_key(suite), policy.hash), {})
         wanted = range(self._held(suite, policy.hash), draws)
         if lacking := [item for item in items if any((item.id, draw) not in kept for draw in wanted)]:
-            seed = seed_of(suite, f"anchor {policy.hash}", period)
-            kept.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed)))
+            kept.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed_of(suite, *period))))
         self._keep(_key(suite), policy.hash, [kept[item.id, draw] for item in items for draw in wanted])
+
+    def _first_round(self, against: Incumbents) -> int:
+        """The first of the rounds that this one shares its draws with."""
+        return against.round - (against.round - against.fresh_from) % self._gate.kept_rounds
 
     def _keep(self, suite: str, policy_hash: str, scores: Iterable[ItemScore]) -> None:
         known = self._drawn.setdefault((suite, policy_hash), {})

@@ -332,6 +332,49 @@ async def test_only_what_the_anchors_kept_draws_lack_is_drawn():
         seen |= shown
 
 
+async def test_with_kept_rounds_only_the_candidate_is_drawn_until_one_is_blocked_or_the_rounds_are_over():
+    """`fresh_from` is what the ledger says: a block, a second look or a rollback."""
+    world = World(size=4)
+    keeping = LOOKS.model_copy(update={"kept_rounds": 3})
+    evaluation, live, seeds = Evaluation([runner(world)], keeping), V7, list[set[int]]()
+    asked: list[dict[str, int]] = []
+    for round, fresh_from in ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 5), (6, 5)):
+        policy = PolicyVersion(number=20 + round, hash=f"{round:02x}" * 8)
+        world.slots |= {"live": [live], "control": [V7], "candidate": [policy]}
+        world.calls.clear()
+        against = Incumbents(live=live, best=V7, anchor=V7, round=round, fresh_from=fresh_from)
+        report = await evaluation.run(policy, against=against)
+        assert {str(found.against) for found in report.comparisons} == {"live", "best", "anchor"}
+        assert report.draws == 2
+        asked.append(dict(Counter(slot for slot, *_ in world.calls)))
+        seeds.append({seed for _, _, seed, _ in world.calls})
+        live = policy
+    alone, all_three = {"candidate": 6}, {"candidate": 6, "live": 6, "control": 6}
+    assert asked == [{"candidate": 6, "live": 6}, alone, alone, all_three, alone, all_three, alone]
+    assert seeds[0] == seeds[1] == seeds[2], "every version is drawn from the same seeds"
+    assert seeds[3] == seeds[4]
+    assert seeds[5] == seeds[6]
+    for one, other in ((0, 3), (3, 5), (0, 5)):
+        assert not seeds[one] & seeds[other]
+
+
+async def test_a_restart_in_a_kept_round_draws_the_same_numbers_and_none_twice():
+    world, keeping = World(size=4), LOOKS.model_copy(update={"kept_rounds": 3})
+    world.slots |= {"live": [V7], "control": [V7], "candidate": [V9]}
+    first = Evaluation([runner(world)], keeping)
+    assert (await first.run(V9, against=standing(round=1))).verdict is Verdict.EXTEND
+    before = {(slot, seed, index) for slot, _, seed, index in world.calls}
+    second = Evaluation([runner(world)], keeping)
+    second.restore(json.loads(json.dumps(first.evidence())))
+    world.calls.clear()
+    assert (await second.run(V9, against=standing(round=1))).draws == 4
+    assert {slot for slot, *_ in world.calls} == {"candidate", "live"}
+    third = Evaluation([runner(world)], keeping)
+    world.calls.clear()
+    await third.run(V9, against=standing(round=1))
+    assert {(slot, seed, index) for slot, _, seed, index in world.calls} == before, "a restart gives no extra look"
+
+
 async def test_every_incumbent_is_asked_in_a_slot_that_serves_it():
     world = World(size=4)
     world.slots |= {"control": [V0], "shown": [V3]}

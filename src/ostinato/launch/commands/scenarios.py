@@ -48,6 +48,9 @@ from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
+_LAST_RELEASES = (
+    20  # releases that may end a measurement of live; without traffic, training soon runs out of turns for more
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,7 @@ async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> H
     base = await follower.resolve("control")
     assert base is not None
     base_scores = await runner.run("control", base, range(draws))
-    for _ in range(5):
+    for _ in range(_LAST_RELEASES):
         final = await follower.resolve("live")
         assert final is not None
         with contextlib.suppress(Conflict, Unavailable):  # a release may still move live while it is being measured
@@ -140,11 +143,12 @@ class Copilot:
     users = UsersConfig().count
 
     def settings(self, seed: int) -> tuple[str, ...]:
-        """Settings for answers of up to 40 tokens, and for a machine on which the gate's verdict takes as long as four steps."""
+        """Settings for answers of up to 40 tokens, and for a machine on which the gate's verdict takes as long as several steps."""
         return (
-            "learn.batch=96",
-            "learn.publish_every=2",  # by the time that the gate is free, a candidate of every third step is older
-            # answers are four steps old when their version ships, and four more before the next one does
+            "learn.batch=64",  # more of it only makes steps longer: most of the gradient's square is signal
+            "learn.publish_every=2",  # the first version is hardly trained, and its verdict would hold up the second's
+            "evaluate.gate.kept_rounds=10",  # a verdict then takes a third of the answers, and answers are younger when learned from
+            # what took more than one look is four steps old when it ships, and four more before the next one does
             "learn.max_lead=12",
             "reward.max_staleness=12",
             "serve.control_share=0.25",  # ten users of fifty leave the interval wide, and more turns are made than trained on
