@@ -29,7 +29,7 @@ OFF = "OSTINATO_NO_FORKS"
 """Environment variable that, if set, has every worker started anew."""
 OWN = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, OFF}
 """Environment variables in which workers may differ: no import reads them."""
-_FORK_S = 10.0  # how long a fork may take
+_IMPORTS_S, _FORK_S = 300.0, 20.0  # how long these may take
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def possible() -> bool:
 
 @contextlib.contextmanager
 def forked_workers() -> Generator[None]:
-    """Inside the block this process's workers are forked, where that is possible."""
+    """Inside the block this process's workers are forked, where that is possible. Inside another such block it changes nothing."""
     if not possible():
         yield
         return
@@ -130,11 +130,14 @@ class WarmProcess:
     async def _warm(self) -> bool:
         """Wait until it can fork. False if it never can."""
         if not self._ready and self._process is not None and not self._given_up:
-            await _readable(self._line)
-            said = self._line.recv(MOST_BYTES)
+            said = b"their imports took too long"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_IMPORTS_S):
+                    await _readable(self._line)
+                said = self._line.recv(MOST_BYTES) or b"their imports failed"
             self._ready = said == READY
             if not self._ready:
-                self._give_up(said.decode() or "their imports failed")
+                self._give_up(said.decode())
         return self._ready
 
     def _give_up(self, why: str) -> None:

@@ -31,8 +31,9 @@ LIBRARIES = (
     "ostinato.launch.workers.serve",
     *(f"ostinato.model.{name}" for name in ("load", "renderer", "selftest")),
     "ostinato.engine.embedded.engine",
+    *("uvloop", "obstore.store", "numba.np.arrayobj", "transformers.modeling_layers"),
 )
-"""What the serving worker imports, and with it nearly all that the others do."""
+"""What the serving worker imports, the last of it while it loads a model, and with it nearly all that the others do."""
 READY = b"ready"
 MOST_BYTES, MOST_FILES = 1 << 17, 16
 """Of a request, which is a datagram: the environment above all; and of the files that come with it."""
@@ -146,9 +147,13 @@ def place(files: Sequence[int], numbers: Sequence[int]) -> None:
 def anew(stream: TextIO) -> TextIO:
     """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
     now = cast("io.TextIOWrapper", stream)
-    buffered = {"line_buffering": now.line_buffering, "write_through": now.write_through}
-    file = io.FileIO(stream.fileno(), "wb", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(file), encoding=now.encoding, errors=now.errors, **buffered)
+    return io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(stream.fileno(), "wb", closefd=False)),
+        encoding=now.encoding,
+        errors=now.errors,
+        line_buffering=now.line_buffering,
+        write_through=now.write_through,
+    )
 
 
 def name_process(words: Sequence[str]) -> None:
