@@ -20,7 +20,7 @@ from ostinato.launch.placing.warm import OFF, ForkedWorker, WarmProcess, forked_
 PROGRAM = """
 import json, os, random, resource, secrets, signal, sys, time, uuid
 import numpy
-from ostinato.launch.workers.shutdown import die_with_parent
+from ostinato.launch.placing.heartbeat import die_with_parent
 
 what, *words = sys.argv[1:]
 if what == "tell":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from ostinato.core.interpreter import collecting_rarely
-from ostinato.launch.workers.shutdown import die_with_parent
+from ostinato.launch.placing.heartbeat import die_with_parent
 
 LIBRARIES = (
     "ostinato.cli.commands",
