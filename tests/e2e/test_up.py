@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
@@ -19,6 +20,8 @@ from tests.fakes.fork_server import FORK_SERVER
 from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load
 from ostinato.core.notices import Alarm
+from ostinato.launch.placing import warm_process
+from ostinato.launch.placing.warm import OFF
 from ostinato.status.gateway_address import read_address
 from ostinato.status.worker_status import read_board
 
@@ -280,6 +283,9 @@ async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_pat
     await run.until(lambda: names(files_of(run)) >= WRITTEN_BY_A_RUN, "every file was there")
     key = run.home.admin_key()
     pids = [each.pid for each in read_board(run.home.workers).workers]
+    (forks,) = {each.pid for each in psutil.Process(run.process.pid).children()} - {*pids}
+    assert warm_process.__name__ in psutil.Process(forks).cmdline(), "they were forked from it"
+    pids.append(forks)
     run.kill()
     async with asyncio.timeout(WHOLE_PROGRAM_S):
         while any(alive(pid) for pid in pids):
@@ -429,7 +435,7 @@ def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, 
             stdout=subprocess.PIPE,
             timeout=60 * len(commands),
             check=True,
-            env=os.environ | {"NO_COLOR": "1"},
+            env=os.environ | {"NO_COLOR": "1", OFF: "1"},
         )
     assert json.loads(done.stdout) == [2] * len(REFUSED)
     for number, (_, told) in enumerate(REFUSED):

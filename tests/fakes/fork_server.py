@@ -6,10 +6,8 @@ It stands in for asyncio's way to start a process (`ostinato.launch.placing.proc
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import importlib
-import io
 import itertools
 import json
 import os
@@ -27,6 +25,7 @@ from pathlib import Path
 from ostinato.launch.placing import process
 from ostinato.launch.placing.heartbeat import PARENT
 from ostinato.launch.placing.process import THREADS
+from ostinato.launch.placing.warm_process import anew, place
 
 LIBRARIES = (
     "ostinato.cli.commands",
@@ -317,7 +316,7 @@ def _work(request, fds, address) -> None:
         reports, *files = fds
         _report(reports, os.getpid())  # with a group of its own, to which a signal may be sent
         _place(files, [0, 1, 2, *request["fds"]])
-        sys.stdout, sys.stderr = _as_now(sys.stdout), _as_now(sys.stderr)
+        sys.stdout, sys.stderr = anew(sys.stdout), anew(sys.stderr)
         environment = request["env"]
         forks = environment.pop(_FORKS, "")
         if PARENT in environment:
@@ -355,21 +354,11 @@ def _customise(path) -> None:
 
 def _place(files, numbers) -> None:
     """Give the files these numbers, and close all others."""
-    free = max([*numbers, *files]) + 1
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in files]
-    for fd, number in zip(moved, numbers, strict=True):
-        os.dup2(fd, number)
+    place(files, numbers)
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in numbers:
             with contextlib.suppress(OSError):
                 os.close(int(name))
-
-
-def _as_now(stream):
-    """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
-    buffered = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-    file = io.FileIO(stream.fileno(), "wb", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, **buffered)
 
 
 def _run(how, what, *words) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import sys
 from pathlib import Path
@@ -59,10 +60,13 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> 
         here: as processes of this machine. ray: on the nodes of a Ray cluster (settings `ray`), with the log in Postgres (`record.url`)
         and the weights in a bucket (`weights.url`).
     """
-    with collecting_rarely():
-        from ostinato.launch.commands.up import up as run
+    from ostinato.launch.placing.warm import forked_workers
 
-    asyncio.run(run((common or Common()).starting(), console, on))
+    with forked_workers() if on == "here" else contextlib.nullcontext():  # first: it imports beside what follows
+        with collecting_rarely():
+            from ostinato.launch.commands.up import up as run
+
+        asyncio.run(run((common or Common()).starting(), console, on))
 
 
 @app.command

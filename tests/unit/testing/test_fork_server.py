@@ -19,7 +19,7 @@ from ostinato.launch.placing.process import WorkerProcess
 
 PROGRAM = """
 import os, sys, time
-from ostinato.launch.workers.shutdown import die_with_parent
+from ostinato.launch.placing.heartbeat import die_with_parent
 what, *words = sys.argv[1:]
 if what == "tell":
     files = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]  # not what lists them

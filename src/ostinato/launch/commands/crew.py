@@ -19,6 +19,7 @@ from ostinato.launch.placing.heartbeat import LISTEN_FD
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Board, Event, Supervisor
+from ostinato.launch.placing.warm import forked_workers
 from ostinato.status.gateway_address import read_address
 
 WORKERS = ("serve", "train", "release", "housekeeping")
@@ -116,7 +117,7 @@ async def launch(
         for path, each in saved.items():
             save(each, path)
 
-    with bind(config.listen.host, config.listen.port) as listener:
+    with forked_workers(), bind(config.listen.host, config.listen.port) as listener:
         workers = crew(config, listener, names or workers_of(config), settings)
         supervisor = Supervisor(workers, limits_of(config), say, save_all, front, head_start_s=HEAD_START_S)
         address = partial(read_address, place.address)

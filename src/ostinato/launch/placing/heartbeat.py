@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import json
 import logging
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -85,6 +88,7 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 STILL_S = 3.0
 """From here on an event loop that does not come round is written down. It is asked once a beat."""
+_PR_SET_PDEATHSIG = 1
 _TRIES = 20  # attempts to write the last line to a pipe that is full
 
 
@@ -194,6 +198,20 @@ class Sender(threading.Thread):
         except OSError:
             return False
         return True
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the supervisor that started it dies, kill -9 included.
+
+    Where the kernel cannot do this, the worker notices that its pipe to the supervisor breaks (`Sender`). Without a supervisor nothing
+    happens.
+    """
+    parent = os.environ.get(PARENT)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != parent:  # the parent died before the call above
+        os._exit(1)
 
 
 def supervised() -> int | None:

@@ -119,7 +119,7 @@ class Child(Protocol):
 
 
 spawn: Callable[..., Awaitable[Child]] = asyncio.create_subprocess_exec
-"""Starts a worker's process, with asyncio's arguments. The tests fork it from a process that has imported its libraries already."""
+"""Starts a worker's process, with asyncio's arguments. `warm` and the tests fork it from a process that has imported its libraries."""
 _TAIL = 4096  # bytes at the end of the output that are searched for a last line
 _PIPE = 1 << 16
 

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -218,7 +218,8 @@ class Supervisor:
         worker = watched.worker
         try:
             self._before_start()
-            await worker.start()
+            if not await _unless_told(watched, worker.start()):
+                return None
         except (OSError, StorageFull) as error:  # no process or no file: the machine is short of something
             full = isinstance(error, StorageFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
             return Ending(reason=f"could not be started: {error}", fault=not full)
@@ -270,6 +271,21 @@ class Supervisor:
         if self._failed is None:
             self._failed = WorkerFailed(f"{name} {why}")
         self.stop()
+
+
+async def _unless_told(watched: Watched, start: Coroutine[Any, Any, None]) -> bool:
+    """Start a worker, unless it is told to end first, such as while it waits for imports. True if it was started."""
+    starting, told = asyncio.ensure_future(start), asyncio.ensure_future(watched.told.wait())
+    try:
+        await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        starting.cancel()  # without effect once it is done
+    await asyncio.wait({starting})
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
 
 
 async def _rest(watched: Watched, seconds: float) -> None:

@@ -1,18 +1,12 @@
-"""Graceful shutdown: how a process ends on SIGTERM, SIGINT or SIGHUP, and how it dies with the supervisor that started it."""
+"""Graceful shutdown: how a process ends on SIGTERM, SIGINT or SIGHUP."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from ostinato.launch.placing.heartbeat import PARENT
-
-_PR_SET_PDEATHSIG = 1
 _CLEANING_S = 5.0  # how long cancelled work may take to clean up
 _T = TypeVar("_T")
 
@@ -61,20 +55,6 @@ class Interruption:
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL):  # as in the background of a script
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the supervisor that started it dies, kill -9 included.
-
-    Where the kernel cannot do this, the worker notices that its pipe to the supervisor breaks (`Sender`). Without a supervisor nothing
-    happens.
-    """
-    parent = os.environ.get(PARENT)
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != parent:  # the parent died before the call above
-        os._exit(1)
 
 
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T], cleaning_s: float = _CLEANING_S) -> _T:

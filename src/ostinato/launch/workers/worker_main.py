@@ -26,9 +26,9 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
 from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_short, process_limit
 from ostinato.core.retry import Patience
-from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, supervised
+from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, die_with_parent, supervised
 from ostinato.launch.placing.process import KEPT_BYTES, rotation
-from ostinato.launch.workers.shutdown import Stopped, die_with_parent, unless, until_stopped
+from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
 from ostinato.record.roles import Roles, Tenure
 
 logger = logging.getLogger(__name__)
