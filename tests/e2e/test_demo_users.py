@@ -99,7 +99,7 @@ async def test_feedback_says_what_the_tests_said():
     assert len(stats.outcomes) > 20
     assert not stats.failures
     by_turn = {event["target"]: event for event in endpoint.events}
-    assert len(endpoint.events) == len(by_turn) == len(stats.outcomes) == stats.feedback_sent
+    assert len(endpoint.events) == len(by_turn) == len(stats.outcomes)
     for outcome in stats.outcomes:
         odd = int(outcome.turn[1:].split(":")[0]) % 2 == 1
         assert outcome.true_pass is odd
@@ -119,8 +119,7 @@ async def test_a_tenth_is_sent_twice_with_the_same_id():
         stats = await run(endpoint, duplicate_share=0.5, ignore_share=0.0)
     ids = Counter(event["id"] for event in endpoint.events)
     assert set(ids.values()) == {1, 2}
-    assert list(ids.values()).count(2) == stats.duplicates_sent
-    assert len(ids) == stats.feedback_sent == len(stats.outcomes)
+    assert len(ids) == len(stats.outcomes)
     for id in ids:
         assert len({json.dumps(event, sort_keys=True) for event in endpoint.events if event["id"] == id}) == 1
 

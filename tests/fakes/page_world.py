@@ -160,7 +160,7 @@ def evidence_of(policy, words="Hello, Ann!"):
             a_trial_look(NOW - 5000, "shipped", 0.9, 0.012, 0.03, 420.0, "not worse"),
             a_trial_look(NOW - 900, "better", None, 0.021, 0.017, 812.0, "better", measures=(latency,)),
         ),
-        rules=TrialRules(margin=0.02, alpha=0.05, better_odds=50.0, void_odds=1000.0),
+        rules=TrialRules(margin=0.02, alpha=0.05, void_odds=1000.0),
         dealt=Dealt(candidate=2031, others=2012, expected=2021.5, odds=0.04, turns=18000, whole=True),
         rates=(
             a_shift("accepted", 0.51, 0.541, 0.05, "rated turns with a reward above 0"),

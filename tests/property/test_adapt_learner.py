@@ -83,6 +83,77 @@ def test_ratings_later_than_answers_that_came_after_give_the_same_bits(late: int
     assert bits(fold(delayed)) == bits(fold(told))
 
 
+EASY = Regression(drift=0.02, limit=0.7)
+"""Returns people to the prior every few ratings."""
+ACTS = st.one_of(
+    st.tuples(st.just("rate"), st.integers(-6, 3), st.integers(1, 3), st.sampled_from([0.0, 0.5, 1.0, -1.25, None])),
+    st.tuples(st.just("hold"), st.integers(0, DIALS - 1), st.just(0), st.sampled_from([-0.5, 0.25])),
+    st.tuples(st.just("clear"), st.integers(0, DIALS - 1), st.just(0), st.just(0.0)),
+    st.tuples(st.just("reset"), st.just(0), st.just(0), st.just(0.0)),
+    st.tuples(st.just("struck"), st.integers(3, 6), st.just(0), st.just(0.0)),
+)
+
+
+@given(seed=st.integers(0, 1000), acts=st.lists(ACTS, max_size=25))
+@settings(max_examples=80, deadline=None)
+def test_what_is_read_has_the_bits_of_the_ratings_folded_one_by_one(
+    seed: int, acts: list[tuple[str, int, int, float | None]]
+) -> None:
+    """Whatever was done to a state, and by whatever prior it is read afterwards."""
+    rng, state, place = np.random.default_rng(seed), PersonState.new(NAMES, DIALS), 10
+    for step in range(40):  # more than are kept one by one, of which acts lie between some
+        what, number, signal, value = acts[step] if step < len(acts) else ("rate", 1, 1, float(rng.random() < 0.5))
+        if what == "rate":
+            place += max(0, number)
+            state = state.rate(place + min(0, number), features(place), signal, value, PRIOR, EASY)
+        elif what == "hold":
+            state = state.hold({number: value or 0.0}, PRIOR, EASY)
+        elif what == "clear":
+            state = state.clear({number}, place, PRIOR, EASY)
+        else:
+            state = state.reset(place) if what == "reset" else state.struck(number)
+        read = PersonState.unpack(state.pack(), EASY)
+        one_by_one = replace(state, latest=None).ready(state.prior(PRIOR, EASY), EASY)
+        assert bits(read) == bits(one_by_one) == bits(state)
+        assert read.pack() == state.pack()
+        newer = flat_prior(DIALS, variance=0.01)
+        assert read.posterior(newer, EASY).mean_D.tobytes() == one_by_one.posterior(newer, EASY).mean_D.tobytes()
+
+
+def test_reading_a_state_solves_nothing_where_the_cusum_returned_its_person_and_where_it_did_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {}
+    for limit in (0.7, 3.6):
+        regression = replace(EASY, limit=limit)
+        state = PersonState.new(NAMES, DIALS)
+        for place in range(1, 3 * window(DIALS)):
+            state = state.rate(place, features(place), 1, float(place % 3 == 0), PRIOR, regression)
+        inside = state.evidence(PRIOR, regression).reset_at > state.settled_at
+        found[limit] = state, inside, bits(state)
+    assert [inside for _, inside, _ in found.values()] == [True, False]
+
+    def never(*_: object) -> None:
+        raise AssertionError("an equation was solved")
+
+    monkeypatch.setattr(np.linalg, "solve", never)
+    monkeypatch.setattr(np.linalg, "inv", never)
+    for limit, (state, _, expected) in found.items():
+        assert bits(PersonState.unpack(state.pack(), replace(EASY, limit=limit))) == expected
+
+
+def test_only_a_state_whose_evidence_is_known_is_packed() -> None:
+    state = fold([(1, 1, 1.0), (2, 1, 0.0)])
+    with pytest.raises(ValueError, match="call `ready` first"):
+        replace(state, latest=None).pack()
+    assert replace(state, latest=None).ready(PRIOR, REGRESSION).pack() == state.pack()
+
+
+def test_fourteen_rated_answers_are_kept_one_by_one_with_eight_dials() -> None:
+    assert window(8) == 14
+    assert window(MOST_DIALS) == 3
+
+
 @pytest.mark.parametrize("dials", [1, 8, MOST_DIALS])
 def test_a_state_keeps_its_bits_in_at_most_a_kilobyte(dials: int) -> None:
     prior, state = flat_prior(dials), PersonState.new(NAMES, dials)
@@ -94,7 +165,7 @@ def test_a_state_keeps_its_bits_in_at_most_a_kilobyte(dials: int) -> None:
     packed = state.pack()
     assert len(packed) <= MOST_BYTES
     assert len(state.recent) == window(dials) > 2
-    again = PersonState.unpack(packed)
+    again = PersonState.unpack(packed, REGRESSION)
     assert again.pack() == packed
     assert (again.held, again.nats, again.cursor) == (state.held, state.nats, state.cursor)
     assert again.private is state.private
@@ -108,9 +179,9 @@ def test_damaged_bytes_are_refused(place: int, data: st.DataObject) -> None:
     packed = bytearray(fold([(1, 1, 1.0), (2, 1, 0.0)]).pack())
     packed[place % len(packed)] ^= data.draw(st.integers(1, 255))
     with pytest.raises(Corrupt):
-        PersonState.unpack(bytes(packed))
+        PersonState.unpack(bytes(packed), REGRESSION)
     with pytest.raises(Corrupt):
-        PersonState.unpack(bytes(packed[: place % len(packed)]))
+        PersonState.unpack(bytes(packed[: place % len(packed)]), REGRESSION)
 
 
 def test_an_answer_older_than_those_kept_changes_nothing() -> None:
@@ -160,7 +231,7 @@ def test_a_person_whose_wishes_turn_is_returned_to_the_prior() -> None:
     assert 50 < evidence.reset_at < 80
     assert evidence.ratings <= 80 - evidence.reset_at
     assert state.posterior(PRIOR, REGRESSION).mean_D[0] < 0 < before
-    assert PersonState.unpack(state.pack()).evidence(PRIOR, REGRESSION).reset_at == evidence.reset_at
+    assert PersonState.unpack(state.pack(), REGRESSION).evidence(PRIOR, REGRESSION).reset_at == evidence.reset_at
 
 
 def test_a_dial_set_by_hand_is_what_it_was_set_to_and_moves_little() -> None:
@@ -196,7 +267,7 @@ def test_a_dial_that_is_cleared_is_as_if_nothing_had_been_said_of_it() -> None:
     assert cleared.held == ()
     assert fold([(3, 2, 0.0), (20, 1, 0.0)], cleared) is cleared
     assert fold([(21, 1, 0.0)], cleared) is not cleared
-    assert bits(PersonState.unpack(cleared.pack())) == bits(cleared)
+    assert bits(PersonState.unpack(cleared.pack(), REGRESSION)) == bits(cleared)
     assert bits(state.clear({0, 1}, 3, PRIOR, REGRESSION)) == bits(state.clear({0, 1}, 8, PRIOR, REGRESSION)), (
         "an answer that was taken in is never taken in twice"
     )

@@ -7,6 +7,9 @@ reward on them is the natural policy gradient. Each answer that was rated after 
 What a person's ratings add up to is a function of the *set* of rated answers, in the order of the answers, whatever the order in which
 the ratings came: the newest rated answers are kept one by one, as many as fit into a kilobyte (`window`), and only those before
 them as sums. A rating of an answer that is older than those kept is not taken in.
+
+What decides whether the CUSUM returns a person to the prior takes a solution of the equations for each answer, what the sums are does not.
+So what it came to is packed with the state, and the sums over all answers are added up again when it is read: no solution, the same bits.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import math
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from itertools import islice
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +38,12 @@ MOST_DIALS = 16
 MOST_BYTES = 1024
 """The most that a packed state takes."""
 
-_VERSION = 2
+_VERSION = 3
 _HEAD = struct.Struct("<BBBBBHHIffQQQ16s")  # see `PersonState.pack`
-_RATED = 8 + 1  # bytes of a rated answer's place and number of signals, before its features and signals
+_OUTCOME = struct.Struct(
+    "<fBB"
+)  # with all ratings: the CUSUM, its returns since the settled ones, and the answer of the last one
+_RATED = 8 + 1  # bytes of a rated answer's place and number of signals, beside its features and signals
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
 _CRC = 4
@@ -153,16 +160,45 @@ class Rated:
     @property
     def reward(self) -> float | None:
         """The mean over its ratings, 0.5 without one, less the cost of its costliest violation; None if all signals were retracted."""
-        told = [reward for _, reward in self.signals if reward == reward]
-        ratings = [reward for reward in told if reward >= 0.0]
-        costs = [-1.0 - reward for reward in told if reward < 0.0]
-        rating = sum(ratings) / len(ratings) if ratings else _MIDDLING
-        return rating - max(costs, default=0.0) if told else None
+        return _reward(reward for _, reward in self.signals)
 
     @property
     def violates(self) -> bool:
         """True if a violation was reported and not retracted."""
         return any(reward < 0.0 for _, reward in self.signals)
+
+
+class _Packed(Sequence[Rated]):
+    """Rated answers as they lie in a packed state: dials take their sums alone, so answers become objects only if one is asked for.
+
+    `counts`: how many signals each has; `signals`: those of all, packed.
+    """
+
+    def __init__(self, places: tuple[int, ...], counts: bytes, features_NK: Halves, signals: bytes) -> None:
+        self._places, self._counts, self._features_NK, self._signals = places, counts, features_NK, signals
+
+    def rewards(self) -> list[float | None]:
+        """Each answer's `Rated.reward`."""
+        each = _SIGNAL.iter_unpack(self._signals)
+        return [_reward(reward for _, reward in islice(each, count)) for count in self._counts]
+
+    @cached_property
+    def _rated(self) -> tuple[Rated, ...]:
+        each = _SIGNAL.iter_unpack(self._signals)
+        told = zip(self._places, self._features_NK, self._counts, strict=True)
+        return tuple(Rated(place, features_K, tuple(islice(each, count))) for place, features_K, count in told)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Rated: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Rated, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Rated | tuple[Rated, ...]:
+        return self._rated[index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,17 +235,28 @@ class Evidence:
             none = Evidence.none(len(row_D) - 1)
             before = replace(none, resets=self.resets + 1, reset_at=rated.place)
             cusum = 0.0
-        precision_DD = (
-            regression.decay * before.precision_DD.astype(np.float64) + np.outer(row_D, row_D) / regression.noise
-        )
-        shift_D = regression.decay * before.shift_D.astype(np.float64) + row_D * (reward / regression.noise)
-        return replace(
-            before,
-            precision_DD=precision_DD.astype(np.float32),
-            shift_D=shift_D.astype(np.float32),
-            ratings=before.ratings + 1,
-            cusum=float(np.float32(cusum)),
-        )
+        return before.added(np.append(row_D, reward)[None], regression, cusum=float(np.float32(cusum)))
+
+    def added(self, told_NE: Floats, regression: Regression, *, cusum: float) -> Evidence:
+        """With N more rated answers in their order, each a row of its features, 1 and its reward, none of which returns the person to the
+        prior; the CUSUM after them is `cusum`.
+
+        All is done element by element, and rounded to float32 after each answer, so that all at once have the bits of one by one.
+        """
+        size = told_NE.shape[1] - 1
+        terms_NDE = (
+            told_NE[:, :size, None] * told_NE[:, None, :]
+        )  # to add to the precision, and as the last column to the shift
+        terms_NDE /= regression.noise
+        sum_DE, rounded_DE = np.empty((size, size + 1)), np.empty((size, size + 1), np.float32)
+        rounded_DE[:, :size], rounded_DE[:, size] = self.precision_DD, self.shift_D
+        for term_DE in terms_NDE:
+            sum_DE[...] = rounded_DE
+            sum_DE *= regression.decay
+            sum_DE += term_DE
+            rounded_DE[...] = sum_DE
+        precision_DD, shift_D = rounded_DE[:, :size].copy(), rounded_DE[:, size].copy()
+        return Evidence(precision_DD, shift_D, self.ratings + len(told_NE), cusum, self.resets, self.reset_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +290,7 @@ class PersonState:
     names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `reported`: violations
     of answers that are kept no longer since a dial was returned by hand, which hides none so. `nats`: the KL divergence that the person's
     answers have spent. `cursor`: the last row of the log that was taken in. `private`: some of the ratings are about answers that only the
-    person's own dials may learn from (`Consent.ADAPT`). `latest`: the evidence with all ratings, if it has been computed.
+    person's own dials may learn from (`Consent.ADAPT`). `latest`: the evidence with all ratings, if it has been computed (`ready`).
 
     Example::
 
@@ -254,7 +301,7 @@ class PersonState:
     names: str
     settled: Evidence
     settled_at: int = 0
-    recent: tuple[Rated, ...] = ()
+    recent: Sequence[Rated] = ()
     held: tuple[tuple[int, float], ...] = ()
     strikes: int = 0
     reported: int = 0
@@ -410,64 +457,79 @@ class PersonState:
     # ------------------------------------------------------------ bytes
 
     def pack(self) -> bytes:
-        """At most `MOST_BYTES` bytes: head, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32."""
+        """At most `MOST_BYTES` bytes: head, outcome of the recent ratings, lower triangle and shift (float32), dials set (float32), recent
+        ratings, CRC-32. Raises ValueError for one with recent ratings that is not `ready`.
+        """
+        if self.latest is None and self.recent:
+            raise ValueError("a state is packed with the evidence of its recent ratings; call `ready` first")
         dials, evidence = self.dials, self.settled
+        latest = evidence if self.latest is None else self.latest
+        returns = latest.resets - evidence.resets
+        last = bisect_left(self.recent, latest.reset_at, key=_place) if returns else 0
         head = _HEAD.pack(
             _VERSION, dials, len(self.recent), self.strikes | self.private * _PRIVATE, self.reported,
             sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
         )  # fmt: skip
-        triangle = evidence.precision_DD[np.tril_indices(dials + 1)].astype("<f4").tobytes()
-        held = np.array([setting for _, setting in self.held], "<f4").tobytes()
-        parts = [head, triangle, evidence.shift_D.astype("<f4").tobytes(), held]
-        for rated in self.recent:
-            parts += [rated.place.to_bytes(8, "little"), bytes([len(rated.signals)])]
-            parts += [rated.features_K.astype("<f2").tobytes(), *(_SIGNAL.pack(*each) for each in rated.signals)]
+        features = np.array([rated.features_K for rated in self.recent], "<f2")
+        parts = [
+            head,
+            _OUTCOME.pack(latest.cusum, returns, last),
+            evidence.precision_DD.ravel()[_lower(dials + 1)].astype("<f4").tobytes(),
+            evidence.shift_D.astype("<f4").tobytes(),
+            np.array([setting for _, setting in self.held], "<f4").tobytes(),
+            struct.pack(f"<{len(self.recent)}Q", *(rated.place for rated in self.recent)),
+            bytes(len(rated.signals) for rated in self.recent),
+            features.tobytes(),
+            *(_SIGNAL.pack(*each) for rated in self.recent for each in rated.signals),
+        ]
         packed = b"".join(parts)
         return packed + zlib.crc32(packed).to_bytes(_CRC, "little")
 
     @classmethod
-    def unpack(cls, data: bytes) -> PersonState:
-        """The inverse of `pack`. Raises Corrupt for damaged bytes or another format."""
+    def unpack(cls, data: bytes, regression: Regression) -> PersonState:
+        """The inverse of `pack`, `ready`, if `regression` is that of its ratings. Raises Corrupt for damaged bytes or another format."""
         packed, crc = data[:-_CRC], data[-_CRC:]
         if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
             raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
         _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
             _HEAD.unpack_from(packed)
         )
-        place, size = _HEAD.size, dials + 1
-
-        def take(kind: str, length: int) -> NDArray[Any]:
-            nonlocal place
-            found = np.frombuffer(packed, kind, length, place)
-            place += found.nbytes
-            return found
-
-        precision_DD = np.zeros((size, size), np.float32)
-        precision_DD[np.tril_indices(size)] = take("<f4", size * (size + 1) // 2)
-        precision_DD += np.tril(precision_DD, -1).T
-        shift_D = take("<f4", size).astype(np.float32)
+        last_cusum, returns, last = _OUTCOME.unpack_from(packed, _HEAD.size)
         numbers = [dial for dial in range(dials) if mask >> dial & 1]
-        held = tuple(zip(numbers, take("<f4", len(numbers)).tolist(), strict=True))
-        recent: list[Rated] = []
-        for _ in range(count):
-            at, signals = (int.from_bytes(take("<u1", length).tobytes(), "little") for length in (8, 1))
-            features_K = take("<f2", dials).astype(np.float16)
-            told = [_SIGNAL.unpack(take("<u1", _SIGNAL.size).tobytes()) for _ in range(signals)]
-            recent.append(Rated(at, features_K, tuple(told)))
-        settled = Evidence(precision_DD, shift_D, ratings, cusum, resets, reset_at)
+        at, size = _HEAD.size + _OUTCOME.size, dials + 1
+        triangle = size * (size + 1) // 2
+        told = np.frombuffer(packed, "<f4", triangle + size + len(numbers), at).astype(np.float32)
+        at += 4 * len(told)
+        settled = Evidence(told[_square(size)], told[triangle : triangle + size], ratings, cusum, resets, reset_at)
+        held = tuple(zip(numbers, told[triangle + size :].tolist(), strict=True))
+        places = struct.unpack_from(f"<{count}Q", packed, at)
+        features_NK = np.frombuffer(packed, "<f2", count * dials, at + 9 * count).astype(np.float16)
+        features_NK = features_NK.reshape(count, dials)
+        recent = _Packed(
+            places, packed[at + 8 * count : at + 9 * count], features_NK, packed[at + (9 + 2 * dials) * count :]
+        )
+        before = settled
+        if returns:
+            before = replace(Evidence.none(dials), resets=resets + returns, reset_at=places[last])
+        rewards = recent.rewards()
+        rated = [number for number in range(last, count) if rewards[number] is not None]
+        told_NE = np.empty((len(rated), size + 1))
+        told_NE[:, :dials], told_NE[:, dials] = features_NK[rated], 1.0
+        told_NE[:, size] = [rewards[number] for number in rated]
         return cls(
             names=names.hex(),
             settled=settled,
             settled_at=settled_at,
-            recent=tuple(recent),
+            recent=recent if count else (),
             held=held,
             strikes=flags & (_PRIVATE - 1),
             reported=reported,
             nats=nats,
             cursor=cursor,
             private=bool(flags & _PRIVATE),
+            latest=before.added(told_NE, regression, cusum=last_cusum),
         )
 
 
@@ -479,9 +541,35 @@ def names_hash(names: Sequence[str]) -> str:
 def window(dials: int) -> int:
     """How many rated answers are kept one by one: as many as fit, with four signals each, into `MOST_BYTES` beside everything else."""
     size = dials + 1
-    fixed = _HEAD.size + 4 * (size * (size + 1) // 2 + size + dials) + _CRC
+    fixed = _HEAD.size + _OUTCOME.size + 4 * (size * (size + 1) // 2 + size + dials) + _CRC
     return (MOST_BYTES - fixed) // (_RATED + 2 * dials + _SIGNALS * _SIGNAL.size)
+
+
+def _reward(told: Iterable[float]) -> float | None:
+    """Of an answer with these signals (`Rated.reward`)."""
+    known, ratings, total, cost = False, 0, 0.0, 0.0
+    for reward in told:
+        if reward >= 0.0:
+            known, ratings, total = True, ratings + 1, total + reward
+        elif reward < 0.0:
+            known, cost = True, max(cost, -1.0 - reward)
+    return (total / ratings if ratings else _MIDDLING) - cost if known else None
 
 
 def _place(rated: Rated) -> int:
     return rated.place
+
+
+@cache
+def _lower(size: int) -> NDArray[np.int64]:
+    """Where the lower triangle's numbers are in a square matrix, row by row."""
+    rows, columns = np.tril_indices(size)
+    return np.asarray(rows * size + columns, np.int64)
+
+
+@cache
+def _square(size: int) -> NDArray[np.int64]:
+    """Where each number of a symmetric matrix is in its lower triangle."""
+    found_DD = np.zeros((size, size), np.int64)
+    found_DD[np.tril_indices(size)] = np.arange(size * (size + 1) // 2)
+    return np.maximum(found_DD, found_DD.T)

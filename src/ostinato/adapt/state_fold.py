@@ -35,7 +35,9 @@ from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = 7  # of folding: to be raised with every change that gives other states for the same rows
+_RULES = (
+    8  # of folding: to be raised with every change that gives other states for the same rows, or packs them otherwise
+)
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
@@ -323,11 +325,11 @@ class StateFold:
             found = list[Evidence]()
             for packed in self._cache.newest(tenant, most, private):
                 try:
-                    state = PersonState.unpack(packed)
+                    state = PersonState.unpack(packed, self._rules.regression)
                 except Corrupt:
                     continue  # it begins anew with the person's next rating
                 if state.names == self._names and not state.private:
-                    found.append(self._ready(state).evidence(self._rules.prior, self._rules.regression))
+                    found.append(state.evidence(self._rules.prior, self._rules.regression))
             return found
 
         return await asyncio.to_thread(read)
@@ -517,16 +519,13 @@ class StateFold:
             packed = self._cache.load(person)
             if packed is None:
                 return None
-            state = PersonState.unpack(packed)
+            state = PersonState.unpack(packed, self._rules.regression)
         except Corrupt as error:
             _LOG.warning("A person's state cannot be read, and begins anew: %s", error)
             return None
         if state.names != self._names:
             return None
-        return _Entry(key, self._ready(state))
-
-    def _ready(self, state: PersonState) -> PersonState:
-        return state.ready(state.prior(self._rules.prior, self._rules.regression), self._rules.regression)
+        return _Entry(key, state)
 
     def _put(self, person: Person, key: int | None, state: PersonState) -> None:
         entry = _Entry(key, state)

@@ -87,15 +87,13 @@ class Chunk:
 class Capabilities:
     """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
 
-    `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit. `follows_grammars`:
-    answers can be constrained to a grammar. `steers`: how answers can be steered: token by
-    token under an exact cap ("exact"), by one bias for the whole answer whose bound is proven ("static"), or not at all.
+    `follows_grammars`: answers can be constrained to a grammar. `steers`: how answers can be steered: token by token under an exact cap
+    ("exact"), by one bias for the whole answer whose bound is proven ("static"), or not at all.
 
-    Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True, follows_grammars=True)``
+    Example: ``Capabilities(context=8192, vocab_size=49152, follows_grammars=True)``
     """
 
     context: int
     vocab_size: int
-    scores_exactly: bool
     follows_grammars: bool
     steers: Literal["no", "static", "exact"] = "no"

@@ -44,19 +44,16 @@ class Failed(Exception):
 class Suggestion:
     r"""A streamed completion as the user saw it.
 
-    `turn` is the id that feedback names; `arm` and `policy` say what answered; times are seconds since the request.
+    `turn` is the id that feedback names; `arm` and `policy` say what answered.
 
-    Example: ``Suggestion(turn="chatcmpl-1:0", arm="live", policy=3, text="\n    return a + b", first_s=0.3, total_s=0.9, done=True)``
+    Example: ``Suggestion(turn="chatcmpl-1:0", arm="live", policy=3, text="\n    return a + b", done=True)``
     """
 
     turn: str = ""
     arm: str = ""
     policy: int = -1
     text: str = ""
-    first_s: float = 0.0
-    total_s: float = 0.0
     done: bool = False
-    started: float = field(default_factory=time.perf_counter)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take in one event of the stream. Raises Failed for an error event or too long an answer."""
@@ -67,7 +64,6 @@ class Suggestion:
         for choice in event.get("choices") or ():
             text = (choice.get("delta") or {}).get("content")
             if text:
-                self.first_s = self.first_s or time.perf_counter() - self.started
                 self.text += text
         extra = event.get("ostinato")
         if extra:
@@ -119,7 +115,6 @@ async def ask(http: aiohttp.ClientSession, request: Mapping[str, Any]) -> Sugges
         raise Failed("malformed stream") from error
     if not answer.done:
         raise Failed("no [DONE]")
-    answer.total_s = time.perf_counter() - answer.started
     return answer
 
 
@@ -226,7 +221,6 @@ class RequestOutcome:
     policy: int = -1
     turn: str = ""
     true_pass: bool | None = None
-    latency_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -236,8 +230,6 @@ class UserStats:
     outcomes: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
     failures: Counter[str] = field(default_factory=Counter[str])
     asked: int = 0
-    feedback_sent: int = 0
-    duplicates_sent: int = 0
     flipped: int = 0
 
     def acceptance(self, arm: str | None = None) -> float | None:
@@ -326,9 +318,7 @@ class _Crowd(Generic[W]):
             async with asyncio.timeout(user.patience_s):
                 answer = await ask(self._http, body(task.prompt, user.id, self._config.model))
         except TimeoutError:
-            return RequestOutcome(
-                at=self._now(), user=user.id, task=task.id, kind="abandoned", latency_s=user.patience_s
-            )
+            return RequestOutcome(at=self._now(), user=user.id, task=task.id, kind="abandoned")
         except Failed as failure:
             self.stats.failures[failure.kind] += 1
             return RequestOutcome(at=self._now(), user=user.id, task=task.id, kind="failed", detail=failure.kind)
@@ -348,7 +338,6 @@ class _Crowd(Generic[W]):
             policy=answer.policy,
             turn=answer.turn,
             true_pass=passed,
-            latency_s=answer.total_s,
         )
 
     def _judge(self, user: SimulatedUser, answer: Suggestion, passed: bool, dice: random.Random) -> str:
@@ -369,10 +358,8 @@ class _Crowd(Generic[W]):
         twice = dice.random() < self._config.duplicate_share
         event: dict[str, object] = {"id": key, "target": turn, "name": kind, "value": 1.0, "source": "human"}
         await asyncio.sleep(delay)
-        if await self._deliver(event):
-            self.stats.feedback_sent += 1
-            if twice and await self._deliver(event):
-                self.stats.duplicates_sent += 1
+        if await self._deliver(event) and twice:
+            await self._deliver(event)
 
     async def _deliver(self, event: dict[str, object]) -> bool:
         def failed(failure: Failed) -> None:

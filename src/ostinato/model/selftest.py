@@ -224,11 +224,10 @@ _FLOW = 192  # tokens of the reference call for whole layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixShape:
-    """A matrix product of the model: [rows, inputs] -> [rows, outputs]; `stacked` for the weight of one of several experts."""
+    """A matrix product of the model: [rows, inputs] -> [rows, outputs]."""
 
     inputs: int
     outputs: int
-    stacked: bool = False
 
     @property
     def flops(self) -> int:
@@ -325,7 +324,7 @@ def shapes_of(model: nn.Module) -> list[MatrixShape]:
             if isinstance(stacked, Tensor) and stacked.dim() == 3:
                 one, two = stacked.shape[1:]
                 inputs, outputs = (one, two) if turned else (two, one)
-                found[MatrixShape(inputs=inputs, outputs=outputs, stacked=True)] = None
+                found[MatrixShape(inputs=inputs, outputs=outputs)] = None
     return list(found)
 
 

@@ -212,8 +212,8 @@ class SqlPersonCache:
 
     def _places(self, person: Person) -> tuple[bytes, bytes]:
         """The tenant's and the person's keys in the file."""
-        secret = self._tenant(person[0])[1]
-        return self._tenant(person[0])[0], hmac.digest(secret, person[1].encode(), "sha256")[:_KEY_BYTES]
+        tenant, secret = self._tenant(person[0])
+        return tenant, hmac.digest(secret, person[1].encode(), "sha256")[:_KEY_BYTES]
 
     def _tenant(self, tenant: str) -> tuple[bytes, bytes]:
         """A tenant's key in the file, and the secret that the keys of its people are made with."""

@@ -472,7 +472,6 @@ class EvidenceReader:
         rules = releases.TrialRules(
             margin=config.trial.margin,
             alpha=config.trial.ship_alpha,
-            better_odds=config.trial.better_evidence,
             void_odds=config.trial.imbalance,
         )
         trial = trial_looks(rows.values(), policy.hash)

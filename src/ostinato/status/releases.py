@@ -60,14 +60,13 @@ class TrialLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRules:
-    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`; better needs odds of `better_odds`.
+    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`.
 
-    Example: ``TrialRules(margin=0.02, alpha=0.05, better_odds=50.0, void_odds=1000.0)``
+    Example: ``TrialRules(margin=0.02, alpha=0.05, void_odds=1000.0)``
     """
 
     margin: float
     alpha: float
-    better_odds: float
     void_odds: float
 
 

@@ -181,7 +181,7 @@ class FakeEngine:
 
     def capabilities(self) -> Capabilities:
         """Scores exactly, because made-up log-probabilities are always the same; a script counts as following any grammar."""
-        return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, scores_exactly=True, follows_grammars=True)
+        return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, follows_grammars=True)
 
     def stats(self) -> dict[str, float]:
         """Counters that the real engine has, too."""

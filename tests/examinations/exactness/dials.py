@@ -52,6 +52,7 @@ from ostinato.train.trainer import PolicyTrainer
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness_dials.json"
 DIALS = 8
+_PATIENCE_S = 3600.0  # for a token, on a machine with other work
 WORDS = tuple(f"word{number}" for number in range(24))
 
 
@@ -192,7 +193,11 @@ async def sampled(
     for seed, (config, share, swaps) in enumerate(((small, 0.4, False), (large, 1.0, True))):
         async with running(subject.path, config, snapshots[0], subject.contract) as engine:
             async with world(
-                engine=engine, log=log, renderer=HFRenderer(subject.path), adaptation=_Unowned(adaptation)
+                engine=engine,
+                log=log,
+                renderer=HFRenderer(subject.path),
+                adaptation=_Unowned(adaptation),
+                chunk_timeout_s=_PATIENCE_S,
             ) as gateway:
                 gateway.now += 1e6 * seed
                 people = People(subject, gateway, log, bases[0], first_seed + seed)

@@ -283,7 +283,7 @@ async def test_two_violations_return_a_person_to_the_prior_with_half_the_cap_and
     assert any(asked(ann).dials), "and learns anew"
     state = adaptation.fold.state(ann)
     assert (state.strikes, len(state.recent), adaptation.fold.state(bob).strikes) == (1, 1, 0)
-    assert PersonState.unpack(state.pack()).strikes == 1
+    assert PersonState.unpack(state.pack(), RULES.regression).strikes == 1
     assert state.reset(99).strikes == 1, "clearing one's dials clears no strike"
     assert adaptation.fold.constraint("bolt").rate(leans=True) == 0.0
 

@@ -233,9 +233,7 @@ async def test_without_a_token_that_begins_calls_a_grammar_forbids_them(tmp_path
 async def test_an_engine_that_follows_no_grammar_tells_a_forbidden_call_as_text():
     call = '<tool_call>\n{"name": "a", "arguments": {"path": "x"}}\n</tool_call>'
     engine = FakeEngine(lambda request: call)
-    engine.capabilities = lambda: Capabilities(
-        context=4096, vocab_size=257, scores_exactly=True, follows_grammars=False
-    )
+    engine.capabilities = lambda: Capabilities(context=4096, vocab_size=257, follows_grammars=False)
     async with world(engine=engine) as w:
         status, _, body = await w.chat(tools=BOTH, tool_choice="none", max_tokens=200)
         assert (status, body["choices"][0]["message"]["content"]) == (200, call)
@@ -337,9 +335,7 @@ async def test_a_neighbours_stream_goes_on_beside_a_form_that_is_too_complex(tmp
 
 async def test_an_engine_that_follows_no_grammar_says_so():
     engine = FakeEngine(lambda request: "hello")
-    engine.capabilities = lambda: Capabilities(
-        context=4096, vocab_size=257, scores_exactly=True, follows_grammars=False
-    )
+    engine.capabilities = lambda: Capabilities(context=4096, vocab_size=257, follows_grammars=False)
     async with world(engine=engine) as w:
         status, _, body = await w.chat(response_format={"type": "json_object"})
         assert (status, "cannot be held to a form" in body["error"]["message"]) == (400, True)

@@ -247,13 +247,11 @@ class TorchEngine:
         return self._contract
 
     def capabilities(self) -> Capabilities:
-        """The renderer's vocabulary and context, the latter limited by the KV cache; scores are exact if the contract's mode says so."""
-        exact = self._contract is not None and self._contract.mode == "exact"
+        """The renderer's vocabulary and context, the latter limited by the KV cache."""
         renderer = self._renderer
         return Capabilities(
             context=min(renderer.context, self._blocks * self.config.block),
             vocab_size=renderer.vocab_size,
-            scores_exactly=exact,
             follows_grammars=self._grammars is not None,
             steers="exact",
         )

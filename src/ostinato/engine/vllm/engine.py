@@ -409,7 +409,6 @@ class VllmEngine:
         return Capabilities(
             context=context,
             vocab_size=self._renderer.vocab_size,
-            scores_exactly=False,
             follows_grammars=self._grammars,
             steers="static",
         )
