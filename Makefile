@@ -86,7 +86,7 @@ machines: install ## doctor, up and a demo as other machines have them: processo
 
 examine: install ## what runs too long for `make test`; writes tests/examinations/results/
 	$(BIN)/pytest -n 2 -m examination
-	$(BIN)/pytest -n 2 --hypothesis-profile full -m 'hypothesis and not examination'
+	$(BIN)/pytest -n 2 --hypothesis-profile full tests/property
 	$(BIN)/pytest -n 2 tests/agents
 	$(BIN)/python -m tests.examinations.machines.run
 	$(BIN)/python -m tests.examinations.weight_faults.run

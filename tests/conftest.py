@@ -17,7 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_D
 
 import pytest
 from hypothesis import settings
-from tests import property_examples, rewriting, scheduling
+from tests import rewriting, scheduling
 from tests.fakes import fork_server
 from tests.fakes.fork_server import FORK_SERVER, OF_TESTS, SHARED
 from tests.fakes.postgres_server import started
@@ -75,8 +75,7 @@ def pytest_make_parametrize_id(val):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which writes the groups into the names of the tests
 def pytest_collection_modifyitems(config, items):
-    """Give properties fewer examples. In a worker with `--dist loadgroup`: keep together what shares a costly fixture, longest first."""
-    property_examples.reduce_examples(items)
+    """In a worker with `--dist loadgroup`: keep together what shares a costly fixture, longest first."""
     if getattr(config.option, "loadgroup", False):
         scheduling.schedule(items, scheduling.read_durations())
 
