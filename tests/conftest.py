@@ -17,7 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_D
 
 import pytest
 from hypothesis import settings
-from tests import scheduling
+from tests import rewriting, scheduling
 from tests.fakes import fork_server
 from tests.fakes.fork_server import FORK_SERVER, OF_TESTS, SHARED
 from tests.fakes.postgres_server import started
@@ -55,10 +55,11 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection(session):
     """Collect without the garbage collector, which would look through all modules and tests again and again, then and later."""
     gc.disable()
     try:
+        rewriting.rewrite_share(session.config)
         return (yield)
     finally:
         gc.enable()

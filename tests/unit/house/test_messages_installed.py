@@ -20,11 +20,9 @@ def sayings(path: Path) -> Iterator[str]:
     if path.suffix != ".py":
         yield text
         return
-    tree = ast.parse(text)
-    notes = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(text)))
+    notes = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    for node in nodes:
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)

@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import time
 
 import numpy as np
@@ -18,13 +19,11 @@ def model(seed=0):
     return {"w": WeightArray("BF16", (32, 16), codes.view(np.uint8))}
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
+@pytest.fixture(scope="module")
+def published():
+    """A store with three versions, and their roots."""
+    store = MemoryStore()
 
-
-@pytest.fixture
-def versions(store):
     async def publish():
         publisher, base, roots = VersionPublisher(store), None, []
         for number in range(3):
@@ -33,7 +32,17 @@ def versions(store):
             roots.append(done.policy.hash)
         return roots
 
-    return asyncio.run(publish())
+    return store, asyncio.run(publish())
+
+
+@pytest.fixture
+def store(published):
+    return copy.deepcopy(published[0])
+
+
+@pytest.fixture
+def versions(published):
+    return published[1]
 
 
 @pytest.fixture
