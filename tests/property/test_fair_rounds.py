@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.serve.fair_loop import Rounds
+from ostinato.serve.fair_loop import LoopRounds
 
 QUANTUM_S = 1.0
 LONGEST_S = 5.0
@@ -17,7 +17,7 @@ owners = st.dictionaries(
 
 @given(owners)
 def test_all_is_done_in_order_within_the_parts(steps):
-    rounds = Rounds(QUANTUM_S)
+    rounds = LoopRounds(QUANTUM_S)
     done, used = {owner: [] for owner in steps}, Counter()
 
     def go(owner, number):
@@ -49,7 +49,7 @@ def test_all_is_done_in_order_within_the_parts(steps):
 
 @given(st.integers(2, 6), st.integers(20, 60))
 def test_equal_steps_of_many_owners_get_equal_parts(count, rounds_):
-    rounds, used = Rounds(QUANTUM_S), Counter()
+    rounds, used = LoopRounds(QUANTUM_S), Counter()
     names = [f"owner {number}" for number in range(count)]
     for name in names:
         rounds.charge(name, 0.5)

@@ -40,12 +40,12 @@ class _Account(Generic[T]):
     )  # steps that were to go on in this round, but others had used up the part
 
 
-class Rounds(Generic[T]):
+class LoopRounds(Generic[T]):
     """Who may go on in this round. Pure arithmetic; it keeps nothing of an owner that owes nothing and waits for nothing.
 
     Example::
 
-        rounds = Rounds(0.001)
+        rounds = LoopRounds(0.001)
         rounds.charge("acme", 0.003)
         rounds.may_go("acme")  # False: two rounds are owed
         rounds.wait("acme", step)
@@ -118,7 +118,7 @@ class FairLoop:
     """
 
     def __init__(self, quantum_s: float = QUANTUM_S, clock: Callable[[], float] = time.thread_time) -> None:
-        self._rounds: Rounds[asyncio.Future[None]] = Rounds(quantum_s)
+        self._rounds: LoopRounds[asyncio.Future[None]] = LoopRounds(quantum_s)
         self._clock = clock
         self._next: asyncio.Handle | None = None
         self._seen: OrderedDict[str, float] = OrderedDict()  # the two owners seen last, and when

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from gateway_world import world
 
-from ostinato.serve.fair_loop import FairLoop, Rounds
+from ostinato.serve.fair_loop import FairLoop, LoopRounds
 
 QUANTUM_S = 1.0
 
@@ -35,7 +35,7 @@ def loop(clock):
 
 
 def test_who_used_its_part_waits_until_it_owes_nothing():
-    rounds = Rounds(QUANTUM_S)
+    rounds = LoopRounds(QUANTUM_S)
     assert rounds.may_go("a")
     rounds.charge("a", 2.5)
     assert not rounds.may_go("a")
@@ -45,7 +45,7 @@ def test_who_used_its_part_waits_until_it_owes_nothing():
 
 
 def test_parts_are_not_saved_up():
-    rounds = Rounds(QUANTUM_S)
+    rounds = LoopRounds(QUANTUM_S)
     rounds.charge("a", 0.5)
     for _ in range(10):
         rounds.begin()
@@ -54,7 +54,7 @@ def test_parts_are_not_saved_up():
 
 
 def test_of_short_steps_as_many_go_on_as_the_part_allows():
-    rounds = Rounds(QUANTUM_S)
+    rounds = LoopRounds(QUANTUM_S)
     for _ in range(100):
         rounds.charge("a", 0.25)
     while not rounds.may_go("a"):
@@ -70,7 +70,7 @@ def test_of_short_steps_as_many_go_on_as_the_part_allows():
 
 
 def test_alone_nobody_waits_and_nothing_is_owed_for_long():
-    rounds = Rounds(QUANTUM_S)
+    rounds = LoopRounds(QUANTUM_S)
     rounds.charge("a", 1_000.0)
     assert rounds.may_go("a", alone=True)
     rounds.wait("a", "step")
