@@ -129,6 +129,10 @@ class Quotas:
         if wait_s := self._tenants[tenant].events.take(events, self._clock()):
             raise self._too_many_events(tenant, wait_s)
 
+    def give_back_events(self, tenant: str, events: int) -> None:
+        """Return what was charged for events before their number was known."""
+        self._tenants[tenant].events.give_back(events)
+
     @contextmanager
     def places(self, tenant: str, samples: int) -> Generator[None]:
         """Hold places for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Overloaded."""

@@ -200,3 +200,69 @@ def test_a_step_with_all_rows_taken_costs_the_same_however_many_askers_wait():
         step(scheduler)
         step(scheduler)
     assert operations(lambda: step(many)) <= 1.1 * operations(lambda: step(few))
+
+
+# ------------------------------------------------------------ short steps for whoever asks for little
+
+
+def shared(*crowds, share=8, rows=64, chunk=64, tokens=1000):
+    """A scheduler with so many samples of each asker running."""
+    scheduler = Scheduler(BlockPool(4096), block=16, rows=rows, chunk=chunk, share=share)
+    samples = [[sample(number, salt=salt, tokens=tokens) for number in range(many)] for salt, many in crowds]
+    for each in samples:
+        scheduler.add(each)
+    while len(scheduler.running) < sum(map(len, samples)):
+        assert step(scheduler)
+    return scheduler, samples
+
+
+def rows_of(work):
+    return {salt: [piece.sample.asker for piece in work].count(salt) for salt in {p.sample.asker for p in work}}
+
+
+def test_beside_another_asker_a_crowd_has_its_share_of_a_steps_rows_and_takes_turns():
+    scheduler, (crowd, (few,)) = shared(("many", 20), ("few", 1))
+    before = [each.sampled for each in crowd]
+    steps = [rows_of(step(scheduler)) for _ in range(20)]
+    assert steps == [{"many": 8, "few": 1}] * 20
+    assert [each.sampled - was for each, was in zip(crowd, before, strict=True)] == [8] * 20
+    assert few.sampled >= 20
+
+
+def test_alone_all_of_a_crowd_runs_in_every_step():
+    scheduler, (_, (few,)) = shared(("many", 20), ("few", 1))
+    scheduler.remove(few)
+    assert rows_of(step(scheduler)) == {"many": 20}
+
+
+def test_crowds_of_the_same_size_do_not_wait_for_each_other():
+    scheduler, _ = shared(("one", 20), ("other", 20))
+    assert rows_of(step(scheduler)) == {"one": 20, "other": 20}
+
+
+def test_where_rows_cost_nothing_all_run_in_every_step():
+    scheduler, _ = shared(("many", 20), ("few", 1), share=None)
+    assert rows_of(step(scheduler)) == {"many": 20, "few": 1}
+
+
+def test_a_long_prompt_leaves_another_asker_its_part_of_the_prefill():
+    scheduler = Scheduler(BlockPool(4096), block=16, rows=8, chunk=64, share=8)
+    long, short = sample(0, salt="long", length=1000), sample(1, salt="short", length=40)
+    scheduler.add([long])
+    assert [piece.end - piece.start for piece in step(scheduler)] == [64]
+    scheduler.add([short])
+    assert {piece.sample.asker: piece.end - piece.start for piece in step(scheduler)} == {"long": 32, "short": 32}
+    while short.sampled < 4:
+        step(scheduler)
+    step(scheduler)
+    assert [piece.end - piece.start for piece in step(scheduler)] == [64], "alone it has all"
+
+
+def test_several_long_prompts_of_one_asker_do_not_keep_a_newcomer_out():
+    scheduler = Scheduler(BlockPool(4096), block=16, rows=8, chunk=32, lanes=2, share=8)
+    scheduler.add([sample(number, salt="many", length=1000) for number in range(6)])
+    step(scheduler)
+    few = sample(9, salt="few", length=20)
+    scheduler.add([few])
+    step(scheduler)
+    assert few.sampled == 1

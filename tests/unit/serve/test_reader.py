@@ -243,6 +243,29 @@ async def test_calls_through_the_gateway_are_the_same():
     assert {*reader.asked} == {"read", "chat", "encode", "count", "feedback"}
 
 
+@pytest.mark.parametrize("name", ["target", "\\u0074arget"])
+async def test_long_feedback_beyond_the_quota_is_refused_whole(name):
+    """`name`: how each event's JSON spells the field by which events are counted before they are read."""
+
+    def sent(count):
+        event = {"target": "chatcmpl-0:0", "name": "ok", "value": True, "comment": 'says "target", ' * 20}
+        return (
+            b"["
+            + b",".join([msgspec.json.encode(event).replace(b'"target":', b'"%b":' % name.encode())] * count)
+            + b"]"
+        )
+
+    reader = Direct()
+    async with world(reader=reader, quota={"events_per_s": 1.0}) as w:  # a thousand at first
+        assert (await w.post("/v1/feedback", data=sent(600)))[0] == 202
+        assert (await w.post("/v1/feedback", data=sent(401)))[0] == 429
+        assert len(reader.asked) == (1 if name == "target" else 2), "what is seen to be too much is not read"
+        assert (await w.post("/v1/feedback", data=sent(400)[:-1]))[0] == 400
+        assert (await w.post("/v1/feedback", data=sent(400)))[0] == 202, "what was refused was not charged"
+        rows = [row async for _, row in w.log.read(0, {Signal})]
+        assert len(rows) == 1_000
+
+
 def _steady(value):
     """An answer without its ids and times."""
     if isinstance(value, dict):

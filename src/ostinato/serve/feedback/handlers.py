@@ -409,6 +409,7 @@ def _json_answer(reading: Heard, rejected: str) -> bytes:
 # ---------------------------------------------------------------- feedback
 
 
+_TARGET = b'"target"'  # stands in each event's JSON, and in no text: there its quotes are escaped
 _EVENT = 100  # characters that a tokenizer takes in the time in which an event is checked
 
 
@@ -449,7 +450,6 @@ class Feedback:
             )
             listed = isinstance(body, list)
         else:
-            quotas.count_events(tenant, rated.events)
             if rated.refused is not None:
                 raise rated.refused
             signals, listed = rated.signals, rated.listed
@@ -460,10 +460,20 @@ class Feedback:
         await exchange.reply(202, json_bytes(answers if listed else answers[0]))
 
     async def _read_elsewhere(self, tenant: str, data: bytes) -> ReadEvents | None:
-        """The events of a long body, read in another process; None for what is to be read here."""
-        reader = self._parts.reader
+        """The events of a long body, read in another process and charged; None for what is to be read here. Raises QuotaExceeded.
+
+        They are charged as their number looks before anything is read: a body beyond the quota is refused whole, and costs nobody time.
+        """
+        reader, quotas = self._parts.reader, self._parts.quotas
         if reader is None or len(data) < LONG_CHARS:
             return None
-        return await self._parts.thread.run(
-            tenant, len(data), partial(reader.feedback, data, tenant, self._parts.clock())
-        )
+        looks = max(1, min(data.count(_TARGET), MAX_EVENTS))
+        quotas.count_events(tenant, looks)
+        read = partial(reader.feedback, data, tenant, self._parts.clock())
+        try:
+            rated = await self._parts.thread.run(tenant, len(data), read)
+        finally:
+            quotas.give_back_events(tenant, looks)
+        if rated is not None:
+            quotas.count_events(tenant, rated.events)
+        return rated
