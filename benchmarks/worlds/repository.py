@@ -172,7 +172,8 @@ class Measured:
                 self.kept[age] += fact in turn.text
                 known, kept = known + 1, kept + (fact in turn.text)
         said = {"said": [turn.text for turn in turns], "wanted": [*wanted, chain.number]}
-        self.questions[task.id] = {"links": len(chain.names), "right": value, "kept": kept, "known": known, **said}
+        found = {"right": float(value == 1.0), "reward": value, "kept": kept, "known": known}
+        self.questions[task.id] = {"links": len(chain.names), **found, **said}
 
     def told(self) -> dict[str, Any]:
         """The figures."""

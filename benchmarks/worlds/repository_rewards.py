@@ -6,8 +6,9 @@ One command: a start by imitation (`repository.py`), optimizer steps from reward
 held-out repositories with the paired differences. Each part is skipped if it is in DIR already, so that a run that was killed,
 at any time, goes on: rollouts are in a journal, turns and batches in the log, the trainer in a checkpoint after each step.
 
-A reward is 1 for a right answer at the end of a chain and 0 for another one, there is no other; all that was sampled in the chain gets its
-advantage over its group, notes included (arm `all`) or answers alone (`nosum`). Rollout worker, gateway, engine, log, reward desk, credit
+A reward is 1 for a right answer at the end of a chain and 0 for another one, or, with `--partial`, so many times the share of the chain's
+facts in its last notes; all that was sampled in the chain gets its advantage over its group, notes included (arm `all`) or answers alone
+(`nosum`). Rollout worker, gateway, engine, log, reward desk, credit
 and trainer are the product's, in one process. Rollouts wait while the trainer computes, so that all tokens are on-policy.
 """
 
@@ -42,10 +43,12 @@ from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.export import write_model
-from ostinato.worlds.grading.grade import PatternGrader
+from ostinato.worlds.grading.grade import Grade, PatternGrader
+from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
+from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Task
@@ -62,17 +65,35 @@ TRAINING = TAUGHT.model_copy(
 SHOWN = "learning_rate", "signal", "grad_norm", "turns", "tokens", "tokens_sampled", "seconds", "mismatch_differing"
 
 
+class NotesGrader:
+    """Implements `Grader`: 1 for a right answer, else `partial` times the share of the chain's facts in the notes that it had."""
+
+    def __init__(self, known: Mapping[str, tuple[Task, Chain]], partial: float) -> None:
+        self._known, self._partial = known, partial
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        """Raises as `PatternGrader.grade`."""
+        grade = await PatternGrader().grade(task, rollout)
+        if grade.solved or not self._partial:
+            return grade
+        notes = rollout.messages[-3].text  # then the question and the answer
+        facts = self._known[task.id][1].seen(len(task.spec.files))
+        return Grade(value=self._partial * sum(fact in notes for fact in facts) / len(facts))
+
+
 class Learning:
     """One arm's run, opened in a directory where it may have been killed before."""
 
-    def __init__(self, base: Path, arm: str, place: Path, *, seed: int, groups: int, rate: float) -> None:
+    def __init__(
+        self, base: Path, arm: str, place: Path, *, seed: int, groups: int, rate: float, partial: float = 0.0
+    ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         self.place, self.seed, self.groups = place, seed, groups
         self.known = dict[str, tuple[Task, Chain]]()
         for number, (repository, reader) in enumerate(islice(short(LEARNED_FROM + seed, SIZES, LINKS), REPOSITORIES)):
             tasks = tasks_of(f"l{number}", repository, characters=reader.characters)
             self.known |= {task.id: (task, chain) for task, chain in zip(tasks, repository.chains, strict=True)}
-        self.reader = RepositoryReader(SIZES[0][1])
+        self.reader, self.grader = RepositoryReader(SIZES[0][1]), NotesGrader(self.known, partial)
         self.log = SqlLog.open(place / "log")
         self.engine, self.app = served(base, self.log, kv_tokens=KV_TOKENS)
         reward = RewardConfig(purposes=ARMS[arm], settle_s=0.0)
@@ -87,7 +108,7 @@ class Learning:
         policy = PolicyVersion(number=number, hash=f"v{number}")
         await self.engine.load(Arm.WORLD, Snapshot(policy=policy, weights=self.trainer.weights()))
 
-    async def step(self, gateway: NearGateway) -> None:
+    async def step(self, gateway: WorldGateway) -> None:
         """Sample groups until as many differ as a step takes, and take the step. A step that the log holds already is taken as recorded."""
         began, wall = time.process_time(), time.time()
         batch = await self._batch() or await self._sampled(gateway)
@@ -113,7 +134,7 @@ class Learning:
         except NoSignal:
             return None
 
-    async def _sampled(self, gateway: NearGateway) -> TrainingBatch:
+    async def _sampled(self, gateway: WorldGateway) -> TrainingBatch:
         """Roll out until the desk has a batch; then no rollout goes on."""
         journal, events = EventFile.open(self.place / "rollouts.jsonl")
         config = WorldsConfig(
@@ -127,9 +148,7 @@ class Learning:
             epochs=0,
             seed=self.seed,
         )
-        shop = Workshop(
-            harnesses={self.reader.name: self.reader}, backend=None, grader=PatternGrader(), gateway=gateway
-        )
+        shop = Workshop(harnesses={self.reader.name: self.reader}, backend=None, grader=self.grader, gateway=gateway)
         tasks = taskset_of("repositories", [task for task, _ in self.known.values()])
         with (self.place / "finished.jsonl").open("a") as kept:
             print(file=kept)  # a kill may have cut the last line
@@ -176,12 +195,12 @@ class Learning:
         self.trainer.close()
 
 
-async def learn(
-    base: Path, arm: str, place: Path, *, seed: int, groups: int, rate: float, steps: int, minutes: float
-) -> int:
-    """Take steps until there are so many, or the minutes are over, and write the model. Returns how many there are."""
+async def learn(base: Path, arm: str, place: Path, *, steps: int, minutes: float, **options: Any) -> int:
+    """Take steps until there are so many, or the minutes are over, and write the model. Returns how many there are. For `options` see
+    `Learning`.
+    """
     until = time.time() + 60 * minutes
-    run = Learning(base, arm, place, seed=seed, groups=groups, rate=rate)
+    run = Learning(base, arm, place, **options)
     try:
         await run.engine.start()
         await run.load()
@@ -250,6 +269,9 @@ def main() -> None:
     parser.add_argument("--arm", choices=sorted(ARMS), default="all")
     parser.add_argument("--groups", type=int, default=6, help="groups of eight chains a step")
     parser.add_argument("--rate", type=float, default=3e-5, help="learning rate of the steps from rewards")
+    parser.add_argument(
+        "--partial", type=float, default=0.0, help="reward of all facts in the last notes without the answer"
+    )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further step from rewards begins")
     parser.add_argument("--count", type=int, default=16, help="held-out repositories, with three questions each")
@@ -273,6 +295,7 @@ def main() -> None:
             seed=args.seed,
             groups=args.groups,
             rate=args.rate,
+            partial=args.partial,
             steps=args.steps,
             minutes=args.minutes,
         )

@@ -6,7 +6,9 @@ from collections import Counter
 
 import pytest
 from benchmarks.worlds import repository_rewards as rewards
+from benchmarks.worlds.repository_world import Repository, RepositoryReader, tasks_of
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.records import Batch
 from ostinato.record.log import SqlLog
@@ -78,6 +80,32 @@ async def test_a_run_that_was_killed_goes_on_with_what_had_ended(small, monkeypa
     assert [step["step"] for step in steps] == [1, 2]
     assert [len(step["questions"]) for step in steps] == [6, 6]
     assert (place / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("note", "answer", "value"),
+    [
+        ("{first} = {second} = {n}", "{n}", 1.0),
+        ("nothing", "{n}", 1.0),
+        ("{first} = {second} = {n}", "7", 0.5),
+        ("{first} = {second} = ?", "7", 0.25),
+        ("{first} = ?", "7", 0.0),
+    ],
+)
+async def test_facts_in_the_last_notes_are_worth_a_part_of_the_answer(note, answer, value):
+    repository = Repository.drawn(3, characters=2000, links=(2,))
+    (task,), (chain,) = tasks_of("r", repository), repository.chains
+    first, second = (name.split(".")[1] for name in chain.names)
+    reader = RepositoryReader(1000)
+    notes = [says("?")] * (len(reader.parts(task)) - 1)
+    model = ScriptedModel(
+        *notes, says(note.format(first=first, second=second, n=chain.number)), says(answer.format(n=chain.number))
+    )
+    rollout = await reader.run(task, model, None)
+    grade = await rewards.NotesGrader({task.id: (task, chain)}, 0.5).grade(task, rollout)
+    assert grade.value == value
+    plain = await rewards.NotesGrader({}, 0.0).grade(task, rollout)
+    assert plain.value == float(value == 1.0)
 
 
 def test_differences_are_paired_and_repositories_are_their_units():
