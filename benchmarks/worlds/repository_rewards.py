@@ -55,13 +55,11 @@ from ostinato.worlds.tasks.task import Task
 from ostinato.worlds.tasks.tasksets import taskset_of
 
 GROUP = 8
-SIZES, LINKS = ((400, 900), 2), (1, 1, 2)  # as in `repository.py`; a step of four groups takes about two CPU-minutes
+SIZES, LINKS = ((400, 900), 2), (1, 1, 2)  # as in `repository.py`, with fewer questions and shorter windows
 REPOSITORIES = 256  # that are learned from, with three questions each
 HELD_OUT, LEARNED_FROM = 10_000, 30_000  # added to the seed
 KV_TOKENS = 1 << 13
-TRAINING = TAUGHT.model_copy(
-    update={"microbatch_tokens": 512, "recompute_tokens": 1024}
-)  # it fits beside an engine into 5 GB
+TRAINING = TAUGHT.model_copy(update={"microbatch_tokens": 512, "recompute_tokens": 1024})  # for less memory
 SHOWN = "learning_rate", "signal", "grad_norm", "turns", "tokens", "tokens_sampled", "seconds", "mismatch_differing"
 
 
@@ -164,7 +162,7 @@ class Learning:
                 while (batch := await self._batch()) is None:
                     if work.done():
                         work.result()
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.25)
             finally:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
@@ -264,8 +262,8 @@ def main() -> None:
     parser.add_argument("--base", type=Path, default=None, help="the model directory; SmolLM2-135M-Instruct")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato").expanduser())
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--imitate", type=int, default=20, help="steps of the start by imitation")
-    parser.add_argument("--imitation-rate", type=float, default=1e-4, help="its learning rate")
+    parser.add_argument("--imitate", type=int, default=12, help="steps of the start by imitation")
+    parser.add_argument("--imitation-rate", type=float, default=3e-4, help="its learning rate")
     parser.add_argument("--arm", choices=sorted(ARMS), default="all")
     parser.add_argument("--groups", type=int, default=6, help="groups of eight chains a step")
     parser.add_argument("--rate", type=float, default=3e-5, help="learning rate of the steps from rewards")
