@@ -15,9 +15,11 @@ import argparse
 import asyncio
 import json
 import random
+import re
+import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import islice
@@ -65,19 +67,36 @@ TAUGHT = TrainConfig(
 )
 
 
-def short(seed: int, sizes: tuple[tuple[int, int], int]) -> Iterator[tuple[Repository, RepositoryReader]]:
+Sizes = tuple[tuple[int, int], int]
+
+
+def short(seed: int, sizes: Sizes, links: Sequence[int] = LINKS) -> Iterator[tuple[Repository, RepositoryReader]]:
     """Repositories that fill a few windows, each with the reader of windows of its own size."""
     dice, ((least, most), parts) = random.Random(seed), sizes
     while True:
         characters = dice.randint(least, most)
-        repository = Repository.drawn(dice.getrandbits(32), characters=parts * characters, links=LINKS)
+        repository = Repository.drawn(dice.getrandbits(32), characters=parts * characters, links=links)
         yield repository, RepositoryReader(characters)
 
 
-def teach(base: Path, out: Path, *, steps: int, minutes: float, seed: int) -> None:
-    """A supervised start: each step imitates the notes of all chains of one repository. It ends after so many minutes at the latest."""
-    renderer, trainer, began = HFRenderer(base), PolicyTrainer(base, TAUGHT, EXACT), time.time()
-    for repository, reader in islice(short(seed, TAUGHT_ON), steps):
+def teach(
+    base: Path,
+    out: Path,
+    *,
+    steps: int,
+    minutes: float,
+    seed: int,
+    training: TrainConfig = TAUGHT,
+    sizes: Sizes = TAUGHT_ON,
+    links: Sequence[int] = LINKS,
+) -> None:
+    """A supervised start: each step imitates the notes of all chains of one repository. It ends after so many minutes at the latest, and
+    after a kill goes on behind the last step, whose checkpoint is beside `out` until the model is written.
+    """
+    renderer, trainer, began = HFRenderer(base), PolicyTrainer(base, training, EXACT), time.time()
+    kept = out.with_name(f"{out.name}-checkpoints")
+    trainer.resume(kept)
+    for repository, reader in islice(short(seed, sizes, links), trainer.step_count, steps):
         shown = [
             shown_turns(each, renderer)
             for task, chain in zip(tasks_of("t", repository), repository.chains, strict=True)
@@ -88,13 +107,16 @@ def teach(base: Path, out: Path, *, steps: int, minutes: float, seed: int) -> No
                 name: learned.metrics[name] for name in ("loss", "entropy_proxy", "tokens", "tokens_sampled", "seconds")
             }
             print(f"step {learned.step}, {time.process_time():.0f} CPU-seconds: {told}", flush=True)
+        trainer.save(kept, cursor=0, keep=1)
         if time.time() - began > 60 * minutes:
             break
-    write_model(trainer.weights(), out, _beside(base), {"format": "pt"})
+    write_model(trainer.weights(), out, beside(base), {"format": "pt"})
+    shutil.rmtree(kept, ignore_errors=True)
     trainer.close()
 
 
-def _beside(base: Path) -> list[Path]:
+def beside(base: Path) -> list[Path]:
+    """A model directory's files but the weights."""
     return [path for path in base.iterdir() if "safetensors" not in path.name]
 
 
@@ -102,32 +124,56 @@ def _beside(base: Path) -> list[Path]:
 
 
 class Measured:
-    """Rollouts of a model at one temperature, their turns, and the engine's counters."""
+    """Rollouts of a model at one temperature, their turns, and the engine's counters.
+
+    Notes are `exact` if they tell what the files so far have told and nothing else, `other` if they have a number that is not the chain's,
+    `several` if they have more than one number.
+    """
 
     def __init__(self) -> None:
         self.right, self.rollouts = Counter[str](), Counter[str]()
         self.kept, self.known = Counter[int](), Counter[int]()  # facts in summaries, by their age in windows
         self.turns = list[Turn]()
-        self.effort = Counter[str]()
+        self.effort, self.notes = Counter[str](), Counter[str]()
+        self.questions = dict[str, dict[str, Any]]()  # by task: what was said, and how right it was
         self.cost = {name: Counter[str]() for name in ("first", "others", "score", "score alone")}
         """Of the first question about each repository, which finds no prefix in the cache; of the others; of scoring the longest turn, with
         the cache and with none of its prefixes in it."""
 
     def take(
-        self, chain: Chain, rollout: Rollout, turns: Sequence[Turn], parts: Sequence[Sequence[str]], value: float
+        self,
+        task: Task,
+        chain: Chain,
+        effort: Mapping[str, float],
+        turns: Sequence[Turn],
+        parts: Sequence[Sequence[str]],
+        value: float,
     ) -> None:
         """Count one rollout of a reader."""
         for links in (f"{len(chain.names)} links", "all"):
             self.right[links] += value == 1.0
             self.rollouts[links] += 1
-        self.effort.update({name: int(number) for name, number in rollout.effort.items()})
+        self.effort.update({name: int(number) for name, number in effort.items()})
         notes, read, since = [turn for turn in turns if turn.purpose is Purpose.COMPACTION], 0, dict[str, int]()
+        kept, known, wanted = 0, 0, list[str]()
         for number, (part, turn) in enumerate(zip(parts, notes, strict=True)):
             read += len(part)
+            wanted.append(chain.notes(read))
+            numbers = re.findall(r"\d+", turn.text)
+            self.notes.update(
+                all=1,
+                exact=turn.text.strip() == wanted[-1],
+                other=any(each != chain.number for each in numbers),
+                several=len(set(numbers)) > 1,
+            )
             for fact in chain.seen(read):
                 age = number - since.setdefault(fact, number)
                 self.known[age] += 1
                 self.kept[age] += fact in turn.text
+                known, kept = known + 1, kept + (fact in turn.text)
+        said = {"said": [turn.text for turn in turns], "wanted": [*wanted, chain.number]}
+        found = {"right": float(value == 1.0), "reward": value, "kept": kept, "known": known}
+        self.questions[task.id] = {"links": len(chain.names), **found, **said}
 
     def told(self) -> dict[str, Any]:
         """The figures."""
@@ -139,16 +185,20 @@ class Measured:
             "facts_in_notes_by_age": {age: f"{self.kept[age]} of {of}" for age, of in sorted(self.known.items())},
             "facts": f"{sum(self.kept.values())} of {sum(self.known.values())}",
             "refused": f"{self.effort['refused']} of {self.effort['summaries']}",
+            "tokens_a_note": round(self.effort["summary_tokens"] / max(1, self.effort["summaries"]), 2),
+            "notes": self.notes,
             "sampled": sum(len(turn.sampled_ids) for turn in self.turns),
             "cost": self.cost,
         }
 
 
 @asynccontextmanager
-async def opened(base: Path, int8: bool) -> AsyncGenerator[tuple[TorchEngine, WorldGateway, MemoryLog]]:
+async def opened(
+    base: Path, int8: bool, kv_tokens: int = 1 << 16
+) -> AsyncGenerator[tuple[TorchEngine, WorldGateway, MemoryLog]]:
     """An engine with a model, a gateway in front of it, and its log."""
     log = MemoryLog()
-    engine, app = served(base, log, int8=int8)
+    engine, app = served(base, log, int8=int8, kv_tokens=kv_tokens)
     await engine.start()
     weights = weights_of(load_model(base, torch.float32))
     await engine.load(Arm.WORLD, Snapshot(policy=PolicyVersion(number=0, hash="v0"), weights=weights))
@@ -164,10 +214,11 @@ async def measure(
     *,
     int8: bool = False,
     show: int = 0,
+    kv_tokens: int = 1 << 16,
 ) -> Measured:
     """Answers to all questions about some repositories; those about one run at once."""
     measured = Measured()
-    async with opened(base, int8) as (engine, gateway, log):
+    async with opened(base, int8, kv_tokens) as (engine, gateway, log):
         for number, (repository, reader) in enumerate(given):
             tasks, done = tasks_of(f"r{number}", repository), list[Rollout]()
             for name, share in (("first", slice(0, 1)), ("others", slice(1, None))):  # the first finds no prefix
@@ -190,7 +241,7 @@ async def measure(
             for task, chain, rollout in zip(tasks, repository.chains, done, strict=True):
                 grade = await PatternGrader().grade(task, rollout)
                 own = [turns[name] for name in rollout.turns]
-                measured.take(chain, rollout, own, reader.parts(task), grade.value)
+                measured.take(task, chain, rollout.effort, own, reader.parts(task), grade.value)
                 if show > 0:
                     show -= 1
                     print(*(f"{len(turn.prompt_ids)} tokens: {turn.text!r}" for turn in own), sep="\n")

@@ -7,6 +7,7 @@ unique, so that an answer can neither be found by a name's likeness nor be guess
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -116,8 +117,10 @@ def _module(dice: random.Random, names: Sequence[str], numbers: list[str]) -> li
     return found
 
 
-def tasks_of(name: str, repository: Repository, harness: str = "reader") -> list[Task]:
-    """A task for each chain of a repository: right is an answer whose only number is the chain's."""
+def tasks_of(name: str, repository: Repository, harness: str = "reader", characters: int | None = None) -> list[Task]:
+    """A task for each chain of a repository: right is an answer whose only number is the chain's. `characters`: of the files in a window,
+    where the task says so and not its reader.
+    """
     files = {path: text.encode() for path, text in repository.files.items()}
     return [
         Task(
@@ -130,6 +133,7 @@ def tasks_of(name: str, repository: Repository, harness: str = "reader") -> list
             turns=64,
             tokens=16,
             timeout_s=36_000.0,
+            about={} if characters is None else {"characters": str(characters)},
         )
         for number, chain in enumerate(repository.chains)
     ]
@@ -149,7 +153,8 @@ class RepositoryReader:
     """Implements `Harness`: shows a task's files part by part, has the window summarised after each, and asks at the end.
 
     The model calls nothing. A window is a part of the files, then the question, then the summary: what stands first is the same for every
-    question about a repository and for every chain of a group, so that engine and trainer compute it once for all of them.
+    question about a repository and for every chain of a group, so that engine and trainer compute it once for all of them. For that, of
+    the chains of a task that are read at once one is first at each window, and the others wait until it has its summary.
     """
 
     name = "reader"
@@ -167,13 +172,17 @@ class RepositoryReader:
             summaries=256,
         )
         self.hash = harness_hash(self.name, 1, memory=self.memory.model_dump(), characters=characters)
+        self._read = dict[
+            tuple[str, int], asyncio.Event
+        ]()  # by task and window: set once a chain has its summary, or gave up
 
     def spec(self, task: Task) -> None:
         """None: it runs nothing."""
 
     def parts(self, task: Task) -> list[list[str]]:
         """The files of a task, by window."""
-        return parts_of([data.decode() for data in task.spec.files.values()], self.characters)
+        characters = int(task.about.get("characters", self.characters))
+        return parts_of([data.decode() for data in task.spec.files.values()], characters)
 
     def demonstrated(self, task: Task, chain: Chain) -> list[Conversation]:
         """Each window of a task with the summary that is right after right ones, and the answer at the end."""
@@ -193,9 +202,16 @@ class RepositoryReader:
         """One repository. Raises Unavailable."""
         messages, turns, effort = [Message(role=Role.USER, text=""), *task.messages], list[str](), Counter[str]()
         memory = Memory(self.memory, task, model, messages, turns, effort, room=self.memory.window)
-        for part in self.parts(task):
+        for number, part in enumerate(self.parts(task)):
             messages[0] = Message(role=Role.USER, text="\n".join(part))
-            await memory.summarise(lambda: {"seconds": task.timeout_s})
+            first = (place := (task.id, number)) not in self._read
+            read = self._read.setdefault(place, asyncio.Event())
+            if not first:
+                await read.wait()
+            try:
+                await memory.summarise(lambda: {"seconds": task.timeout_s})
+            finally:
+                read.set()
         messages[0] = Message(role=Role.USER, text=_REST)
         asked = [*messages, Message(role=Role.USER, text=_FINAL)]
         answered = await model.ask(asked, max_tokens=task.tokens, left_s=task.timeout_s)

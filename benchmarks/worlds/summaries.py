@@ -150,10 +150,10 @@ class NearGateway(WorldGateway):
         return json.loads(said)
 
 
-def served(base: Path, log: Log, *, int8: bool = False) -> tuple[TorchEngine, GatewayApp]:
+def served(base: Path, log: Log, *, int8: bool = False, kv_tokens: int = 1 << 16) -> tuple[TorchEngine, GatewayApp]:
     """An engine that is not started yet, exact unless its products are `int8`, and the gateway in front of it."""
     renderer, integers = HFRenderer(base), whole(base) if int8 else None
-    sizes = EngineConfig(kv_tokens=1 << 16, block=16, max_batch=256, prefill_chunk=1024, threads=1)
+    sizes = EngineConfig(kv_tokens=kv_tokens, block=16, max_batch=256, prefill_chunk=1024, threads=1)
     engine = TorchEngine(
         build(base),
         renderer,

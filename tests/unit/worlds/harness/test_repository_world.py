@@ -1,5 +1,6 @@
 """The world of repositories longer than a window: facts lie where they are said to, answers are graded exactly, notes lead to them."""
 
+import asyncio
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from benchmarks.worlds.repository_world import Repository, RepositoryReader, par
 from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import Unavailable
 from ostinato.core.records import Purpose
 from ostinato.worlds.grading.grade import PatternGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
@@ -105,3 +107,43 @@ def test_notes_tell_what_the_files_so_far_have_told():
     assert chain.notes(first + 1) == f"{names[0]} = {names[1]} = ?"
     assert chain.notes(last + 1) == f"{names[0]} = {names[1]} = {chain.number}"
     assert [chain.seen(files) for files in (first, first + 1, last + 1)] == [(), (names[1],), (names[1], chain.number)]
+
+
+def test_a_task_may_say_how_much_of_its_files_a_window_holds():
+    (task, *_), (other, *_) = tasks_of("r", drawn(), characters=2000), tasks_of("r", drawn())
+    reader = RepositoryReader(5000)
+    assert reader.parts(task) == RepositoryReader(2000).parts(other) != reader.parts(other)
+
+
+class Watched(ScriptedModel):
+    """Notes how many windows had a summary when each of its own was asked for. Its first answer may never come."""
+
+    def __init__(self, summed, fails=False):
+        super().__init__(*(says("x") for _ in range(9)))
+        self.summed, self.fails, self.seen = summed, fails, []
+
+    async def ask(self, messages, tools=(), **options):
+        self.seen.append(len(self.summed))
+        await asyncio.sleep(0)
+        if self.fails:
+            raise Unavailable("the gateway is gone")
+        answered = await super().ask(messages, tools, **options)
+        self.summed.append(messages[0].text)
+        return answered
+
+
+async def test_of_the_chains_of_a_task_one_reads_a_window_first_and_the_others_find_its_prefix():
+    reader, (task, *_), summed = RepositoryReader(5000), tasks_of("r", drawn()), []
+    models = [Watched(summed) for _ in range(3)]
+    await asyncio.gather(*(reader.run(task, model, None) for model in models))
+    assert models[0].seen[0] == 0
+    assert all(model.seen[0] >= 1 for model in models[1:]), "they wait for the first one's summary"
+    assert models[1].seen[0] == models[2].seen[0], "and then go on together"
+
+
+async def test_who_reads_first_and_fails_holds_up_nobody():
+    reader, (task, *_), summed = RepositoryReader(5000), tasks_of("r", drawn()), []
+    runs = [reader.run(task, Watched(summed, fails=not n), None) for n in range(2)]
+    failed, done = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
+    assert isinstance(failed, Unavailable)
+    assert done.ended is Ended.SUBMITTED
