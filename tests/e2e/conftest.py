@@ -60,6 +60,10 @@ class Run:
         return next(worker for worker in self.crew if worker.name == name)
 
 
+ITEMS, MARGIN, TOTAL_MARGIN = 20, 0.28, 0.42
+"""Of the suite, and what the gate allows on so few: with half as many items bounds are wider by the root of two."""
+
+
 def write_suite(path: Path) -> Path:
     """Held-out prompts that are answered well with a lower-case letter."""
     items = [
@@ -71,7 +75,7 @@ def write_suite(path: Path) -> Path:
             "grader": "pattern",
             "pattern": LIKED,
         }
-        for n in range(40)
+        for n in range(ITEMS)
     ]
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     return path
@@ -99,8 +103,8 @@ def settings(directory: Path, *overrides: str) -> list[str]:
         "train.learning_rate=2e-3",
         "train.turn_tokens=6",
         f"evaluate.suite='{write_suite(directory / 'suite.jsonl')}'",
-        "evaluate.gate.margin=0.2",
-        "evaluate.gate.total_margin=0.3",
+        f"evaluate.gate.margin={MARGIN}",
+        f"evaluate.gate.total_margin={TOTAL_MARGIN}",
         "evaluate.gate.candidates_per_week=1",
         "evaluate.gate.sealed_share=0.0",
         "evaluate.gate.first_draws=2",
