@@ -48,7 +48,10 @@ async def backend(request):
     if request.param == "gvisor" and shutil.which("runsc") is None:
         pytest.skip("runsc is not installed")
     with pytest.MonkeyPatch.context() as patch:
-        async with e2b_server(patch) if request.param == "e2b" else contextlib.nullcontext(), opened(request.param) as made:
+        async with (
+            e2b_server(patch) if request.param == "e2b" else contextlib.nullcontext(),
+            opened(request.param) as made,
+        ):
             yield made
 
 
@@ -531,7 +534,10 @@ async def test_whoever_of_its_processes_is_killed_is_replaced_and_leaves_nothing
         os.kill(keeper if victim == "keeper" else int(below[0]), signal.SIGKILL)
         for box in boxes:
             await gone(box)
-        boxes = [await started_again(namespaces, two), await started_again(namespaces, one)]  # layers get other numbers now
+        boxes = [
+            await started_again(namespaces, two),
+            await started_again(namespaces, one),
+        ]  # layers get other numbers now
         assert [(await sh(box, "cat a.txt")).stdout for box in boxes] == [b"second", b"first"]
     await namespaces.close()
     assert [path for keeper in keepers for path in groups_of(keeper)] == []

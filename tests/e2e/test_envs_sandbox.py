@@ -19,7 +19,6 @@ from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.protocol import LONGEST
 
-
 with_the_module = pytest.mark.asyncio(loop_scope="module")
 """The loop of what all tests here share."""
 

@@ -41,7 +41,8 @@ class Seen:
 
     async def read_on(self) -> None:
         lists = {ReleaseEvent: self.events, Turn: self.turns, Batch: self.batches}
-        async for self._upto, row in self._log.read(self._upto, set(lists)):
+        async for at, row in self._log.read(self._upto, set(lists)):
+            self._upto = at
             lists[type(row)].append(row)
 
 

@@ -274,7 +274,7 @@ def serve(number: int, listening: int, libraries) -> None:
 
 
 def load_kernels() -> None:
-    """Load our compiled kernels that lie in the user's cache: each program that computes would, for half a second. None is compiled or run."""
+    """Load our kernels from the user's cache, as each program that computes would for half a second. None is compiled or run."""
     if "numba" not in sys.modules:
         return
     from numba.core.dispatcher import Dispatcher
