@@ -23,7 +23,7 @@ from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"
 START_S = 600.0  # a busy machine imports and compiles slowly
-SAMPLING = {"max_tokens": 6, "temperature": 1.0}
+SAMPLING = {"max_tokens": 2, "temperature": 1.0}
 
 
 def messages(number: int) -> list[dict[str, str]]:
@@ -101,7 +101,7 @@ def settings(directory: Path, *overrides: str) -> list[str]:
         "train.compute='fp32'",
         "train.publish='fp32'",
         "train.learning_rate=2e-3",
-        "train.turn_tokens=6",
+        "train.turn_tokens=2",
         f"evaluate.suite='{write_suite(directory / 'suite.jsonl')}'",
         f"evaluate.gate.margin={MARGIN}",
         f"evaluate.gate.total_margin={TOTAL_MARGIN}",
