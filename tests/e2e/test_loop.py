@@ -26,7 +26,7 @@ TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "col
 What was live stays, because steps were measured against it and are taken again below."""
 LIKED = "^[ -~]"
 """What a third of the first model's answers begin with: of what is liked so often, a step learns more than of what is rare."""
-RATED = (450, 750, 1_200)
+RATED = (150, 450, 1_200)
 """Turns of each arm after the third release at which acceptance is compared: live goes on learning, so there is more to see later.
 Two 95% intervals of equals lie apart, the right way, in 0.3% of looks. Three looks at sizes fixed beforehand: below 1% in all."""
 
