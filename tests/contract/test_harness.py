@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.conversation import Message, Role
@@ -28,11 +29,21 @@ TASK = Task(
 )
 
 
-@pytest.fixture
-async def box():
-    boxes = Boxes()
-    yield await boxes.start(SPEC)
-    await boxes.close()
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def boxes():
+    made = Boxes()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def box(boxes):
+    started = await boxes.start(SPEC)
+    yield started
+    await started.stop()
 
 
 @pytest.fixture(params=HARNESSES)
@@ -248,22 +259,18 @@ def shell(command: str):
     return says("", ("bash", {"command": command}))
 
 
-async def continued(first: str, *then):
+async def continued(boxes: Boxes, first: str, *then):
     """A rollout whose first call is this, and what became of it when it was sampled anew behind that, with the model that was asked."""
-    boxes = Boxes()
-    try:
-        gateway = Scripts((shell(first), shell("echo three >> log"), says("Done.")), then)
-        shop = Workshop(harnesses={"tools": open_harness("tools")}, backend=boxes, grader=Written(), gateway=gateway)
-        trying, task = Trying(shop, pause_s=0.1), replace(TASK, harness="tools")
-        tried = await trying.once(task, "w.0.0.0", "w.0", record=True)
-        assert (tried.value, len(tried.turns)) == (0.0, 3)
-        return tried, await trying.continued(tried, "w.0", 1, 7), gateway.models[-1]
-    finally:
-        await boxes.close()
+    gateway = Scripts((shell(first), shell("echo three >> log"), says("Done.")), then)
+    shop = Workshop(harnesses={"tools": open_harness("tools")}, backend=boxes, grader=Written(), gateway=gateway)
+    trying, task = Trying(shop, pause_s=0.1), replace(TASK, harness="tools")
+    tried = await trying.once(task, "w.0.0.0", "w.0", record=True)
+    assert (tried.value, len(tried.turns)) == (0.0, 3)
+    return tried, await trying.continued(tried, "w.0", 1, 7), gateway.models[-1]
 
 
-async def test_a_failure_is_repeated_in_a_new_sandbox_and_goes_on_with_other_answers():
-    tried, again, model = await continued("echo one >> log; cat log", shell("echo two >> log"), says("Done."))
+async def test_a_failure_is_repeated_in_a_new_sandbox_and_goes_on_with_other_answers(boxes):
+    tried, again, model = await continued(boxes, "echo one >> log; cat log", shell("echo two >> log"), says("Done."))
     assert again is not None
     assert (again.episode, again.value, again.turns) == ("w.0.0.0~1.7", 1.0, ("t0:0", "t1:0"))
     assert model.asked[0] == tried.rollout.messages[: len(model.asked[0])], "behind the very same messages"
@@ -271,7 +278,7 @@ async def test_a_failure_is_repeated_in_a_new_sandbox_and_goes_on_with_other_ans
     assert again.rollout.changes == (Change(path="log", kind=ChangeKind.WRITTEN, data=b"one\ntwo\n"),)
 
 
-async def test_a_failure_whose_calls_return_something_else_is_given_up_before_the_model_is_asked():
-    _, again, model = await continued("echo one >> log; head -c 16 /dev/urandom | od -x", says("Done."))
+async def test_a_failure_whose_calls_return_something_else_is_given_up_before_the_model_is_asked(boxes):
+    _, again, model = await continued(boxes, "echo one >> log; head -c 16 /dev/urandom | od -x", says("Done."))
     assert again is None
     assert model.asked == []

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 from tests.fakes.repair_tasks import check_program, repair_tasks
 from tests.fakes.scripted_model import ScriptedModel, says
 
@@ -27,23 +28,36 @@ TASK = Task(
 )
 
 
-@pytest.fixture
-async def box():
-    boxes = Boxes()
-    yield await boxes.start(TASK.spec)
-    await boxes.close()
+with_the_module = pytest.mark.asyncio(loop_scope="module")
+"""The loop of what all tests here share."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def boxes():
+    made = Boxes()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def box(boxes: Boxes):
+    started = await boxes.start(TASK.spec)
+    yield started
+    await started.stop()
 
 
 def shown(model: ScriptedModel, number: int) -> list[tuple[Role, str]]:
     return [(message.role, message.text) for message in model.asked[number]]
 
 
+@with_the_module
 async def test_what_passes_is_not_asked_for_again(box):
     rollout = await RepairLoop().run(TASK, ScriptedModel(says("\n    return 2 * x\n")), box)
     assert (rollout.ended, rollout.turns, rollout.detail["checks"]) == (Ended.SUBMITTED, ("t0:0",), (True,))
     assert rollout.messages[-1].text == "\n    return 2 * x\n"
 
 
+@with_the_module
 async def test_code_that_gets_in_its_own_way_is_told_so(box):
     spoils = "\n    return 3\nimport os\nos.remove('answer.py'); os.mkdir('answer.py')\n"
     model = ScriptedModel(says(spoils), says("\n    return 2 * x\n"))
@@ -51,6 +65,7 @@ async def test_code_that_gets_in_its_own_way_is_told_so(box):
     assert (rollout.ended, rollout.turns, rollout.detail["checks"]) == (Ended.TURNS, ("t0:0", "t1:0"), (False, False))
 
 
+@with_the_module
 async def test_a_failure_is_shown_and_the_answer_begins_anew(box):
     model = ScriptedModel(says("\n    return x + 3\n"), says("\n    return x + x\n"))
     rollout = await RepairLoop().run(TASK, model, box)
@@ -65,6 +80,7 @@ async def test_a_failure_is_shown_and_the_answer_begins_anew(box):
     assert (rollout.effort["turns"], rollout.effort["tokens"]) == (2, 20)
 
 
+@with_the_module
 async def test_after_the_last_turn_nothing_more_is_asked(box):
     model = ScriptedModel(says("\n    return 1\n"), says("\n    return 2\n"))
     rollout = await RepairLoop().run(TASK, model, box)
@@ -85,6 +101,7 @@ class HurriedOnce:
         return await self._box.exec(argv, timeout=timeout, **more)
 
 
+@with_the_module
 async def test_a_check_that_never_ends_is_killed_and_told(box):
     model = ScriptedModel(says("\n    while True: pass\n"), says("\n    return 2 * x\n"))
     rollout = await RepairLoop(RepairConfig(command_s=60.0)).run(TASK, model, HurriedOnce(box))
@@ -92,6 +109,7 @@ async def test_a_check_that_never_ends_is_killed_and_told(box):
     assert rollout.detail["checks"] == (False, True)
 
 
+@with_the_module
 async def test_an_answer_without_a_beginning_is_a_fenced_block(box):
     task = replace(TASK, messages=TASK.messages[:1])
     model = ScriptedModel(
@@ -119,9 +137,9 @@ def test_the_last_fence_holds_the_code(text: str, code: str):
     assert code_in(text) == code
 
 
-async def test_the_check_of_a_shipped_task_passes_its_solution_and_says_what_fails():
+@with_the_module
+async def test_the_check_of_a_shipped_task_passes_its_solution_and_says_what_fails(boxes: Boxes):
     blank = next(each for each in load() if each.id.endswith("/count_lower"))
-    boxes = Boxes()
     box = await boxes.start(SandboxSpec(files={"check.py": check_program(blank).encode()}))
     command = RepairConfig().command
     await box.write("answer.py", (blank.head + blank.solution).encode())
@@ -130,7 +148,6 @@ async def test_the_check_of_a_shipped_task_passes_its_solution_and_says_what_fai
     failed = await box.exec(command, timeout=30)
     assert failed.code == 1
     assert failed.stderr.decode() == "count_lower('Hello') gives -1, but it must hold that count_lower('Hello') == 4\n"
-    await boxes.close()
 
 
 def test_repair_tasks_show_a_part_of_the_tests_only():

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.fakes.e2b_server import e2b_server
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
@@ -28,18 +29,40 @@ KINDS = {Boxes: "namespaces", GVisorBoxes: "gvisor", E2BBoxes: "e2b"}
 SMALL = Limits(memory_mb=128, disk_mb=8, processes=16)
 
 
-@pytest.fixture(params=BACKENDS)
-async def backend(request, monkeypatch):
-    if request.param == "gvisor" and shutil.which("runsc") is None:
-        pytest.skip("runsc is not installed")
-    async with e2b_server(monkeypatch) if request.param == "e2b" else contextlib.nullcontext():
-        made = BACKENDS[request.param]()
-        assert isinstance(made, Backend)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@contextlib.asynccontextmanager
+async def opened(name):
+    made = BACKENDS[name]()
+    assert isinstance(made, Backend)
+    try:
         yield made
+    finally:
         await made.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
+async def backend(request):
+    """One for all tests that do not end it: its zygote, or the server of its machines, is started once."""
+    if request.param == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("runsc is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        async with (
+            e2b_server(patch) if request.param == "e2b" else contextlib.nullcontext(),
+            opened(request.param) as made,
+        ):
+            yield made
+
+
+@pytest_asyncio.fixture(params=[name for name in BACKENDS if name.startswith("namespaces")], loop_scope="module")
+async def namespaces(request):
+    """A backend of namespaces for one test, which may end it."""
+    async with opened(request.param) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def box(backend):
     started = await backend.start(
         SandboxSpec(files={"a.txt": b"one", "d/b.txt": b"two", "run.sh": b"#!/bin/sh\necho ran"}, limits=SMALL)
@@ -57,11 +80,6 @@ async def forks_or_refuses(backend, box):
         await box.fork(1)
     assert (await sh(box, "echo on")).stdout == b"on\n"
     return False
-
-
-def only_of_namespaces(backend):
-    if not isinstance(backend, Boxes):
-        pytest.skip("there is a zygote in the backend of namespaces only")
 
 
 async def sh(box, script, **options):
@@ -407,14 +425,13 @@ def groups_of(keeper: int) -> list[Path]:
     return [path for tree in ("cpu", "memory") for path in Path("/sys/fs/cgroup", tree).rglob(f"ostinato-{keeper}")]
 
 
-async def test_nothing_is_left_behind(backend):
-    only_of_namespaces(backend)
-    boxes = await asyncio.gather(*(backend.start(SandboxSpec(files={"x": bytes(1 << 16)})) for _ in range(8)))
+async def test_nothing_is_left_behind(namespaces):
+    boxes = await asyncio.gather(*(namespaces.start(SandboxSpec(files={"x": bytes(1 << 16)})) for _ in range(8)))
     await asyncio.gather(*(sh(box, "sleep 600 & (setsid sleep 600 &) ; echo y > y") for box in boxes))
-    keeper = backend._zygote.process.pid
+    keeper = namespaces._zygote.process.pid
     mounts = Path("/proc/self/mountinfo").read_text()
     assert Path(f"/proc/{keeper}").exists()
-    await backend.close()
+    await namespaces.close()
     assert not Path(f"/proc/{keeper}").exists()
     assert Path("/proc/self/mountinfo").read_text() == mounts
     assert groups_of(keeper) == []
@@ -503,48 +520,48 @@ async def started_again(backend, spec):
 
 
 @pytest.mark.parametrize("victim", ["keeper", "zygote"])
-async def test_whoever_of_its_processes_is_killed_is_replaced_and_leaves_nothing(backend, tmp_path, victim):
-    only_of_namespaces(backend)
+async def test_whoever_of_its_processes_is_killed_is_replaced_and_leaves_nothing(namespaces, tmp_path, victim):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     (tmp_path / "one" / "a.txt").write_text("first")
     (tmp_path / "two" / "a.txt").write_text("second")
     one, two = (SandboxSpec(layers=(str(tmp_path / name),)) for name in ("one", "two"))
-    keepers, boxes = [], [await backend.start(one), await backend.start(two)]
+    keepers, boxes = [], [await namespaces.start(one), await namespaces.start(two)]
     for _ in range(3):
-        keeper = backend._zygote.process.pid
+        keeper = namespaces._zygote.process.pid
         keepers.append(keeper)
         below = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
         os.kill(keeper if victim == "keeper" else int(below[0]), signal.SIGKILL)
         for box in boxes:
             await gone(box)
-        boxes = [await started_again(backend, two), await started_again(backend, one)]  # layers get other numbers now
+        boxes = [
+            await started_again(namespaces, two),
+            await started_again(namespaces, one),
+        ]  # layers get other numbers now
         assert [(await sh(box, "cat a.txt")).stdout for box in boxes] == [b"second", b"first"]
-    await backend.close()
+    await namespaces.close()
     assert [path for keeper in keepers for path in groups_of(keeper)] == []
 
 
-async def test_a_keeper_that_is_killed_as_it_starts_is_no_refusal(backend):
-    only_of_namespaces(backend)
-    asking = asyncio.create_task(backend.isolation())
-    while backend._zygote.process is None:
+async def test_a_keeper_that_is_killed_as_it_starts_is_no_refusal(namespaces):
+    asking = asyncio.create_task(namespaces.isolation())
+    while namespaces._zygote.process is None:
         await asyncio.sleep(0)
-    os.kill(backend._zygote.process.pid, signal.SIGKILL)
+    os.kill(namespaces._zygote.process.pid, signal.SIGKILL)
     with pytest.raises(Unavailable, match="killed as it started"):
         await asking
-    assert (await sh(await backend.start(SandboxSpec()), "echo on")).stdout == b"on\n"
+    assert (await sh(await namespaces.start(SandboxSpec()), "echo on")).stdout == b"on\n"
 
 
-async def test_a_box_is_never_started_on_another_zygotes_layers(backend, tmp_path, monkeypatch):
+async def test_a_box_is_never_started_on_another_zygotes_layers(namespaces, tmp_path, monkeypatch):
     """Between the look-up of a layer's number and the start the zygote is replaced by one that counts anew."""
-    only_of_namespaces(backend)
-    look_up = backend._zygote.layer
+    look_up = namespaces._zygote.layer
 
     async def replaced_after(path):
         number = await look_up(path)
-        backend._zygote.close()
+        namespaces._zygote.close()
         return number
 
-    monkeypatch.setattr(backend._zygote, "layer", replaced_after)
+    monkeypatch.setattr(namespaces._zygote, "layer", replaced_after)
     with pytest.raises(Unavailable, match="knows no layers yet"):
-        await backend.start(SandboxSpec(layers=(str(tmp_path),)))
+        await namespaces.start(SandboxSpec(layers=(str(tmp_path),)))

@@ -23,7 +23,7 @@ from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"
 START_S = 600.0  # a busy machine imports and compiles slowly
-SAMPLING = {"max_tokens": 6, "temperature": 1.0}
+SAMPLING = {"max_tokens": 2, "temperature": 1.0}
 
 
 def messages(number: int) -> list[dict[str, str]]:
@@ -60,8 +60,12 @@ class Run:
         return next(worker for worker in self.crew if worker.name == name)
 
 
-def write_suite(path: Path) -> Path:
-    """Held-out prompts that are answered well with a lower-case letter."""
+ITEMS, MARGIN, TOTAL_MARGIN = 20, 0.28, 0.42
+"""Of the suite, and what the gate allows on so few: with half as many items bounds are wider by the root of two."""
+
+
+def write_suite(path: Path, liked: str = LIKED) -> Path:
+    """Held-out prompts that are answered well with what begins as it is liked."""
     items = [
         {
             "id": f"i{n}",
@@ -69,9 +73,9 @@ def write_suite(path: Path) -> Path:
             "messages": messages(n),
             "sampling": SAMPLING,
             "grader": "pattern",
-            "pattern": LIKED,
+            "pattern": liked,
         }
-        for n in range(40)
+        for n in range(ITEMS)
     ]
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     return path
@@ -97,10 +101,10 @@ def settings(directory: Path, *overrides: str) -> list[str]:
         "train.compute='fp32'",
         "train.publish='fp32'",
         "train.learning_rate=2e-3",
-        "train.turn_tokens=6",
+        "train.turn_tokens=2",
         f"evaluate.suite='{write_suite(directory / 'suite.jsonl')}'",
-        "evaluate.gate.margin=0.2",
-        "evaluate.gate.total_margin=0.3",
+        f"evaluate.gate.margin={MARGIN}",
+        f"evaluate.gate.total_margin={TOTAL_MARGIN}",
         "evaluate.gate.candidates_per_week=1",
         "evaluate.gate.sealed_share=0.0",
         "evaluate.gate.first_draws=2",
@@ -131,7 +135,7 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
     return Run(config, launched, events, url, stack)
 
 
-async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
+async def user(name: str, url: str, acked: Acked, until: asyncio.Event, liked: str) -> None:
     """One simulated user: ask, like or dislike, and continue after any failure."""
     number, model = 0, ""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
@@ -139,7 +143,7 @@ async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
             number += 1
             try:
                 model = model or await _model(session)
-                await _ask(session, name, number, model, acked)
+                await _ask(session, name, number, model, acked, liked)
             except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError):
                 acked.failures += 1
                 await asyncio.sleep(0.2)
@@ -150,7 +154,7 @@ async def _model(session: aiohttp.ClientSession) -> str:
         return (await response.json())["model"]
 
 
-async def _ask(session: aiohttp.ClientSession, name: str, number: int, model: str, acked: Acked) -> None:
+async def _ask(session: aiohttp.ClientSession, name: str, number: int, model: str, acked: Acked, liked: str) -> None:
     body = {"model": model, "user": name, "messages": messages(number), **SAMPLING}
     async with session.post("/v1/chat/completions", json=body) as response:
         reply = await response.json()
@@ -159,7 +163,7 @@ async def _ask(session: aiohttp.ClientSession, name: str, number: int, model: st
     text = reply["choices"][0]["message"]["content"] or ""
     turn = reply["ostinato"]["turns"][0]
     acked.turns[turn] = text
-    name_of = "accepted" if re.search(LIKED, text) else "rejected"
+    name_of = "accepted" if re.search(liked, text) else "rejected"
     event = {"id": f"{name}-{number}", "target": turn, "name": name_of, "value": True, "source": "human"}
     for _ in range(1 + number % 2):  # every other event is sent twice
         async with session.post("/v1/feedback", json=event) as response:
@@ -168,10 +172,10 @@ async def _ask(session: aiohttp.ClientSession, name: str, number: int, model: st
 
 
 @contextlib.asynccontextmanager
-async def crowd(run: Run, count: int = 12):
+async def crowd(run: Run, count: int = 12, liked: str = LIKED):
     """Simulated users at work inside the block."""
     acked, until = Acked(), asyncio.Event()
-    tasks = [asyncio.create_task(user(f"sim-{n}", run.url, acked, until)) for n in range(count)]
+    tasks = [asyncio.create_task(user(f"sim-{n}", run.url, acked, until, liked)) for n in range(count)]
     try:
         yield acked
     finally:
@@ -188,6 +192,11 @@ def forked_workers(monkeypatch):
 @pytest.fixture
 def running():
     return start
+
+
+@pytest.fixture
+def suite_of():
+    return write_suite
 
 
 @pytest.fixture

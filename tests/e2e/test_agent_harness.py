@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.gateways import KEY, world_gateway
 from tests.fakes.scripted_agent import agent_settings
@@ -45,7 +46,10 @@ def stepwise(*steps):
 MENDED = stepwise(calls("sed -i 's/a - b/a + b/' calc.py; cat calc.py"), "Done.")
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def boxes():
     made = Boxes()
     yield made
@@ -90,13 +94,14 @@ async def test_its_turns_are_the_episodes_whatever_it_says_itself(boxes, dialect
 
 SEARCH = r"""
 import os, sys
-sought = bytes.fromhex(os.environ["SOUGHT"])
-found = []
+sought = {name: bytes.fromhex(text) for name, text in json.loads(os.environ["SOUGHT"]).items()}
+found = set()
+def search(data, path):
+    found.update(f"{name} {path}" for name, secret in sought.items() if secret in data)
 def look(path):
     try:
         with open(path, "rb") as file:
-            if sought in file.read(1 << 20):
-                found.append(path)
+            search(file.read(1 << 20), path)
     except OSError:
         pass
 for root in ("/tmp", "/work", "/etc", "/dev/shm", "/opt", "/run", "/var", "/root", "/home"):
@@ -112,26 +117,25 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             target = os.readlink(f"/proc/{pid}/{name}")
         except OSError:
             continue
-        if sought in target.encode():
-            found.append(f"/proc/{pid}/{name}")
+        search(target.encode(), f"/proc/{pid}/{name}")
 ask([{"role": "user", "content": "hi"}])
 for name in ("models",):
     status, text = send("GET", "/v1/models")
-    if sought in text.encode():
-        found.append("models")
+    search(text.encode(), name)
 open("found", "w").write("\n".join(found))
 """
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["searched", "control"])
-@pytest.mark.parametrize("secret", ["key", "address"])
-async def test_no_secret_lies_in_the_sandbox(boxes, planted, secret):
+async def test_no_secret_lies_in_the_sandbox(boxes, planted):
+    patient = replace(TASK, timeout_s=WHOLE_PROGRAM_S)  # it reads thousands of files
     async with world_gateway("ok") as (gateway, _):
-        sought = KEY if secret == "key" else gateway._url.removeprefix("http://")
-        environment = {"SOUGHT": sought.encode().hex()} | ({"PLANTED": sought} if planted else {})
-        rollout, _ = await run(boxes, gateway, agent_settings(SEARCH, environment=environment))
-    (found,) = [change.data.decode().split() for change in rollout.changes if change.path == "found"]
-    assert bool(found) == planted, found
+        sought = {"key": KEY, "address": gateway._url.removeprefix("http://")}
+        environment = {"SOUGHT": json.dumps({name: text.encode().hex() for name, text in sought.items()})}
+        environment |= {f"PLANTED_{name}": text for name, text in sought.items()} if planted else {}
+        rollout, _ = await run(boxes, gateway, agent_settings(SEARCH, environment=environment), patient)
+    (found,) = [change.data.decode().splitlines() for change in rollout.changes if change.path == "found"]
+    assert {line.partition(" ")[0] for line in found} == (sought.keys() if planted else set()), found
 
 
 REACH = r"""

@@ -42,19 +42,21 @@ def tenants(*more):
         "serve.branch_holdout=0.25",
         "serve.control_share=0.0",
         "learn.tenants=['acme']",
+        "learn.batch=16",
         *more,
     )
 
 
 async def person(url, tenant, number, until, told):
     """Somebody of a tenant, who asks, judges the answer by the tenant's wish, and goes on after any failure."""
-    headers, count = {"x-api-key": KEYS[tenant]}, 0
+    headers, count, model = {"x-api-key": KEYS[tenant]}, 0, ""
     async with aiohttp.ClientSession(url, headers=headers) as session:
         while not until.is_set():
             count += 1
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, KeyError):
-                async with session.get("/health") as response:
-                    model = (await response.json())["model"]
+                if not model:
+                    async with session.get("/health") as response:
+                        model = (await response.json())["model"]
                 question = [{"role": "user", "content": f"{tenant} says {count % 7}"}]
                 body = {"model": model, "user": f"{tenant}-{number}", "messages": question, "max_tokens": 6}
                 async with session.post("/v1/chat/completions", json=body) as response:

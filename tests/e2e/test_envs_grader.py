@@ -1,6 +1,7 @@
 """Grading real bodies in the real sandbox: right ones pass, tricks do not."""
 
 import pytest
+import pytest_asyncio
 
 from ostinato.demo.tasks import load
 from ostinato.worlds.grading.completion import python_tests
@@ -29,7 +30,10 @@ TRICKS = {
 }
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox():
     async with SingleRuns(SandboxConfig()) as box:
         yield box

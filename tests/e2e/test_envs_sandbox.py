@@ -12,19 +12,29 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.protocol import LONGEST
 
+with_the_module = pytest.mark.asyncio(loop_scope="module")
+"""The loop of what all tests here share."""
 
-@pytest.fixture
-async def sandbox():
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started():
     async with SingleRuns(SandboxConfig(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
         await box.check()
         yield box
-        await nothing_left(box)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sandbox(started):
+    """One for all tests: nothing of a test may be left for the next."""
+    yield started
+    await nothing_left(started)
 
 
 def descendants(pid: int) -> set[int]:
@@ -89,6 +99,7 @@ HANGS = {
 
 
 @pytest.mark.parametrize("name", HANGS)
+@with_the_module
 async def test_hanging_programs_end_at_the_deadline(sandbox, name):
     result = await sandbox.run(HANGS[name], timeout=0.3)
     assert result.timed_out
@@ -96,6 +107,7 @@ async def test_hanging_programs_end_at_the_deadline(sandbox, name):
     assert result.seconds >= 0.3
 
 
+@with_the_module
 async def test_what_neighbours_take_of_a_processor_is_not_taken_from_a_program_s_time(sandbox):
     """Beside two endless ones on one processor: it gets the time it needs, or as often as may be what it was promised."""
     on_one = f"import os\nos.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
@@ -135,6 +147,7 @@ print("started")
 """
 
 
+@with_the_module
 async def test_daemons_die_with_the_run(sandbox):
     result = await sandbox.run(DAEMON.format(deaf="pass"), timeout=5)
     assert result.stdout == b"started\n"
@@ -142,6 +155,7 @@ async def test_daemons_die_with_the_run(sandbox):
     await nothing_left(sandbox)
 
 
+@with_the_module
 async def test_control_daemons_are_seen_while_they_live(sandbox):
     run = asyncio.create_task(sandbox.run(DAEMON.format(deaf="pass") + "time.sleep(60)", timeout=60))
     # zygote, pid 1 of the box, program, daemon
@@ -151,6 +165,7 @@ async def test_control_daemons_are_seen_while_they_live(sandbox):
         await run
 
 
+@with_the_module
 async def test_a_fork_bomb_is_bounded_and_ends(sandbox):
     bomb = "import os\nn = 0\nwhile True:\n    try:\n        if os.fork() == 0:\n            while True: pass\n        n += 1\n"
     bomb += "    except OSError:\n        print(n, flush=True)\n        while True: pass\n"
@@ -159,6 +174,7 @@ async def test_a_fork_bomb_is_bounded_and_ends(sandbox):
     assert 1 <= int(result.stdout) < 12
 
 
+@with_the_module
 async def test_endless_output_is_cut(sandbox):
     result = await sandbox.run("import os\nwhile True: os.write(1, b'x' * 65536)\n", timeout=5)
     assert result.killed_reason == "output"
@@ -168,6 +184,7 @@ async def test_endless_output_is_cut(sandbox):
     assert len(allowed.stdout) == sandbox.config.output_bytes
 
 
+@with_the_module
 async def test_memory_is_bounded(sandbox):
     assert (await sandbox.run("x = bytearray(32 << 20)\nprint(len(x))", timeout=5)).code == 0
     result = await sandbox.run("x = bytearray(400 << 20)\nprint(len(x))", timeout=5)
@@ -175,6 +192,7 @@ async def test_memory_is_bounded(sandbox):
     assert b"MemoryError" in result.stderr
 
 
+@with_the_module
 async def test_disk_is_bounded_and_does_not_persist(sandbox):
     write = """
 import os
@@ -191,6 +209,7 @@ except OSError as e:
     assert (await sandbox.run("import os\nprint(os.listdir('/tmp'))", timeout=5)).stdout == b"['main.py']\n"
 
 
+@with_the_module
 async def test_no_network_not_even_loopback(sandbox):
     probe = "import socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}), 1); print('in')\nexcept OSError: print('out')\n"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -200,6 +219,7 @@ async def test_no_network_not_even_loopback(sandbox):
         assert (await sandbox.run(code, timeout=5)).stdout == b"out\n"
 
 
+@with_the_module
 async def test_the_host_is_not_visible(sandbox, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("x")
@@ -209,6 +229,7 @@ async def test_the_host_is_not_visible(sandbox, tmp_path):
     assert result.stdout == b"[]\n"
 
 
+@with_the_module
 async def test_only_tmp_can_be_written(sandbox):
     probe = """
 import os, sys
@@ -242,6 +263,7 @@ print(status, found, os.getppid())
 """
 
 
+@with_the_module
 async def test_no_way_back_to_privileges(sandbox):
     result = await sandbox.run(ESCAPES, timeout=5)
     assert result.stdout == b"uid 1000 [] 1\n", result
@@ -254,6 +276,7 @@ async def test_no_way_back_to_privileges(sandbox):
         assert "['mount', 'setuid', 'user namespace']" in printed
 
 
+@with_the_module
 async def test_outside_the_program_is_never_root(sandbox):
     run = asyncio.create_task(sandbox.run(LOOP, timeout=60))
     uids = set()
@@ -266,6 +289,7 @@ async def test_outside_the_program_is_never_root(sandbox):
     assert "0" not in uids
 
 
+@with_the_module
 async def test_no_mounts_or_files_stay_on_the_host(sandbox):
     def traces():
         names = {"left-behind", "main.py"} & set(os.listdir("/tmp"))
@@ -280,6 +304,7 @@ async def test_no_mounts_or_files_stay_on_the_host(sandbox):
     await sandbox.check()
 
 
+@with_the_module
 async def test_exit_codes_stdin_files_and_argv(sandbox):
     assert (await sandbox.run("raise SystemExit(3)", timeout=5)).code == 3
     assert (await sandbox.run("import os\nos.kill(os.getpid(), 9)", timeout=5)).code == -9
@@ -298,6 +323,7 @@ async def test_exit_codes_stdin_files_and_argv(sandbox):
         await sandbox.run("pass", files={"../x": b""}, timeout=5)
 
 
+@with_the_module
 async def test_cancelling_a_run_kills_it(sandbox):
     run = asyncio.create_task(sandbox.run(LOOP, timeout=1000))
     await program_started(sandbox)
@@ -307,6 +333,7 @@ async def test_cancelling_a_run_kills_it(sandbox):
     await nothing_left(sandbox)
 
 
+@with_the_module
 async def test_a_killed_zygote_is_replaced(sandbox):
     for pid in descendants(sandbox._process.pid):
         with contextlib.suppress(ProcessLookupError):  # the first one's end is the end of those below it
@@ -314,6 +341,7 @@ async def test_a_killed_zygote_is_replaced(sandbox):
     assert (await sandbox.run("print(1)", timeout=5)).stdout == b"1\n"
 
 
+@with_the_module
 async def test_closing_ends_running_programs():
     box = SingleRuns(SandboxConfig())
     await box.check()
@@ -357,6 +385,7 @@ def test_where_user_namespaces_are_refused_it_says_so():
     assert "ran" not in result.stdout
 
 
+@with_the_module
 async def test_an_interpreter_that_cannot_be_started_is_refused_by_name(monkeypatch, tmp_path):
     """As that of another user's home, which `setuid` programs and containers leave behind."""
     (tmp_path / "python").write_text("")

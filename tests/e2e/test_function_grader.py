@@ -1,6 +1,7 @@
 """Functions graded in real sandboxes by inputs drawn at that moment."""
 
 import pytest
+import pytest_asyncio
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 
 from ostinato.core.conversation import Message, Role
@@ -35,7 +36,10 @@ def wrote(text, path="solution.py", said=""):
     return Rollout(task="t", harness="h", ended=Ended.SUBMITTED, messages=messages, turns=(), changes=changes)
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader():
     backend = GradingBoxes()
     yield FunctionGrader(Apart(backend=backend, python=PYTHON))

@@ -24,6 +24,8 @@ ADDRESS = "http://127.0.0.1:8321"
 TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.002")
 """What never shipped goes while the trainer publishes, the engine follows and the gate measures: seven seconds after it was written.
 What was live stays, because steps were measured against it and are taken again below."""
+LIKED = "^[ -~]"
+"""What a third of the first model's answers begin with: of what is liked so often, a step learns more than of what is rare."""
 RATED = (150, 450, 1_200)
 """Turns of each arm after the third release at which acceptance is compared: live goes on learning, so there is more to see later.
 Two 95% intervals of equals lie apart, the right way, in 0.3% of looks. Three looks at sizes fixed beforehand: below 1% in all."""
@@ -36,8 +38,9 @@ async def until(condition, timeout_s: float):
     return found
 
 
-async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users):
-    run = await running(tmp_path, *TIDY, "serve.control_share=0.5")
+async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users, suite_of):
+    suite = suite_of(tmp_path / "liked.jsonl", LIKED)
+    run = await running(tmp_path, *TIDY, "serve.control_share=0.5", f"evaluate.suite='{suite}'")
     with open_run(run.config) as opened:
         log, observer = opened.log, RunObserver(home(run.config), opened.log)
 
@@ -55,7 +58,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
             return len(kept) < len((await observer.look()).published) - 3
 
         try:
-            async with simulated_users(run) as acked:
+            async with simulated_users(run, liked=LIKED) as acked:
                 await until(three_releases, 600)
                 copied = await asyncio.to_thread(run_the_example, run.url)
                 at = wall_clock()

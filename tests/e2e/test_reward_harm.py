@@ -196,7 +196,7 @@ async def silence_is_not_learned_from(run, people: People, seen: Seen) -> None:
 async def test_nothing_about_rewards_stops_learning(tmp_path, running, monkeypatch):
     (tmp_path / "fates.py").write_text(FATES)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    run = await running(tmp_path, *QUICK)
+    run = await running(tmp_path, *QUICK, names=("serve", "train"))
     try:
         with open_run(run.config) as opened:
             people, seen = People(run), Seen(opened.log)

@@ -181,7 +181,7 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     """The engine's harm is done from inside, in its own thread, between two instructions."""
     into_every_process(monkeypatch, tmp_path / "harm", HARM + LONG_STEPS)
     monkeypatch.setenv("HARM", str(tmp_path / "harm"))
-    first = up("supervise.silence_s=10", "supervise.engine_s=3")
+    first = up("supervise.silence_s=10", "supervise.engine_s=3", "evaluate.suite=''")
     await first.until(lambda: "reserved http://" in first.said(), "it took its port")
     url = first.said().split("reserved ")[1].split(";")[0]
     assert read_address(first.home.address) is None, "the port is taken long before the model is loaded"
@@ -323,7 +323,7 @@ async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_set
 
 
 async def test_a_trainer_that_can_never_run_is_told_in_its_own_words_and_serving_goes_on(up):
-    run = up("reward.function=no_such_module_here:reward")
+    run = up("reward.function=no_such_module_here:reward", "evaluate.suite=''")
     assert await live(await run.serving())
     await run.until(lambda: run.standing("train").condition == "failed", "training was given up")
     assert "cannot run: BadConfig: reward.function 'no_such_module_here:reward'" in run.said()

@@ -250,6 +250,7 @@ def serve(number: int, listening: int, libraries) -> None:
     """
     for name in libraries:
         importlib.import_module(name)
+    load_kernels()
     gc.freeze()
     requests, others, (woken, wake) = socket.socket(fileno=number), socket.socket(fileno=listening), os.pipe()
     address = others.getsockname()[1:].decode()
@@ -269,6 +270,24 @@ def serve(number: int, listening: int, libraries) -> None:
         if others in ready:
             with others.accept()[0] as line:
                 _forked(line, address, children)
+
+
+def load_kernels() -> None:
+    """Load our kernels from the user's cache, as each program that computes would for half a second. None is compiled or run."""
+    if "numba" not in sys.modules:
+        return
+    from numba.core.dispatcher import Dispatcher
+
+    for name, module in list(sys.modules.items()):
+        kernels = vars(module).values() if name.startswith("ostinato.") else ()
+        for kernel in [each for each in kernels if isinstance(each, Dispatcher) and each.py_func.__module__ == name]:
+            context, cache = kernel.targetctx, kernel._cache
+            context.refresh()  # numba's own declarations, before its first kernel
+            if (file := getattr(cache, "_cache_file", None)) is None:
+                continue  # a helper that is compiled into others
+            for key in file._load_index():
+                if key == cache._index_key(key[0], context.codegen()):  # else it is another kind of CPU's
+                    kernel.compile(key[0])
 
 
 def _forked(line: socket.socket, address: str, children: dict[int, int]) -> bool:

@@ -1,6 +1,7 @@
 """The fork server: a forked worker is like a process that was started, for its supervisor and for itself."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -171,6 +172,19 @@ def test_what_torch_writes_into_the_environment_keeps_nothing_from_being_forked(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
     with server.popen([*COMMAND, "end", "0"]) as one:
         assert type(one) is not subprocess.Popen
+
+
+KERNEL = "from ostinato.weights.delta.encoder import _parameter as kernel\n"
+
+
+def test_a_kernel_that_was_compiled_before_is_loaded_once_for_all_programs(server):
+    assert server.run([sys.executable, "-c", f"{KERNEL}kernel(9, 3)"]).returncode == 0
+    with contextlib.closing(ForkServer(libraries=("ostinato.weights.delta.encoder",))) as other:
+        told = other.run(
+            [sys.executable, "-c", f"{KERNEL}print(len(kernel.overloads), sum(kernel.stats.cache_misses.values()))"]
+        )
+    loaded, compiled = map(int, told.stdout.split())
+    assert (loaded > 0, compiled) == (True, 0)
 
 
 def test_what_a_test_has_the_interpreter_run_first_is_run_first(tmp_path, server):
