@@ -36,12 +36,6 @@ from ostinato.model.steering import AnswerSteering, LogitSteering
 T = TypeVar("T")
 
 
-_AT_ONCE = 8
-"""Chunks of one request that are taken before others of the event loop have their turn."""
-_SHARE = 8
-"""Rows of a step on a CPU that take about as long as reading the weights for it does. On a device rows cost next to nothing."""
-
-
 class TorchEngine:
     """Samples tokens with one module per loaded policy.
 
@@ -108,7 +102,6 @@ class TorchEngine:
             rows=config.max_batch,
             chunk=config.chunk_on(self._device),
             lanes=threads,
-            share=_SHARE if self._device == "cpu" else None,
         )
         self._worker = EngineThread(
             scheduler,
@@ -155,13 +148,8 @@ class TorchEngine:
         missing = request.n
         self._open += request.n
         opened = self._streams[request.id] = (submitted, chunks)
-        at_once = 0
         try:
             while missing:
-                at_once = 0 if chunks.empty() else at_once + 1
-                if at_once == _AT_ONCE:  # a queue that is not empty is read without a pause
-                    at_once = 0
-                    await asyncio.sleep(0)
                 chunk = await chunks.get()
                 missing -= chunk is None or chunk.finish is not None
                 if chunk is not None:

@@ -7,9 +7,9 @@ Pure book-keeping over `BlockPool`: no tensors, no clock, no threads. The worker
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -63,16 +63,6 @@ class WaitingSamples(Generic[S]):
     def newcomer(self) -> bool:
         """True if an asker with no running samples is waiting. Costs O(number of askers with running samples)."""
         return not self._queues.keys() <= self._running.keys()
-
-    @property
-    def askers(self) -> int:
-        """The number of askers with running samples, and one more if a newcomer waits."""
-        return len(self._running) + self.newcomer
-
-    @property
-    def fewest(self) -> int:
-        """The number of running samples of the asker with fewest of them, of those that have any."""
-        return min(self._running.values(), default=0)
 
     @property
     def most(self) -> int:
@@ -141,7 +131,6 @@ class Generation:
     steering: AnswerSteering | None = None
     targets: Sequence[int] = ()
     logprobs: list[float] = field(default_factory=list)  # of the first targets
-    turn: int = 0  # its place in the order in which its asker's samples take turns
 
     @property
     def asker(self) -> str:
@@ -177,27 +166,6 @@ class Scheduled:
     last: bool
 
 
-class _PrefillBudget:
-    """A step's prefill tokens: `left` in all, `each` for one asker."""
-
-    def __init__(self, left: int, each: int) -> None:
-        self._left, self._each = left, each
-        self._taken: Counter[str] = Counter()
-
-    def room(self, asker: str) -> int:
-        """The tokens that the asker's samples may still have in this step."""
-        return min(self._left, self._each - self._taken[asker])
-
-    def take(self, asker: str, tokens: int) -> None:
-        """Plan tokens for one of the asker's samples."""
-        self._left -= tokens
-        self._taken[asker] += tokens
-
-
-def _turn(sample: Generation) -> int:
-    return sample.turn
-
-
 class Scheduler:
     """Plans steps with at most `rows` samples at once and `chunk` prefill tokens per lane; no sample gets more than one lane's share.
 
@@ -205,19 +173,10 @@ class Scheduler:
     blocks run out, or an asker with none running waits, its youngest sample is put back in the queue and recomputed later. The oldest
     sample always goes on. Since every admitted request fits the empty pool, the queue always advances. The cost of a step depends on the
     work that it plans, not on how many samples wait.
-
-    With `share`, the number of rows whose arithmetic takes as long as what a step costs anyway, a step beside other askers is short: an
-    asker has at most so many rows in it, or as many as the asker with the fewest, and its samples take turns; prefill tokens are dealt
-    evenly. So whoever asks for little waits for steps of about twice the length that they had alone, and whoever asks for much keeps at
-    least half of its speed. This is max-min fairness (Bertsekas and Gallager, "Data Networks", 6.5.2) with a floor where sharing is free.
-    None: rows cost next to nothing, and all run in every step.
     """
 
-    def __init__(
-        self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1, share: int | None = None
-    ) -> None:
+    def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
         self.pool, self._block, self._rows, self._chunk, self._lanes = pool, block, rows, chunk, lanes
-        self._share, self._turns = share, count(1)
         self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # experts of the tokens in each named block
         self.waiting: WaitingSamples[Generation] = WaitingSamples()
         self.following: dict[Generation, list[Generation]] = {}  # by leader: the samples that wait for its prompt
@@ -245,17 +204,17 @@ class Scheduler:
     def plan(self) -> list[Scheduled]:
         """The next step's work; empty if no sample waits or runs."""
         work: list[Scheduled] = []
-        resting, prefill, preemptions = self._resting(), self._prefill(), self.preemptions
+        budget, preemptions = self._chunk * self._lanes, self.preemptions
         for sample in list(self.running):
-            if sample not in self.running or sample in resting:
-                continue  # not in this step, or preempted for another sample in this loop
+            if sample not in self.running:
+                continue  # preempted for another sample in this loop
             missing = len(sample.ids) - sample.computed
-            take = missing if missing == 1 else min(missing, prefill.room(sample.asker), self._chunk)
+            take = missing if missing == 1 else min(missing, budget, self._chunk)
             if take and self._grow(sample, sample.computed + take):
-                prefill.take(sample.asker, take if missing > 1 else 0)
+                budget -= take if missing > 1 else 0
                 work.append(self._work(sample, take))
         if self.preemptions == preemptions:
-            work += self._admit(prefill)
+            work += self._admit(budget)
         return work if self.preemptions == preemptions else [piece for piece in work if piece.sample in self.running]
 
     def advance(self, work: Scheduled) -> None:
@@ -334,31 +293,6 @@ class Scheduler:
                 sample.pure = sample.computed == 0
         return len(found)
 
-    def _resting(self) -> Set[Generation]:
-        """The running samples that are not in this step: beside other askers, those beyond their asker's share whose turn comes later."""
-        if self._share is None or self.waiting.askers < 2:
-            return frozenset()
-        share = max(self._share, self.waiting.fewest)
-        if self.waiting.most <= share:
-            return frozenset()
-        crowds: dict[str, list[Generation]] = {}
-        for sample in self.running:
-            if self.waiting.running(sample.asker) > share:
-                crowds.setdefault(sample.asker, []).append(sample)
-        resting = set[Generation]()
-        for crowd in crowds.values():
-            crowd.sort(key=_turn)
-            resting.update(crowd[share:])
-            for sample in crowd[:share]:
-                sample.turn = next(self._turns)
-        return resting
-
-    def _prefill(self) -> _PrefillBudget:
-        """The step's budget of prefill tokens."""
-        tokens = self._chunk * self._lanes
-        askers = 1 if self._share is None else max(1, self.waiting.askers)
-        return _PrefillBudget(tokens, max(min(self._block, tokens), tokens // askers))
-
     def _work(self, sample: Generation, take: int) -> Scheduled:
         end = sample.computed + take
         return Scheduled(sample=sample, start=sample.computed, end=end, last=end == len(sample.ids))
@@ -396,7 +330,6 @@ class Scheduler:
 
     def _start(self, sample: Generation) -> None:
         self.running[sample] = None
-        sample.turn = next(self._turns)
         self.waiting.start(sample.asker, sample)
 
     def _stop(self, sample: Generation) -> None:
@@ -407,11 +340,11 @@ class Scheduler:
         self.pool.release(sample.blocks)
         sample.blocks, sample.keys, sample.logprobs, sample.computed, sample.pure = [], [], [], 0, True
 
-    def _admit(self, prefill: _PrefillBudget) -> list[Scheduled]:
+    def _admit(self, budget: int) -> list[Scheduled]:
         """Start samples while there is room. For askers with none running, room is made by preemption; then only theirs start."""
         work: list[Scheduled] = []
         preemptions = self.preemptions
-        while self._has_row() and (sample := self.waiting.next()) is not None and prefill.room(sample.asker) > 0:
+        while budget > 0 and self._has_row() and (sample := self.waiting.next()) is not None:
             newcomer = not self.waiting.running(sample.asker)
             if not newcomer and self.preemptions > preemptions:
                 break  # it may be the sample that was just put back
@@ -419,7 +352,7 @@ class Scheduler:
                 self._preempt()
             found = self._find(sample)
             self.pool.share(found)  # before allocating, which could give them away
-            take = min(len(sample.ids) - len(found) * self._block, prefill.room(sample.asker), self._chunk)
+            take = min(len(sample.ids) - len(found) * self._block, budget, self._chunk)
             missing = -(-(len(found) * self._block + take) // self._block) - len(found)
             own = self._reserve(missing, make_room=newcomer)
             if own is None:
@@ -430,7 +363,7 @@ class Scheduler:
             sample.routes = [routes for block in found for routes in self._routes.get(block, ())]
             self.prefix_hits += sample.computed
             self._start(sample)
-            prefill.take(sample.asker, take)
+            budget -= take
             work.append(self._work(sample, take))
         return work
 
