@@ -2,9 +2,8 @@
 
 Every candidate's true mean lies `step` above live's. Live, best and anchor follow the gate's own verdicts over a hundred
 candidates, in 200 seeded runs. The judge is the gate itself (`evaluate.gate.verdict.weigh`, with the check of margins that it makes at
-its start), at the smallest total margin that each suite can hold, there also with draws kept for ten candidates, and at the defaults where
-the suite holds them. For comparison, with the same seeds, a gate against live alone (`AgainstLive`): up to three looks, reusing the draws
-by which live was judged.
+its start), at the smallest total margin that each suite can hold and at the defaults where the suite holds them. For comparison, with
+the same seeds, a gate against live alone (`AgainstLive`): up to three looks, reusing the draws by which live was judged.
 
 An item's score is the sum of the version's true mean, a fixed effect of that version on that item (standard deviation 0.122) and the
 noise of its draws (0.245 each). This is a model of a suite, not a measurement of one. Only the means over items are drawn, and the
@@ -84,39 +83,13 @@ class Gate:
 
     def judge(self, suite: Suite, candidate: Simulated, stand: dict[Incumbent, Simulated]) -> tuple[bool, bool]:
         """Whether the candidate ships, and whether it is proven better."""
-        draws, mean = self.config.max_draws, self.drawn(suite, candidate)
+        draws, mean = self.config.max_draws, suite.draw(candidate, self.config.max_draws)
         shown = {
-            id(version): suite.spread(mean - self.drawn(suite, version), draws)
+            id(version): suite.spread(mean - suite.draw(version, draws), draws)
             for version in dict.fromkeys(stand.values())
         }
         found = weigh([(self.sides[who], shown[id(version)]) for who, version in stand.items()], (), self.config)
         return found.verdict is Verdict.SHIP, found.better
-
-    def drawn(self, suite: Suite, version: Simulated) -> float:
-        """A version's mean over fresh draws."""
-        return suite.draw(version, self.config.max_draws)
-
-
-class KeepingGate(Gate):
-    """The same with `kept_rounds`: every version keeps its draws, for so many candidates or until one is blocked."""
-
-    def __init__(self, config: GateConfig) -> None:
-        super().__init__(config)
-        self.period, self.rounds = 0, 0
-
-    def judge(self, suite: Suite, candidate: Simulated, stand: dict[Incumbent, Simulated]) -> tuple[bool, bool]:
-        """Whether the candidate ships, and whether it is proven better."""
-        ship, better = super().judge(suite, candidate, stand)
-        self.rounds += 1
-        if not ship or self.rounds == self.config.kept_rounds:
-            self.period, self.rounds = self.period + 1, 0
-        return ship, better
-
-    def drawn(self, suite: Suite, version: Simulated) -> float:
-        """A version's mean over this period's draws."""
-        if self.period not in version.kept:
-            version.kept[self.period] = super().drawn(suite, version)
-        return version.kept[self.period]
 
 
 class AgainstLive:
@@ -211,7 +184,6 @@ def rules(items: int) -> Iterator[tuple[str, Gate | AgainstLive]]:
     total = smallest_total_margin(items, defaults)
     smallest = defaults.model_copy(update={"margin": max(defaults.margin, total), "total_margin": total})
     yield "gate, smallest margin", Gate(smallest)
-    yield "the same, draws kept", KeepingGate(smallest.model_copy(update={"kept_rounds": 10}))
     try:
         check_margins("ladder", items, defaults)
         yield "gate, defaults", Gate(defaults)

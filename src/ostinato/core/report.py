@@ -29,8 +29,8 @@ class Incumbents:
     """The incumbent versions when a candidate is judged. Several of them may be the same version.
 
     `best` is the last release that was proven better than the best before it; None if it cannot be sampled. `round` counts the
-    candidates that were judged before this one: items and seeds are drawn anew in each round. `since_s` is how many seconds ago another
-    candidate was looked at; None: none was. Draws of rounds before `fresh_from` are not used any more.
+    candidates that were judged before this one: a candidate's items and seeds are of its round. `since_s` is how many seconds ago another
+    candidate was looked at; None: none was.
 
     Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12, since_s=86_400.0)``
     """
@@ -40,7 +40,6 @@ class Incumbents:
     anchor: PolicyVersion
     round: int
     since_s: float | None = None
-    fresh_from: int = 0
 
     def named(self) -> dict[Incumbent, PolicyVersion]:
         """The incumbents that can be sampled, by name."""

@@ -106,13 +106,12 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         lt=1.0,
         description="Share of alpha spent on all looks before the last; the rest is kept for the last look.",
     )
-    kept_rounds: int = Field(
-        default=1,
-        ge=1,
-        description="Candidates in a row for which the draws of live, best and anchor are kept, as long as each ships at "
-        "its first look; then only the candidate is sampled. Live keeps the draws that it was shipped by, whose luck "
-        "makes the next candidate's test stricter, never more lenient. 1: all are drawn anew for each candidate, but "
-        "for the anchor where it is neither live nor best.",
+    share_draws: bool = Field(
+        default=False,
+        description="Whether a verdict draws little more than the candidate: ten candidates in a row share the draws "
+        "of best, as they do those of the anchor, and the first one after a release meets live as it was drawn when "
+        "it shipped. For candidates that follow each other closely and mostly ship. Comparisons are then not paired "
+        "by seeds, and their standard errors are larger by a tenth to a fifth.",
     )
     items_per_round: int = Field(
         default=0, ge=0, description="Items drawn per candidate, different ones for each, if a suite has more. 0: all."

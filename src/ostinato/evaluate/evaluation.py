@@ -1,14 +1,14 @@
 """Evaluates a candidate against its incumbents on all suites: the `Evals` seam.
 
-Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are not reused for
+Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are never reused for
 a later candidate: the draws that got a version chosen overestimate it. The anchor was chosen by none, so once it is neither live nor best
 its draws hold for several candidates. Nine of ten of its answers differ from a candidate's at equal seeds, too: its comparison's standard
 error grows by a tenth to a fifth.
 
-Where sampling takes longer than training (`gate.kept_rounds`), the draws of all versions are kept, from the same seeds, as long as every
-candidate ships at its first look. What live was shipped by overestimates it, so a loss passes no more often than beside fresh draws. A
-block ends it, so that a lucky release blocks no second candidate, and so does a second look: a version that was undecided at the first is
-underestimated by it.
+Where sampling takes longer than training, `gate.share_draws` has the best release share its draws as well, other ones than it was chosen by,
+and the first candidate after a release meets live as it was drawn when it shipped, unless it took more than one look. These draws
+overestimate live, so a loss passes no more often. They are used once: kept until live is replaced, a lucky release would block all after it,
+and drawn again after each block, only unlucky draws would last.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ostinato.evaluate.suites import Item, Suite
 Scores = dict[tuple[str, int], ItemScore]
 """(item, draw) -> score."""
 
-ANCHOR_ROUNDS = 10
-"""Candidates that share the anchor's draws; then others are made, so that neither their luck nor a judge's view of them lasts."""
+SHARED_ROUNDS = 10
+"""Candidates that share a version's draws; then others are made, so that neither their luck nor a judge's view of them lasts."""
 SURE = 0.998
 """Confidence of each interval of a sharpening: of a thousand candidates that lost nothing, at most one is reported as a loss."""
 
@@ -74,8 +74,8 @@ class Evaluation:
         self._opinions = opinions
         self._judged = ("", -1)
         self._drawn: dict[tuple[str, str], Scores] = {}
-        self._kept_for = ("", -1)  # what the kept draws' seeds are made of
-        self._kept: dict[tuple[str, str], Scores] = {}
+        self._period = -1  # of `SHARED_ROUNDS` rounds
+        self._shared: dict[tuple[str, str], Scores] = {}
 
     async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report:
         """Sample the draws that each side lacks for the round's next look, and judge on equal numbers of draws.
@@ -84,21 +84,17 @@ class Evaluation:
             Unavailable, Conflict: the gateway could not serve the versions (see `SuiteRunner.run`).
         """
         if self._judged != (candidate.hash, against.round):
-            self._judged, self._drawn = (candidate.hash, against.round), {}
+            self._begin(candidate, against)
         chosen = {runner.suite.name: self._select(runner.suite) for runner in (*self._runners, *self._aside)}
         slots = self._slots(candidate, against)
         draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
-        paired_with = {policy.hash for name, policy in against.named().items() if name is not Incumbent.ANCHOR}
+        own = {candidate.hash, against.live.hash}
+        if against.best is not None and not self._gate.share_draws:
+            own.add(against.best.hash)
         for runner in self._runners:
             for policy, slot in slots.values():
-                items = chosen[runner.suite.name].items
-                if self._gate.kept_rounds > 1:
-                    await self._draw_kept(runner, slot, policy, draws, items, ("kept", self._first_round(against)))
-                elif policy.hash not in paired_with and policy.hash == against.anchor.hash:
-                    period = (f"anchor {policy.hash}", against.round // ANCHOR_ROUNDS)
-                    await self._draw_kept(runner, slot, policy, draws, items, period)
-                else:
-                    await self._draw(runner, slot, policy, draws, items)
+                draw = self._draw if policy.hash in own else self._draw_shared
+                await draw(runner, slot, policy, draws, chosen[runner.suite.name].items)
         for runner in self._aside:
             await self._draw(runner, self._candidate_slot, candidate, draws, runner.suite.items)
         paired = [
@@ -149,6 +145,19 @@ class Evaluation:
         """The scores of one version in this round."""
         return list(self._drawn.get((_key(suite), policy.hash), {}).values())
 
+    def _begin(self, candidate: PolicyVersion, against: Incumbents) -> None:
+        """Begin a candidate's first look, with nothing drawn, or with what live was shipped by (`gate.share_draws`)."""
+        before, drawn, live = self._judged[0], self._drawn, against.live.hash
+        self._judged, self._drawn = (candidate.hash, against.round), {}
+        if not self._gate.share_draws or before != live:
+            return
+        for suite in (runner.suite for runner in self._runners):
+            scores = drawn.get((_key(suite), live), {})
+            first_look = range(self._gate.first_draws)
+            wanted = [(item.id, draw) for item in self._select(suite).items for draw in first_look]
+            if all(draw in first_look for _, draw in scores) and scores.keys() >= set(wanted):
+                self._keep(_key(suite), live, [scores[each] for each in wanted])
+
     def _select(self, suite: Suite) -> Selection:
         return select(suite, self._gate, *self._judged)
 
@@ -169,28 +178,20 @@ class Evaluation:
             found = await runner.run(slot, policy, range(held, draws), items, seed=seed)
             self._keep(_key(runner.suite), policy.hash, found)
 
-    async def _draw_kept(
-        self,
-        runner: Runner,
-        slot: str,
-        policy: PolicyVersion,
-        draws: int,
-        items: Sequence[Item],
-        period: tuple[str, int],
-    ) -> None:
-        """Draw what the version's kept draws lack, and use them in this round. `period`: what their seeds are made of."""
-        if self._kept_for != period:
-            self._kept_for, self._kept = period, {}
+    async def _draw_shared(
+        self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item]
+    ) -> None:  # fmt: skip
+        """Draw what the version's shared draws of this period lack, and use them in this round."""
+        period = self._judged[1] // SHARED_ROUNDS
+        if self._period != period:
+            self._period, self._shared = period, {}
         suite = runner.suite
-        kept = self._kept.setdefault((_key(suite), policy.hash), {})
+        shared = self._shared.setdefault((_key(suite), policy.hash), {})
         wanted = range(self._held(suite, policy.hash), draws)
-        if lacking := [item for item in items if any((item.id, draw) not in kept for draw in wanted)]:
-            kept.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed_of(suite, *period))))
-        self._keep(_key(suite), policy.hash, [kept[item.id, draw] for item in items for draw in wanted])
-
-    def _first_round(self, against: Incumbents) -> int:
-        """The first of the rounds that this one shares its draws with."""
-        return against.round - (against.round - against.fresh_from) % self._gate.kept_rounds
+        if lacking := [item for item in items if any((item.id, draw) not in shared for draw in wanted)]:
+            seed = seed_of(suite, f"shared {policy.hash}", period)
+            shared.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed)))
+        self._keep(_key(suite), policy.hash, [shared[item.id, draw] for item in items for draw in wanted])
 
     def _keep(self, suite: str, policy_hash: str, scores: Iterable[ItemScore]) -> None:
         known = self._drawn.setdefault((suite, policy_hash), {})

@@ -13,7 +13,7 @@ Bars are absolute levels, whatever version serves users. All must be cleared, so
 below one of them passes all with at most the probability of passing that one.
 
 A round keeps no state: a killed worker that starts again draws the same numbers for the same candidate and round, so a restart gives no
-extra look, and every other candidate or round gets numbers of its own.
+extra look, and every other candidate or round gets numbers of its own, where versions do not share draws (`evaluation`).
 """
 
 from __future__ import annotations

@@ -199,14 +199,12 @@ class ReleaseController:
 
     def incumbents(self, candidate: PolicyVersion) -> Incumbents:
         """The versions that this candidate is compared with, as of the last look. Raises Unavailable before `bootstrap`."""
-        state, live, anchor = self.ledger.state, self.live, self._anchor
+        live, anchor, best = self.live, self._anchor, self.ledger.state.best
         if anchor is None:
             raise Unavailable(_NOTHING)
-        best = state.best if state.best in (live, anchor) or self._best_ref is not None else None
+        sampled = best if best in (live, anchor) or self._best_ref is not None else None
         since_s = self.ledger.history.since_another(candidate, self._clock())
-        return Incumbents(
-            live=live, best=best, anchor=anchor, round=state.judged, since_s=since_s, fresh_from=state.fresh_from
-        )
+        return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged, since_s=since_s)
 
     async def bootstrap(self, base: PolicyVersion) -> None:
         """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""

@@ -200,10 +200,9 @@ class State:
     of a candidate with live, or of live with the version it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
     "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
     oldest first: it begins with the starting model, a release that was proven better extends it, and a version that is rolled back leaves
-    it. `judged` counts the verdicts, and `fresh_from` those up to the last one that blocked a version or took more than one look, or up to
-    the last rollback. `proposal` is the candidate that waits for a person; every move of live ends it, and a newer one replaces it.
-    `rollbacks` are those since a person last shipped or approved a version, oldest first. `verified` is the chain of releases that users
-    proved better, each than the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
+    it. `judged` counts the verdicts. `proposal` is the candidate that waits for a person; every move of live ends it, and a newer one
+    replaces it. `rollbacks` are those since a person last shipped or approved a version, oldest first. `verified` is the chain of releases
+    that users proved better, each than the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -216,7 +215,6 @@ class State:
     better: bool = False
     proven: tuple[PolicyVersion, ...] = ()
     judged: int = 0
-    fresh_from: int = 0
     proposal: Proposal | None = None
     rollbacks: tuple[RolledBack, ...] = ()
     verified: tuple[PolicyVersion, ...] = ()
@@ -283,9 +281,7 @@ def _evaluated(state: State, event: ReleaseEvent) -> State:
     verdict, better = str(report.get("verdict", "")), bool(report.get("better", False))
     judged = state.judged + (verdict != "EXTEND")
     found = (event.policy, event.previous, verdict)
-    extended = state.verdict is not None and state.verdict[0] == event.policy and state.verdict[2] == "EXTEND"
-    fresh_from = judged if extended and verdict != "EXTEND" else state.fresh_from
-    return replace(state, verdict=found, reason=event.reason, better=better, judged=judged, fresh_from=fresh_from)
+    return replace(state, verdict=found, reason=event.reason, better=better, judged=judged)
 
 
 def _canary(state: State, event: ReleaseEvent) -> State:
@@ -392,14 +388,7 @@ def _blocked(state: State, event: ReleaseEvent) -> State:
     proposal = None if state.proposal is None or state.proposal.candidate == event.policy else state.proposal
     verdict = None if state.verdict is None or state.verdict[0] == event.policy else state.verdict
     refused = Hashes(state.refused) if not isinstance(state.refused, Hashes) else state.refused
-    return replace(
-        state,
-        refused=refused.adding(event.policy.hash),
-        trial=trial,
-        verdict=verdict,
-        proposal=proposal,
-        fresh_from=state.judged,
-    )
+    return replace(state, refused=refused.adding(event.policy.hash), trial=trial, verdict=verdict, proposal=proposal)
 
 
 def taken_back(state: State, event: ReleaseEvent) -> Set[str]:
@@ -428,7 +417,6 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
         highest=max(state.highest, event.policy.number),
         refused=refused,
         proven=proven,
-        fresh_from=state.judged,
         trial=None,
         shipped_at=event.at,
         verdict=None,

@@ -106,38 +106,6 @@ def test_the_ledger_says_who_is_dealt_what_at_every_stage_of_a_trial():
     assert fold(State(), event("canary", V3, 1.0)).dealing is None, "a line from before there were shares"
 
 
-def test_the_ledger_says_from_which_round_draws_may_be_kept():
-    def event(action, policy, verdict="SHIP"):
-        detail = {"report": {"verdict": verdict}} if action == "evaluated" else {}
-        return ReleaseEvent(id=action, action=action, policy=policy, previous=V0, reason="", detail=detail, at=1.0)
-
-    def after(state, *events):
-        for each in events:
-            state = fold(state, each)
-        return state.judged, state.fresh_from, state
-
-    *found, state = after(State(), event("shipped", V0), event("evaluated", V3), event("shipped", V3))
-    assert found == [1, 0], "shipped at its first look"
-    *found, undecided = after(state, event("evaluated", V5, "EXTEND"))
-    assert found == [1, 0], "its second look is of the same round"
-    *found, _ = after(undecided, event("evaluated", V5), event("shipped", V5))
-    assert found == [2, 2], "shipped at its second look"
-    *found, blocked = after(state, event("evaluated", V5, "BLOCK"), event("blocked", V5))
-    assert found == [2, 2]
-    *found, _ = after(blocked, event("evaluated", V8), event("shipped", V8))
-    assert found == [3, 2], "the one after a block is the first of the next rounds"
-    *found, _ = after(state, event("evaluated", V5), event("shipped", V5), event("rolled_back", V3))
-    assert found == [2, 2]
-
-
-async def test_a_candidate_is_judged_with_the_round_from_which_draws_are_kept(disk):
-    control = await started(disk, FakeJudge({3: [Verdict.BLOCK]}))
-    assert control.incumbents(V3).fresh_from == 0
-    disk.publish(V3)
-    await settle(control)
-    assert (control.incumbents(V5).round, control.incumbents(V5).fresh_from) == (1, 1)
-
-
 async def test_before_bootstrap_nothing_is_live(disk):
     control = controller(disk)
     with pytest.raises(Unavailable, match="start `ostinato up`"):

@@ -145,17 +145,17 @@ class Copilot:
     def settings(self, seed: int) -> tuple[str, ...]:
         """Settings for answers of up to 40 tokens, and for a machine on which the gate's verdict takes as long as several steps."""
         return (
-            "learn.batch=64",  # more of it only makes steps longer: most of the gradient's square is signal
+            "learn.batch=64",  # a step of 96 takes half as long again, and its gradient is little less noisy
             "learn.publish_every=2",  # the first version is hardly trained, and its verdict would hold up the second's
-            "evaluate.gate.kept_rounds=10",  # a verdict then takes a third of the answers, and answers are younger when learned from
-            # what took more than one look is four steps old when it ships, and four more before the next one does
+            "evaluate.gate.share_draws=true",  # a verdict then takes a third or two of the answers: they are younger when learned from
+            # without bf16 instructions what takes more than one look is five steps old and more when it ships
             "learn.max_lead=12",
             "reward.max_staleness=12",
             "serve.control_share=0.25",  # ten users of fifty leave the interval wide, and more turns are made than trained on
             "train.learning_rate=4e-5",  # at 1e-4 turns of two steps ago are all but useless
             "train.turn_tokens=40",
             "train.kl_beta=0.0",  # after a release it takes a forward pass of the whole batch; the anchor still bounds the drift
-            "train.anchor_tokens=256",  # one micro-batch of four
+            "train.anchor_tokens=256",  # one micro-batch of three
             "evaluate.suite=demo",
             "evaluate.items=96",
         )
