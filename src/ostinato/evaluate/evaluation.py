@@ -5,10 +5,10 @@ a later candidate: the draws that got a version chosen overestimate it. The anch
 its draws hold for several candidates. Nine of ten of its answers differ from a candidate's at equal seeds, too: its comparison's standard
 error grows by a tenth to a fifth.
 
-Where sampling takes longer than training, `gate.share_draws` has the best release share its draws as well, other ones than it was chosen by,
-and the first candidate after a release meets live as it was drawn when it shipped, unless it took more than one look. These draws
-overestimate live, so a loss passes no more often. They are used once: kept until live is replaced, a lucky release would block all after it,
-and drawn again after each block, only unlucky draws would last.
+Where sampling takes longer than training, `gate.share_draws` has the best release share its draws as well, other ones than it was chosen
+by, and the first candidate after a release meets live as it was drawn when it shipped, unless it took more than one look. These draws
+overestimate live, so a loss passes no more often. They are used once: kept until live is replaced, a lucky release would block all after
+it, and drawn again after each block, only unlucky draws would last.
 """
 
 from __future__ import annotations
