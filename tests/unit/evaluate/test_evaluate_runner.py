@@ -334,7 +334,8 @@ async def test_only_what_the_anchors_kept_draws_lack_is_drawn():
 
 async def test_with_shared_draws_little_more_than_the_candidate_is_drawn_while_candidates_ship():
     world, sharing = World(size=4), LOOKS.model_copy(update={"share_draws": True})
-    evaluation, live, asked = Evaluation([runner(world)], sharing), V7, list[dict[str, int]]()
+    evaluation, asked = Evaluation([runner(world)], sharing), list[dict[str, int]]()
+    live, shown = V7, []
     ships = (True, True, True, False, False, True, True)
     for round, ship in enumerate(ships):
         policy = PolicyVersion(number=20 + round, hash=f"{round:02x}" * 8)
