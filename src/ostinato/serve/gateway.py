@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES, Dealing, branch_of
 from ostinato.core.audit import Audit, unaudited
-from ostinato.core.errors import BadConfig, NotFound, OstinatoError, Unauthorized
+from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer, StyleDealer
@@ -36,7 +36,6 @@ from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.consent import ConsentChoices, ConsentHandlers
 from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_loop import FairLoop
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.feedback.handlers import Feedback, Telemetry
 from ostinato.serve.feedback.intake import Intake
@@ -47,7 +46,6 @@ from ostinato.serve.quotas import in_force
 from ostinato.serve.reader import RequestReader
 from ostinato.serve.scrub import Scrubbing, open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
-from ostinato.serve.wire.connections import network
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
 from ostinato.serve.wire.origins import Origins
 
@@ -293,7 +291,6 @@ class GatewayApp(Starlette):
         self._parts = parts
         self._audit = KeyAudit(audit, parts.keys, parts.clock)
         self._watched = watched
-        self._shares = FairLoop()
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
@@ -326,24 +323,15 @@ class GatewayApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._shares.run(self._owner(scope), self._answer(scope, receive, send))
-        else:
-            await super().__call__(scope, receive, send)
-
-    def _owner(self, scope: Scope) -> str:
-        """Whose part of the event loop's time a request takes: its tenant's, or its address's if its key opens nothing."""
-        try:
-            return f"tenant {self._parts.keys.identify(dict(scope['headers'])).tenant}"
-        except Unauthorized:
-            return network((scope.get("client") or ("",))[0])
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = in_session(scope)
-        endpoint = self._endpoints.get((scope["method"], scope["path"]))
-        if endpoint is None:
-            scope = tidied(scope)
+            scope = in_session(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
-        await (super().__call__ if endpoint is None else endpoint)(scope, receive, send)
+            if endpoint is None:
+                scope = tidied(scope)
+                endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
     def _all_endpoints(
         self, about: ServerInfo, feedback: Feedback, telemetry: Telemetry

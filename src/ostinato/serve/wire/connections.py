@@ -24,7 +24,7 @@ class Connections:
 
     def enter(self, address: str) -> bool:
         """Count a connection from this address; returns False, without counting it, if there are too many."""
-        where = network(address)
+        where = _network(address)
         if 0 < self._most <= self._all or 0 < self._per_address <= self._open[where]:
             return False
         self._all += 1
@@ -33,15 +33,14 @@ class Connections:
 
     def leave(self, address: str) -> None:
         """A connection that `enter` admitted has ended."""
-        where = network(address)
+        where = _network(address)
         self._all -= 1
         self._open[where] -= 1
         if not self._open[where]:
             del self._open[where]
 
 
-def network(address: str) -> str:
-    """What counts as one sender: an address, for IPv6 its /64 network."""
+def _network(address: str) -> str:
     if ":" not in address:
         return address
     try:
