@@ -68,8 +68,8 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         default="auto",
         description="People's turns per optimizer step. A step has fewer only where no more fit into `reward.batch_tokens`. 'auto': all "
         "turns that are ready and fit, at least 144. A step then waits until it has at least its even share of the turns whose rewards "
-        "are not known yet, since each step makes those staler. Its learning rate grows with the square root of its turns, at most to "
-        "twice.",
+        "are not known yet, since each step makes those staler. Its learning rate grows with the square root of its turns, but at most to "
+        "twice the rate.",
     )
     tenants: tuple[str, ...] = Field(
         default=(),
@@ -182,9 +182,8 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     )
     opinions: bool = Field(
         default=True,
-        description="Probe each candidate that passes the gate for sycophancy: does it side with an opinion that a user states more "
-        "often than live, the best release or the anchor does? For each version, 320 short prompts are scored once. The alarm is "
-        "`sycophancy`.",
+        description="Probe each candidate that passes the gate for sycophancy: does it side with a user's stated opinion more than live, "
+        "the best release or the anchor does? For each version, 320 short prompts are scored once. The alarm is `sycophancy`.",
     )
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, significance level and number of looks.")

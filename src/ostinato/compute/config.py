@@ -33,8 +33,9 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     guard_s: float = Field(
         default=2.0,
         gt=0,
-        description="Longest wait for the live slot's first token, in seconds. All servers are given back once a tenth of people's "
-        "recent calls (at least three, of two users or more) wait longer. With one user at a time, only the load brings servers back.",
+        description="Longest acceptable wait for the live slot's first token, in seconds. All servers are given back once a tenth of "
+        "people's recent calls (at least three, of two users or more) wait longer. With one user at a time, only the load brings servers "
+        "back.",
     )
     window_s: float = Field(
         default=1800.0, gt=0, description="Length of past traffic that `lend_below` considers, in seconds."

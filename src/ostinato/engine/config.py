@@ -75,7 +75,7 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         default=0,
         ge=0,
         description="CPU cores that the engine uses. Parts of the batch run in parallel, each on one torch thread. A batch too small to "
-        "be split runs on all cores where that changes no bit. 0: as many as the trainer leaves free and as speed up decoding, as "
+        "be split runs on all cores where that changes no bit. 0: as many as the trainer leaves free and as make the engine faster, as "
         "measured at the first start (`ostinato doctor` shows it).",
     )
 

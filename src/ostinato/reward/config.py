@@ -69,12 +69,13 @@ class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
 
     enabled: bool = Field(
         default=True,
-        description="False: silence always counts as the reward function says, even while feedback fails to arrive.",
+        description="Detect when a tenant's feedback stops arriving, and do not trust silence then. False: silence always counts as the "
+        "reward function says.",
     )
     min_turns: int = Field(
         default=200,
         ge=1,
-        description="Turns of a tenant whose window has closed that are needed before its silence can be judged.",
+        description="Least number of a tenant's turns whose windows have closed before its silence can be judged.",
     )
     false_alarm_turns: float = Field(
         default=1e6,
@@ -343,7 +344,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     equal_states: bool = Field(
         default=False,
-        description="Compare turns in a group of rollouts with other turns at the same prompt, where there are any.",
+        description="Compare each turn of a rollout with the turns of the group's other rollouts at the same prompt, where there are any.",
     )
     hints: HintsConfig = Field(default_factory=HintsConfig, description="Learning from feedback as hints.")
     surrogate: SurrogateConfig = Field(

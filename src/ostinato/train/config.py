@@ -20,16 +20,16 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         default=None,
         ge=1,
         description="Turns per step for which `learning_rate` is set. A step with k times as many turns uses sqrt(k) times the learning "
-        "rate, at most twice. null: the same learning rate for every step; or, where steps take all turns that are ready, the least "
-        "number of turns of such a step.",
+        "rate, but at most twice the rate. null: the same learning rate for every step; or, where steps take all turns that are ready, "
+        "the least number of turns of such a step.",
     )
     signal_share: float | None = Field(
         default=0.2,
         gt=0,
         le=1,
         description="Share of the squared gradient that must be signal rather than noise for the full learning rate. Below it, the "
-        "learning rate falls with the square root of the share, to a quarter at most: AdamW takes equally large steps on noise. null: it "
-        "does not fall.",
+        "learning rate falls with the square root of the share, but not below a quarter: AdamW takes equally large steps on noise. null: "
+        "it does not fall.",
     )
     warmup_steps: int = Field(
         default=2,

@@ -47,7 +47,7 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         le=0.5,
         description="Share of the users, chosen by hash, whose feedback is never trained on. Their turns are held back as `gold` and "
         "show whether the other users are pleased more. 0.05 costs a twentieth of the feedback and shows nothing with fewer than some 400 "
-        "users, so it is off by default. Raising it only adds users.",
+        "users, so it is off by default. Raising the share only adds users to the group.",
     )
     gold_gap: float = Field(
         default=0.02,

@@ -33,7 +33,7 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     false_stops: float = Field(
         default=0.5,
         gt=0.0,
-        description="Most trials, out of `trials_a_week`, that may end as 'worse' by chance alone. This budget is spent evenly.",
+        description="Largest expected number of trials, out of `trials_a_week`, that end as 'worse' by chance alone. It is spent evenly.",
     )
     trials_a_week: float = Field(
         default=20.0,
