@@ -58,7 +58,7 @@ class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
 
         for kind in kinds:
             if kind not in KINDS:
-                raise ValueError(f"there is no kind {kind!r}; take some of {', '.join(KINDS)}")
+                raise ValueError(f"there is no kind {kind!r}; choose from {', '.join(KINDS)}")
         return kinds
 
     def at_most(self, tenant: str) -> Consent:
@@ -124,7 +124,7 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
         if self.url:
             check_url(self.url, f"arm {self.name!r}")
             if not self.model:
-                raise ValueError(f"arm {self.name!r} has a url and needs the model's name there")
+                raise ValueError(f"arm {self.name!r} has a url and needs the model's name at that API")
         return self
 
     def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
@@ -165,7 +165,7 @@ class AutoConfig(BaseModel, frozen=True, extra="forbid"):
         names = [arm.name for arm in self.arms]
         slots = [arm.slot for arm in self.arms if arm.slot is not None]
         if len(set(names)) < len(names) or len(set(slots)) < len(slots):
-            raise ValueError(f"two of the arms {', '.join(names)} have one name or one slot")
+            raise ValueError(f"two of the arms {', '.join(names)} have the same name or the same slot")
         return self
 
 
@@ -229,7 +229,7 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
         if self.url:
             check_url(self.url, "the judge")
             if not self.model:
-                raise ValueError("the judge has a url and needs the model's name there")
+                raise ValueError("the judge has a url and needs the model's name at that API")
         return self
 
     @property
@@ -535,6 +535,6 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     def _something_to_judge(self) -> ServeConfig:
         if self.judge.url and not self.next_message:
             raise ValueError(
-                "judge.url is set, and nothing is heard; set serve.next_message = true, or leave judge.url out"
+                "judge.url is set, but no messages are read; set serve.next_message = true, or leave judge.url out"
             )
         return self
