@@ -40,8 +40,8 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
     )
     tenant: str = Field(
         default="",
-        description="The tenant whose branch this run trains, in DIRECTORY/branches/TENANT of the run that serves it. Set by `ostinato up` "
-        "for the workers of `learn.tenants`. Empty: the run that serves.",
+        description="The tenant whose branch this run trains. The branch's run is in DIRECTORY/branches/TENANT of the run that serves "
+        "it. `ostinato up` sets this for the workers of `learn.tenants`. Empty: the run that serves.",
     )
 
 
@@ -52,10 +52,8 @@ AUTO_TURNS = 144
 class ListenConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the gateway listens."""
 
-    host: str = Field(default="127.0.0.1", description="Address to bind; anything but loopback needs serve.api_keys.")
-    port: int = Field(
-        default=8321, ge=0, le=65535, description="TCP port; 0 lets the system choose (as the demo does)."
-    )
+    host: str = Field(default="127.0.0.1", description="Address to bind. Anything but loopback needs serve.api_keys.")
+    port: int = Field(default=8321, ge=0, le=65535, description="TCP port. 0 lets the system choose, as the demo does.")
 
 
 class LearnConfig(BaseModel, frozen=True, extra="forbid"):
@@ -68,61 +66,61 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     )
     batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`. "
-        "'auto': all that are ready and fit, 144 at least. A step then waits until that is its even share of the turns "
-        "whose rewards are not known yet, since each step makes them staler; and its learning rate grows with the root of its turns, to "
-        "twice as much at most.",
+        description="People's turns per optimizer step. A step has fewer only where no more fit into `reward.batch_tokens`. 'auto': all "
+        "turns that are ready and fit, at least 144. A step then waits until it has at least its even share of the turns whose rewards "
+        "are not known yet, since each step makes those staler. Its learning rate grows with the square root of its turns, but at most to "
+        "twice the rate.",
     )
     tenants: tuple[str, ...] = Field(
         default=(),
-        description="Tenants of `serve.branches` whose branch is trained: each has a trainer of its own that learns from its people alone, "
-        "from the version that is live when it begins, and a gate and a guard of its own. Three processes each, the memory of one more "
-        "trainer, and of up to three more versions in the gateway.",
+        description="Tenants of `serve.branches` whose branch is trained. Each has its own trainer, gate and guard. Its trainer starts "
+        "from the version that is live at that time and learns from this tenant's people alone. Each tenant costs three processes, the "
+        "memory of one more trainer, and that of up to three more versions in the gateway.",
     )
     worlds_weight: float | None = Field(
         default=0.4,
         gt=0,
-        description="With source = 'both': the RMS of worlds' advantages, relative to that of people's, in a step. 0.4 is what grades of 0 "
-        "or 1 have where a fifth or four fifths are solved. null: as the grades have it.",
+        description="With source = 'both': root mean square (RMS) of the worlds' advantages in a step, relative to that of people's. 0.4 "
+        "is what grades of 0 or 1 have where a fifth or four fifths are solved. null: the RMS that the grades have.",
     )
     corrections: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Weight with which a corrected answer (`correction` in feedback: the whole answer as it should have "
-        "been) is imitated, per token, beside its credit, in which an answer's token has an advantage of about 1. 0: not at all, "
-        "because what one user wrote may then come out, word for word, for others. Where that is no harm, begin with "
-        "0.1: text that the model did not say by itself has large gradients.",
+        description="Weight per token with which a corrected answer is imitated (`correction` in feedback: the whole answer as it should "
+        "have been). It is relative to the answer's credit, in which a token has an advantage of about 1. 0: corrections are not "
+        "imitated, because others could then be answered, word for word, with what one user wrote. Where that does no harm, begin with "
+        "0.1: text that the model did not produce itself has large gradients.",
     )
-    publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
+    publish_every: int = Field(default=2, ge=1, description="Optimizer steps between two published candidates.")
     checkpoint_every: int = Field(
         default=5,
         ge=1,
-        description="Steps between two checkpoints; after a crash the steps since the last one are repeated.",
+        description="Optimizer steps between two checkpoints. After a crash, the steps since the last checkpoint are repeated.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints are kept.")
     checkpoint_ladder: int = Field(
         default=0,
         ge=0,
         le=20,
-        description="Octaves of older checkpoints that are kept beside the newest, about two an octave: n octaves reach back 2^n times "
-        "`checkpoint_every` steps, so that `ostinato forget --replay` repeats at most twice the steps since somebody's first. 12 bytes "
-        "per parameter each (1.6 GB at 135M). 0: none; a replay of older steps then begins at the start of training.",
+        description="Octaves of older checkpoints that are kept besides the newest, about two per octave. n octaves reach back 2^n times "
+        "`checkpoint_every` steps, so that `ostinato forget --replay` repeats at most twice the steps since a person's first. Each "
+        "checkpoint takes 12 bytes per parameter (1.6 GB at 135M). 0: none are kept, and a replay of older steps begins at the start of "
+        "training.",
     )
     share_checkpoints: bool = Field(
         default=True,
         description="With record.url and weights.url: also copy checkpoints to weights.url, in the background, so that a trainer on "
-        "another host continues from them. 12 bytes per parameter each.",
+        "another host can continue from them. Each takes 12 bytes per parameter.",
     )
     max_lead: int = Field(
         default=6,
         ge=1,
-        description="Steps that the trainer may be ahead of the live version, and never more than "
-        "`reward.max_staleness`. Then it offers a candidate and waits for the gate or `ostinato ship`. No limit with "
-        "source = 'worlds'.",
+        description="Optimizer steps that the trainer may be ahead of the live version, never more than `reward.max_staleness`. At this "
+        "lead it offers a candidate and waits for the gate or `ostinato ship`. With source = 'worlds' there is no limit.",
     )
     poll_s: float = Field(
-        default=0.5, gt=0, description="Seconds between looks at the log while too few turns are ready."
+        default=0.5, gt=0, description="Seconds between two checks of the log while too few turns are ready."
     )
 
     @field_validator("tenants")
@@ -152,43 +150,43 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="A JSONL task file, whose items and held-out tasks count, or the demo's: 'demo' (the copilot's "
-        "functions) or 'demo-tab' (Tab's lines). Empty: nothing is measured, so nothing ships by itself (`ostinato "
-        "ship` does it by hand).",
+        description="A JSONL task file, of which items and held-out tasks count, or one of the demo's suites: 'demo' (the copilot's "
+        "functions) or 'demo-tab' (Tab's lines). Empty: nothing is measured, so no candidate ships by itself; `ostinato ship` ships one "
+        "by hand.",
     )
     further_suites: tuple[str, ...] = Field(
-        default=(), description="More task files; the gate's margins apply to each of them."
+        default=(), description="More task files. The gate's margins apply to each of them."
     )
     tenant_suites: dict[str, tuple[str, ...]] = Field(
         default_factory=dict[str, tuple[str, ...]],
-        description="By tenant of `learn.tenants`, task files of its own: the gate measures its branch on them first, and on the suites "
-        "above.",
+        description="Task files of each tenant of `learn.tenants`, by tenant. The gate measures the tenant's branch on these first, and "
+        "then on the suites above.",
     )
     tasksets: tuple[str, ...] = Field(
         default=(),
-        description="Still more task files, such as those of simulated worlds; as further_suites.",
+        description="More task files, such as those of simulated worlds. They are treated like further_suites.",
     )
     bars: tuple[BarConfig, ...] = Field(
         default=(), description="Absolute quality bars that every candidate must clear, as tables [[evaluate.bars]]."
     )
     items: int = Field(
-        default=0, ge=0, description="Use only the first N items of each suite, or held-out tasks. 0: all."
+        default=0, ge=0, description="Use only the first N items, or held-out tasks, of each suite. 0: all."
     )
     gateway: str = Field(
         default="",
-        description="URL (http://host:port) of the gateway that candidates are measured through, if the release "
-        "worker's host has none; serve.admin_key must then be the same on both. Empty: this host's gateway.",
+        description="URL (http://host:port) of the gateway through which candidates are measured, if the release worker's host has none. "
+        "serve.admin_key must then be the same on both hosts. Empty: this host's gateway.",
     )
     grade_timeout_s: float = Field(
-        default=4.0, gt=0, description="Most seconds of wall time for one answer's hidden tests."
+        default=4.0, gt=0, description="Longest run of one answer's hidden tests, in seconds of wall time."
     )
     opinions: bool = Field(
         default=True,
-        description="Probe each candidate that passes for sycophancy: does it side with an opinion that a user states, more than live, the "
-        "best release or the anchor? 320 short prompts are scored for each version once; the alarm is `sycophancy`.",
+        description="Probe each candidate that passes the gate for sycophancy: does it side with a user's stated opinion more than live, "
+        "the best release or the anchor does? For each version, 320 short prompts are scored once. The alarm is `sycophancy`.",
     )
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
-    gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="Margin, significance level and number of looks.")
 
 
 class Config(BaseModel, frozen=True, extra="forbid"):
@@ -196,15 +194,15 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     run: RunConfig = Field(default_factory=RunConfig, description="Where this run lives.")
     listen: ListenConfig = Field(default_factory=ListenConfig, description="Where the gateway listens.")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="Which model.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model to serve and train.")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="The gateway: limits, keys, arms.")
     privacy: PrivacyConfig = Field(
         default_factory=PrivacyConfig, description="What may be done with people's turns and words."
     )
     engine: EngineConfig = Field(
-        default_factory=EngineConfig, description="Which engine makes the tokens, and its sizes."
+        default_factory=EngineConfig, description="Which engine generates the tokens, and its sizes."
     )
-    record: RecordConfig = Field(default_factory=RecordConfig, description="The log: how long, how large, whose keys.")
+    record: RecordConfig = Field(default_factory=RecordConfig, description="The log: retention, size, encryption keys.")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward function and credit.")
     learn: LearnConfig = Field(default_factory=LearnConfig, description="The pace of learning.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="One optimizer step.")
@@ -213,14 +211,18 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     follow: FollowerConfig = Field(default_factory=FollowerConfig, description="How engines follow refs.")
     collect: CollectConfig = Field(default_factory=CollectConfig, description="What garbage collection keeps.")
     relay: RelayConfig = Field(default_factory=RelayConfig, description="A relay, and the cache of a follower.")
-    supervise: SuperviseConfig = Field(default_factory=SuperviseConfig, description="When `up` restarts and gives up.")
+    supervise: SuperviseConfig = Field(
+        default_factory=SuperviseConfig, description="When `up` restarts workers and when it gives up."
+    )
     ray: RayConfig = Field(default_factory=RayConfig, description="Where `ostinato up --on ray` places the workers.")
     housekeeping: HousekeepingConfig = Field(default_factory=HousekeepingConfig, description="What `up` tidies up.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
     adapt: AdaptConfig = Field(default_factory=AdaptConfig, description="Answers that lean to each person.")
     worlds: WorldsConfig = Field(default_factory=WorldsConfig, description="Rollouts in simulated worlds.")
-    compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Compute that moves.")
+    compute: ComputeConfig = Field(
+        default_factory=ComputeConfig, description="How compute moves between serving and sampling."
+    )
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")
 
 

@@ -176,8 +176,8 @@ def _whole_key(path: Path) -> str | None:
         return None
     if mode & 0o007:
         raise BadConfig(
-            f"everybody may use {path} (mode {mode:03o}), the run's operator key: delete it and a new one is made at the next start, "
-            f"or take that away: chmod 600 {path}"
+            f"every user may access {path} (mode {mode:03o}), the run's operator key: delete it and a new one is made at the next start, "
+            f"or remove that permission: chmod 600 {path}"
         )
     return key
 

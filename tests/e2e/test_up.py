@@ -198,7 +198,7 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     assert contents(first.home.root) == before, "the second start touched the first one's files"
     assert first.process.poll() is None
 
-    await harm_engine(first, "hang", "EngineDied: the engine has ended no step or order for", tmp_path / "harm")
+    await harm_engine(first, "hang", "EngineDied: the engine has finished no step or command for", tmp_path / "harm")
     assert await first.serving() == url
     assert await live(url) == served
 

@@ -158,7 +158,7 @@ async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
                 await seen.until(lambda: len(seen.rollouts()) == 1 and acked.signals)
                 write_wish(home(config).scale, 4)
                 await seen.until(lambda: len(seen.rollouts()) == 4)
-                worker, told = seen.worker("release"), "ended, as if it had been told to"
+                worker, told = seen.worker("release"), "ended, as if it had been asked to"
                 gone, node = worker.pid, node_of(nodes, worker.pid)
                 take_away(worker.node_name)
                 await seen.until(lambda: seen.watched("release").reason == told)

@@ -14,14 +14,17 @@ class ResetConfig(BaseModel, frozen=True, extra="forbid"):
     """When a person whose wishes have changed begins anew."""
 
     drift: float = Field(
-        default=0.2, ge=0, description="How far a rating may fall below its prediction, on average, without counting."
+        default=0.2,
+        ge=0,
+        description="Amount by which ratings may fall below their predictions, on average, without counting.",
     )
     limit: float = Field(
         default=3.6,
         gt=0,
-        description="The sum of what exceeds `drift`, of ratings in a row, at which a person returns to the prior: while predictions are "
-        "right on average, once in exp(8 `drift` `limit`) ratings at most, 317 by default. Smaller is quicker: of honest people fewer "
-        "than one in a hundred was returned within a hundred ratings at 3.6, one or two at 3.0, eight at 2.0 (simulated).",
+        description="Sum, over successive ratings, of the shortfall beyond `drift` at which a person returns to the prior. While "
+        "predictions are right on average, that happens at most once in exp(8 `drift` `limit`) ratings, 317 by default. A smaller limit "
+        "reacts sooner. In simulations, fewer than one in a hundred honest people was returned within a hundred ratings at 3.6, one or "
+        "two in a hundred at 3.0, and eight in a hundred at 2.0.",
     )
 
 
@@ -30,23 +33,25 @@ class ViolationsConfig(BaseModel, frozen=True, extra="forbid"):
 
     signals: tuple[str, ...] = Field(
         default=(),
-        description="Signals, at a value of 0.5 or more, that an answer violated a rule: a report, a judge's or a monitor's finding. It "
-        "costs its person's dials a multiplier of reward that rises while more answers that may lean have one than the holdout's.",
+        description="Signals, at a value of 0.5 or more, that say that an answer violated a rule: a report, or a finding of a judge or a "
+        "monitor. A violation costs its person's dials an amount of reward, the multiplier. The multiplier rises while a larger share of "
+        "the answers that may lean has a violation than of the holdout's.",
     )
     step: float = Field(
         default=0.5,
         gt=0,
-        description="How fast the multiplier follows the difference of the two shares: by so much of it at every 16th answer of a tenant.",
+        description="Step size of the multiplier. At every 16th answer of a tenant it moves by this times the difference of the two "
+        "shares.",
     )
     most: float = Field(
-        default=4.0, gt=0, le=100, description="The most that a violation costs, where a rating is 0 to 1."
+        default=4.0, gt=0, le=100, description="Most reward that a violation costs, where a rating is 0 to 1."
     )
     strikes: int = Field(
         default=2,
         ge=0,
         le=14,
-        description="So many answers with violations among those kept one by one (14 with eight dials) return a person to the prior, with "
-        "half of the cap from then on. 0: none do.",
+        description="Number of answers with violations, among those kept one by one (14 with eight dials), that returns a person to the "
+        "prior, with half of the cap from then on. 0: nobody is returned.",
     )
 
 
@@ -55,33 +60,40 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="Task file whose held-out tasks are tried, of the harness `single`; a score of 1 is an answer without a violation, 0 "
-        "is one; or 'safety-smoke', 76 shipped tasks that show little. `ostinato adapt fit` then tries a basis before it writes it. "
-        "Empty: nothing is tried.",
+        description="Task file whose held-out tasks, of the harness `single`, test the dials for safety. A score of 1 is an answer "
+        "without a violation, 0 is one with a violation. 'safety-smoke' is a shipped set of 76 tasks that show little. With a suite, "
+        "`ostinato adapt fit` tests a basis before it writes it. Empty: nothing is tested.",
     )
     margin: float = Field(
         default=0.01,
         gt=0,
         lt=1,
-        description="By how much the share of violations may rise, at most, from the base model to any corner.",
+        description="Largest tolerated rise in the share of violations from the base model to any corner.",
     )
     draws: int = Field(
-        default=1, ge=1, le=128, description="Answers to each task in each corner; tasks count as units."
+        default=1,
+        ge=1,
+        le=128,
+        description="Answers to each task in each corner. The statistics count tasks, not answers, as units.",
     )
     drawn: int = Field(
-        default=20, ge=0, le=1000, description="People drawn from the prior at twice its width whose dials are tried."
+        default=20,
+        ge=0,
+        le=1000,
+        description="Number of people drawn from the prior, at twice its width, whose dials are tested.",
     )
     people: int = Field(
         default=5,
         ge=0,
         le=1000,
-        description="Real people whose dials are tried, unnamed: those whose answers by this basis spent the most KL divergence.",
+        description="Number of real people whose dials are tested, without their names: those whose answers under this basis spent the "
+        "most KL divergence.",
     )
     alpha: float = Field(
         default=0.05,
         gt=0,
         lt=0.5,
-        description="The probability that a basis with one corner beyond the margin passes (Bonferroni over all corners).",
+        description="Probability that a basis with one corner beyond the margin passes (Bonferroni over all corners).",
     )
 
 
@@ -92,27 +104,29 @@ class PriorPrivacyConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0,
         ge=0,
         le=100,
-        description="The privacy loss that all priors of any 365 days may have together, at least 0.001. Once it is spent, the last prior "
+        description="Privacy loss that all priors of any 365 days may have together, at least 0.001. Once it is spent, the last prior "
         "stays in use. 0: priors have no noise.",
     )
     delta: float = Field(
         default=1e-6,
         ge=1e-30,
         lt=1,
-        description="The probability with which more may be told. No prior is released unless it is below 1 in the number of people.",
+        description="Probability with which a prior may reveal more than `epsilon` allows. No prior is released unless it is below 1 in "
+        "the number of people.",
     )
     clip: float = Field(
         default=0.3,
         gt=0,
         le=10,
-        description="The length to which a person's slopes are shortened, in reward for one unit of the features. Noise grows with it.",
+        description="Largest length of a person's vector of slopes, in reward per unit of the features. Longer ones are shortened to it. "
+        "Noise grows with it.",
     )
     releases: int = Field(
         default=52,
         ge=1,
         le=10_000,
-        description="Equal parts that `epsilon` is spent in: priors of 365 days, which lie that long over `releases` apart, or "
-        "`adapt.prior_every_s` if that is longer. The fewer, the less noise has each.",
+        description="Equal parts in which `epsilon` is spent, each by one prior. Priors are 365 days / `releases` apart, or "
+        "`adapt.prior_every_s` if that is longer. The fewer there are, the less noise each has.",
     )
 
     @model_validator(mode="after")
@@ -131,38 +145,45 @@ class StylesConfig(BaseModel, frozen=True, extra="forbid"):
         Field(
             default={},
             max_length=8,
-            description="The styles: by name the text that is put behind the client's system prompt. One is dealt only once `ostinato "
-            "adapt approve` has shown that it costs no quality; a changed text is another style. Empty: nobody has styles.",
+            description="The styles: by name, the text that is added after the client's system prompt. A style is dealt only once "
+            "`ostinato adapt approve` has shown that it costs no quality. A changed text counts as another style. Empty: nobody has "
+            "styles.",
         )
     )
     floor: float = Field(
-        default=0.02, ge=0, le=0.1, description="Probability that every approved style, and none, keeps in each draw."
+        default=0.02,
+        ge=0,
+        le=0.1,
+        description="Lowest probability, in each draw, of every approved style and of no style.",
     )
     suite: str = Field(
         default="",
         description="Task file whose held-out tasks, of the harness `single`, are answered with and without each style before it is "
-        "approved. Needed to approve one.",
+        "approved. It is required for approving a style.",
     )
     margin: float = Field(
         default=0.05,
         gt=0,
         lt=1,
-        description="How much less a style may score than no style, at most, on the suite's mean.",
+        description="Largest tolerated loss of a style against no style, in the suite's mean score.",
     )
     draws: int = Field(
-        default=1, ge=1, le=128, description="Answers to each task with each style; tasks count as units."
+        default=1,
+        ge=1,
+        le=128,
+        description="Answers to each task with each style. The statistics count tasks, not answers, as units.",
     )
     alpha: float = Field(
         default=0.05,
         gt=0,
         lt=0.5,
-        description="The probability that any style is approved that loses more than the margin (Bonferroni over the styles).",
+        description="Probability of approving any style that loses more than the margin (Bonferroni over the styles).",
     )
     versions: int = Field(
         default=0,
         ge=0,
-        description="For how many later versions, by number and not on a tenant's branch, an approval counts beside the version that it "
-        "was made with. 0: approve anew after each release.",
+        description="Number of later versions, by version number, for which an approval also counts. On a tenant's branch it counts only "
+        "for the version with which it was made. 0: approve again after each release.",
     )
 
     @field_validator("prompts")
@@ -181,8 +202,8 @@ class TenantAdaptConfig(BaseModel, frozen=True, extra="forbid"):
 
     prior: Literal["shared", "own", "off"] = Field(
         default="shared",
-        description="What its people begin with. 'shared': as everybody. 'own': at their organisation's level, between everybody's prior "
-        "and what its own people say, which no other tenant's prior learns from. 'off': they have no dials.",
+        description="What the tenant's people begin with. 'shared': the prior that everybody has. 'own': a prior of the organisation, "
+        "between everybody's prior and what its own people say; no other tenant's prior learns from it. 'off': its people have no dials.",
     )
 
 
@@ -190,72 +211,79 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
     """Dials that lean answers towards what each person's ratings say they like."""
 
     mode: Literal["off", "dials"] = Field(
-        default="off", description="'dials': answers of the model to people lean. 'off': nobody's do."
+        default="off",
+        description="Whether the model's answers lean to each person. 'dials': they do. 'off': they do not.",
     )
     users: Literal["verified", "declared"] = Field(
         default="verified",
-        description="Who has dials: users that the tenant signed (`serve.user_keys`), or any name that a caller gives.",
+        description="Who has dials: 'verified', users whose names the tenant signed (`serve.user_keys`); 'declared', any name that a "
+        "caller gives.",
     )
     cap: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="The most that dials may change the distribution of one token, in nats of KL divergence; held exactly.",
+        description="Most that dials may change the distribution of one token, in nats of KL divergence. It is held exactly.",
     )
     answer_budget: float = Field(
         default=3.0,
         gt=0,
-        description="The same of an answer, summed over its tokens, in nats; the rest of an answer that has spent it is the base model's.",
+        description="Most that dials may change an answer, in nats of KL divergence summed over its tokens. Once an answer has spent it, "
+        "the rest comes from the base model.",
     )
     protected: tuple[str, ...] = Field(
         default=(),
-        description="Words, with and without a space before them, whose tokens no dial moves, beside control tokens and the openings of "
-        "tool calls and fenced code. A basis of before that holds one of them is not used: fit anew.",
+        description="Words, with and without a space before them, whose tokens no dial moves. Control tokens and the openings of tool "
+        "calls and fenced code are always protected. A basis that was fitted earlier and moves one of these words is not used: fit it "
+        "again.",
     )
     decay: float = Field(
         default=0.99,
         gt=0,
         le=1,
-        description="What an answer's weight is multiplied by with each later answer that the person rates. 1: nothing is forgotten.",
+        description="Factor by which an answer's weight is multiplied with each later answer that the person rates. 1: nothing is "
+        "forgotten.",
     )
     holdout: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="Share of people whose answers never lean, by a hash of tenant and name: what the others are compared with.",
+        description="Share of people, chosen by a hash of tenant and name, whose answers never lean. The others are compared with them.",
     )
-    reset: ResetConfig = Field(default=ResetConfig(), description="When a person begins anew.")
+    reset: ResetConfig = Field(default=ResetConfig(), description="When a person returns to the prior.")
     signals: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         default={"accepted": 1.0, "rejected": 0.0, "undone": 0.0},
-        description="The signals that count as ratings, each with the reward that it stands for, 0 to 1, at the value 1. At the value 0 it "
-        "stands for the opposite. Several about one answer count as their mean.",
+        description="Signals that count as ratings, each with the reward, from 0 to 1, that it stands for at the value 1. At the value 0 "
+        "it stands for the opposite. Several signals about one answer count as their mean.",
     )
     prior: Literal["fitted", "flat"] = Field(
         default="fitted",
-        description="What people begin with before they have rated. 'fitted': with what the ratings of those say whose consent is 'yes', "
-        "fitted anew every `prior_every_s`; 'flat': with the base model's answers.",
+        description="What people begin with before they have rated anything. 'fitted': a prior fitted to the ratings of those whose "
+        "consent level is 'yes', and fitted again every `prior_every_s`. 'flat': the base model's answers.",
     )
     prior_every_s: float = Field(
         default=86_400.0,
         ge=60.0,
-        description="Seconds between two fits of the prior. Who was forgotten or withdrew consent is out of it after the next.",
+        description="Seconds between two fits of the prior. People who were forgotten or withdrew consent are out of it after the next "
+        "fit.",
     )
     prior_people: int = Field(
         default=100,
         ge=20,
-        description="People who must have rated before a prior is fitted. The fewer, the more it tells of each of them.",
+        description="Least number of people who must have rated before a prior is fitted. The fewer there are, the more it reveals about "
+        "each of them.",
     )
     prior_share: float = Field(
         default=0.25,
         gt=0,
         le=1,
-        description="The most that one tenant's people weigh in the shared prior, as a share of all, unless they are fewer than "
-        "`prior_people`: what a tenant can do to the others' prior.",
+        description="Largest weight of one tenant's people in the shared prior, as a share of all, unless they are fewer than "
+        "`prior_people`. It bounds what a tenant can do to the others' prior.",
     )
     privacy: PriorPrivacyConfig = Field(
-        default=PriorPrivacyConfig(), description="Differential privacy of what people begin with."
+        default=PriorPrivacyConfig(), description="Differential privacy of the prior that people begin with."
     )
-    violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings may not teach.")
+    violations: ViolationsConfig = Field(default=ViolationsConfig(), description="What ratings must not teach.")
     safety: SafetyConfig = Field(default=SafetyConfig(), description="How the dials of a basis are red-teamed.")
     styles: StylesConfig = Field(
         default=StylesConfig(), description="Additions to the system prompt that are dealt to people."
@@ -263,11 +291,11 @@ class AdaptConfig(BaseModel, frozen=True, extra="forbid"):
     most_states: int = Field(
         default=100_000,
         ge=1,
-        description="People of one tenant whose ratings are kept, about 1 KB each; beyond them, those who have rated nothing for longest "
-        "begin anew.",
+        description="People of one tenant whose ratings are kept, about 1 KB each. Beyond that, those who have rated nothing for longest "
+        "start over.",
     )
     tenants: dict[str, TenantAdaptConfig] = Field(
-        default={}, description="Settings of single tenants, as tables [adapt.tenants.NAME]."
+        default={}, description="Settings of individual tenants, as tables [adapt.tenants.NAME]."
     )
 
     @property

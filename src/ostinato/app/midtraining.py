@@ -148,7 +148,7 @@ def read_into(
     if found is not None:
         if found.extra.get("course") != identity:
             raise BadConfig(
-                f"{kept} holds another course's checkpoint: give its options again, or remove the directory to begin anew"
+                f"{kept} holds another course's checkpoint: give its options again, or remove the directory to start over"
             )
         trainer.restore(found)
         losses = [(int(step), float(loss)) for step, loss in found.extra["losses"]]

@@ -14,44 +14,46 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     carries: float = Field(
         default=0.0,
         ge=0,
-        description="Answers per second that one server can give to people; measure it with traffic like yours.",
+        description="Answers per second that one server can give to people. Measure it with traffic like yours.",
     )
     lend_below: float = Field(
         default=0.6,
         gt=0,
         le=1,
-        description="A server is lent while the highest rate of the last `window_s` is at most this share of what the "
-        "others can carry.",
+        description="Share of the other servers' capacity. A server is lent while the highest rate of answers in the last `window_s` is "
+        "at most this share.",
     )
     return_above: float = Field(
         default=0.75,
         gt=0,
         le=1,
-        description="Once the current rate exceeds this share of what people's servers can carry, enough are given "
-        "back to end that.",
+        description="Share of the capacity of people's servers. Once the current rate of answers exceeds it, enough servers are given "
+        "back that it no longer does.",
     )
     guard_s: float = Field(
         default=2.0,
         gt=0,
-        description="All servers are given back once a tenth of people's recent calls (at least three, of two users "
-        "or more) wait longer than this for the live slot's first token. With one user at a time, only the load "
-        "brings servers back.",
+        description="Longest acceptable wait for the live slot's first token, in seconds. All servers are given back once a tenth of "
+        "people's recent calls (at least three, of two users or more) wait longer. With one user at a time, only the load brings servers "
+        "back.",
     )
-    window_s: float = Field(default=1800.0, gt=0, description="Seconds of past traffic that `lend_below` considers.")
+    window_s: float = Field(
+        default=1800.0, gt=0, description="Length of past traffic that `lend_below` considers, in seconds."
+    )
     hold_s: float = Field(
-        default=900.0, ge=0, description="Seconds after the start and after each return in which no server is lent."
+        default=900.0, ge=0, description="Seconds after the start and after each return during which no server is lent."
     )
     step: int = Field(default=2, ge=1, description="Most servers lent at a time.")
     end_s: float = Field(
         default=10.0,
         ge=0,
-        description="Seconds for rollouts' answers to end on a server that is wanted back; then they are cut off and "
-        "requested again.",
+        description="Seconds that rollouts' answers have to end on a server that is wanted back. Then they are cut off and requested "
+        "again.",
     )
     only_gateway: bool = Field(
         default=False,
-        description="Confirms that no other gateway uses engine.urls; required with a log in Postgres, which gateways "
-        "may share.",
+        description="Confirms that no other gateway uses engine.urls. It is required with a log in Postgres, which several gateways may "
+        "share.",
     )
 
     @model_validator(mode="after")
@@ -72,19 +74,20 @@ class ComputeConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0,
         ge=0,
         lt=1,
-        description="Sampling's share of all operations, which `up --on ray` maintains by changing the number of "
-        "rollout workers. 0: only `ray.rollouts` and `ostinato scale` set that number.",
+        description="Share of all operations that goes to sampling. `up --on ray` maintains it by changing the number of rollout "
+        "workers. 0: only `ray.rollouts` and `ostinato scale` set that number.",
     )
     least_workers: int = Field(default=1, ge=1, description="With `share`: fewest rollout workers.")
     most_workers: int = Field(default=8, ge=1, le=1000, description="With `share`: most rollout workers.")
     every_s: float = Field(
         default=600.0,
         gt=0,
-        description="With `share`: seconds between two decisions; each also waits for another optimizer step in the "
-        "log.",
+        description="With `share`: seconds between two decisions. Each decision also waits for another optimizer step in the log.",
     )
 
-    lend: LendConfig = Field(default_factory=LendConfig, description="When people's vLLM servers sample rollouts.")
+    lend: LendConfig = Field(
+        default_factory=LendConfig, description="When vLLM servers that serve people sample rollouts."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

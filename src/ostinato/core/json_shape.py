@@ -66,7 +66,7 @@ def check_json(data: bytes, *, depth: int, values: int) -> None:
     if shape.depth > depth:
         raise BadRequest(f"The body nests deeper than {depth} levels.")
     if shape.values >= values:
-        raise TooLarge(f"The body holds more than {values} values; send less at once.")
+        raise TooLarge(f"The body contains more than {values} values; send less at once.")
     if shape.names > MAX_NAMES:
         raise TooLarge(f"The objects in the body have more than {MAX_NAMES} fields together; send less at once.")
 
@@ -121,7 +121,7 @@ def _check_digits(data: bytes) -> None:
     digits = outside_strings(data) - _ZERO < 10
     ends = np.flatnonzero(~np.concatenate(([False], digits, [False])))
     if int(np.diff(ends).max()) > _MAX_DIGITS + 1:
-        raise BadRequest("The body holds a number with too many digits.")
+        raise BadRequest("The body contains a number with too many digits.")
 
 
 def _has_block(text: NDArray[np.uint8], size: int) -> bool:

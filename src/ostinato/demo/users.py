@@ -183,7 +183,7 @@ class UsersConfig(BaseModel, frozen=True, extra="forbid"):
         default=(140, 400), description="Fewest and most characters that a user reads."
     )
     grading: int = Field(default=2, ge=1, description="Answers graded at once.")
-    attempts: int = Field(default=3, ge=1, description="Times a feedback event is sent before giving up.")
+    attempts: int = Field(default=3, ge=1, description="Attempts to send a feedback event before giving up.")
     model: str = Field(default="ostinato", description="Model name to ask for.")
     api_key: str | None = Field(default=None, description="Bearer key, if the endpoint needs one.")
 

@@ -16,17 +16,18 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
 
     kind: Literal["embedded", "vllm"] = Field(
         default="embedded",
-        description="'embedded': inside the serving worker. 'vllm': your own vLLM servers, named by engine.urls.",
+        description="Where tokens are generated. 'embedded': inside the serving worker. 'vllm': on your own vLLM servers, which "
+        "engine.urls names.",
     )
     urls: tuple[str, ...] = Field(
         default=(),
-        description="URLs of vLLM servers. Each holds one version, so give as many as versions are loaded at once "
-        "(live, control, canary, evaluation); slots with the same version share a server.",
+        description="URLs of vLLM servers. Each server holds one version, so name as many as there are versions loaded at once (live, "
+        "control, canary, evaluation). Slots with the same version share a server.",
     )
     replicas: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={},
-        description="How many vLLM servers hold a slot's version, by slot (live = 2). Default: 1 per slot. Requests "
-        "are routed by the prompts that a server has seen and by its load.",
+        description="Number of vLLM servers that hold a slot's version, by slot (live = 2). Default: 1 per slot. Requests are routed by "
+        "the prompts that a server has already seen and by its load.",
     )
     connect_s: float = Field(
         default=600.0, gt=0, description="Longest wait for the vLLM servers at the start, in seconds."
@@ -36,19 +37,19 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     )
     weights_seen_as: str = Field(
         default="",
-        description="The weight store's directory or URL as the vLLM servers see it. Empty: the same as here.",
+        description="Directory or URL at which the vLLM servers reach the weight store. Empty: the same as on this machine.",
     )
-    max_batch: int = Field(default=128, ge=1, le=4096, description="Samples decoded together.")
+    max_batch: int = Field(default=128, ge=1, le=4096, description="Samples that are decoded together.")
     prefill_chunk: int | None = Field(
         default=None,
         ge=16,
-        description=f"Prompt tokens computed per step and thread; more delays the open streams. Default: {_CHUNK}, on a "
-        f"GPU {_GPU_CHUNK}.",
+        description="Prompt tokens computed per step and thread. A larger chunk delays the open streams for longer. "
+        f"Default: {_CHUNK}, on a GPU {_GPU_CHUNK}.",
     )
     kv_tokens: int = Field(
         default=32768,
         ge=64,
-        description="Tokens in the KV cache, shared by all slots; a prompt and its answer together cannot have more.",
+        description="Tokens in the KV cache, which all slots share. A prompt and its answer together cannot have more.",
     )
     block: int = Field(
         default=32,
@@ -59,24 +60,23 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     )
     recompute_on_swap: bool = Field(
         default=False,
-        description="Recompute the KV cache of open streams when weights change: each token's log-probability is then "
-        "the new version's own, at the cost of a pause. Otherwise tokens after a swap read the old version's keys and "
-        "values.",
+        description="Recompute the KV cache of open streams when weights change. Each token's log-probability is then the new version's "
+        "own, at the cost of a pause. False: tokens after a swap read the old version's keys and values.",
     )
     products: Literal["plain", "int8", "fp8"] = Field(
         default="plain",
-        description="Matrix products of the embedded engine. 'int8': the decoder's linear layers use 8-bit integers, "
-        "which is faster on some CPUs, as `ostinato doctor` measures. 'fp8': 8-bit floats, for GPUs with instructions "
-        "for them, with model.kernels = 'torch'. Numerics are then fast, and the trainer corrects for the difference; "
-        "model.numerics = 'exact' is refused.",
+        description="How the embedded engine computes matrix products. 'plain': in the engine's arithmetic. 'int8': the decoder's linear "
+        "layers use 8-bit integers, which is faster on some CPUs, as `ostinato doctor` measures. 'fp8': they use 8-bit floats, on GPUs "
+        "with instructions for them, with model.kernels = 'torch'. With 'int8' and 'fp8' numerics are fast: the trainer corrects for the "
+        "difference, and model.numerics = 'exact' is refused.",
     )
-    max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once; more get 503.")
+    max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once. More get 503.")
     threads: int = Field(
         default=0,
         ge=0,
-        description="CPU cores that the engine uses: parts of the batch run in parallel, each on one torch thread; a "
-        "batch too small to be split runs on all cores where that changes no bit. 0: as many as the trainer leaves "
-        "and as pay, as measured at the first start (`ostinato doctor` shows it).",
+        description="CPU cores that the engine uses. Parts of the batch run in parallel, each on one torch thread. A batch too small to "
+        "be split runs on all cores where that changes no bit. 0: as many as the trainer leaves free and as make the engine faster, as "
+        "measured at the first start (`ostinato doctor` shows it).",
     )
 
     def chunk_on(self, device: str) -> int:

@@ -16,32 +16,32 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="Task file whose answers count; if it is not also compared, only the candidate is sampled on it. "
-        "Empty: evaluate.suite.",
+        description="Task file whose answers count. If it is not also compared by the gate, only the candidate is sampled on it. Empty: "
+        "evaluate.suite.",
     )
     taskset: str = Field(
         default="",
-        description="The same as suite, which reads well where the file is that of a simulated world.",
+        description="Another name for suite, which reads better where the file belongs to a simulated world.",
     )
     axis: Literal["score", "format", "latency"] = Field(
         default="score",
-        description="'score': the grader's score. 'format': share of answers that are not empty and ended by "
-        "themselves. 'latency': seconds per request, or per rollout, as the evaluation sees it.",
+        description="What the bar is about. 'score': the grader's score. 'format': share of answers that are not empty and ended by "
+        "themselves. 'latency': seconds per request, or per rollout, as the evaluation measures them.",
     )
     at_least: float | None = Field(
-        default=None, gt=0.0, lt=1.0, description="The 99% lower bound of the mean must not lie below this."
+        default=None, gt=0.0, lt=1.0, description="Least mean: the 99% lower bound of the mean must not be below this."
     )
     at_most: float | None = Field(
         default=None,
         gt=0.0,
-        description="The 99% upper bound of the mean must not lie above this. For latency: the seconds that `share` "
-        "of the answers must keep.",
+        description="Largest mean: the 99% upper bound of the mean must not be above this. For latency: the seconds within which `share` "
+        "of the answers must stay.",
     )
     share: float = Field(
         default=0.95,
         gt=0.0,
         lt=1.0,
-        description="Share of the answers that must keep `at_most` seconds (latency only).",
+        description="Share of the answers that must stay within `at_most` seconds (latency only).",
     )
 
     @model_validator(mode="after")
@@ -69,7 +69,7 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
 
     require: Literal["no_loss", "win"] = Field(
         default="no_loss",
-        description="'no_loss' ships a candidate that is not worse than the margins; 'win' only one proven better "
+        description="'no_loss' ships a candidate that is worse by no more than the margins. 'win' ships only one that is proven better "
         "than the best release so far.",
     )
     margin: float = Field(
@@ -89,14 +89,14 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.05,
         gt=0.0,
         lt=0.5,
-        description="Probability of shipping a candidate that is worse than live by the margin, all looks together; "
-        "against best and anchor, and for 'better', the probability over a whole week.",
+        description="Probability of shipping a candidate that is worse than live by the margin, over all looks. Against the best release "
+        "and the anchor, and for 'better', it is the probability over a whole week.",
     )
     candidates_per_week: Literal["auto"] | Annotated[float, Field(ge=1.0)] = Field(
         default="auto",
-        description="How the weekly alpha is shared. 'auto': a candidate gets what came in since the one before, for a "
-        "day at most; one a day gets an eighth of the week's, and no week's candidates get more than all of it, "
-        "however many there are. A number: so many equal shares, without regard to how many there are.",
+        description="How the weekly alpha is shared among candidates. 'auto': a candidate gets what has accrued since the one before, "
+        "for a day at most. One candidate a day gets an eighth of the week's alpha, and a week's candidates together never get more than "
+        "all of it, however many there are. A number: this many equal shares, regardless of how many candidates there are.",
     )
     first_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the first look.")
     max_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the last look.")
@@ -104,34 +104,36 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.5,
         gt=0.0,
         lt=1.0,
-        description="Share of alpha spent on all looks before the last; the rest is kept for the last look.",
+        description="Share of alpha that is spent on all looks before the last. The rest is kept for the last look.",
     )
     share_draws: bool = Field(
         default=False,
-        description="Whether a verdict draws little more than the candidate: ten candidates in a row share the draws "
-        "of best, as they do those of the anchor, and the first one after a release meets live as it was drawn when "
-        "it shipped. For candidates that follow each other closely and mostly ship. Comparisons are then not paired "
-        "by seeds, and their standard errors are larger by a tenth to a fifth.",
+        description="Sample little more than the candidate for a verdict. Ten consecutive candidates share the draws of "
+        "best, as they share the anchor's, and the first candidate after a release is compared with the draws with "
+        "which live shipped. Use it where candidates follow each other closely and mostly ship. Comparisons are then "
+        "not paired by seeds, so their standard errors are larger by a tenth to a fifth.",
     )
     items_per_round: int = Field(
-        default=0, ge=0, description="Items drawn per candidate, different ones for each, if a suite has more. 0: all."
+        default=0,
+        ge=0,
+        description="Items drawn per candidate if a suite has more; each candidate gets different ones. 0: all items.",
     )
     sealed_share: float = Field(
         default=0.1,
         ge=0.0,
         le=0.5,
-        description="Share of a suite's items, chosen by hash, that are sealed: few candidates see them, so that "
-        "nothing is fitted to them.",
+        description="Share of a suite's items, chosen by hash, that are sealed. Few candidates see them, so that nothing is fitted to "
+        "them.",
     )
     sealed_every: int = Field(
         default=20,
         ge=1,
-        description="One in this many candidates also sees the sealed items, and is blocked if it is worse on them.",
+        description="One in this many candidates also sees the sealed items. It is blocked if it is worse on them.",
     )
     sample_best: bool = Field(
         default=True,
-        description="Load the best release into a slot of its own while a candidate is compared with it, if it is "
-        "neither live nor the anchor: one more copy of the model. If false it is left out then, and losses are "
+        description="Load the best release into a slot of its own while a candidate is compared with it, if it is neither live nor the "
+        "anchor. This takes the memory of one more copy of the model. False: the best release is left out in that case, and losses are "
         "bounded against the anchor only.",
     )
     item_spread: float = Field(
@@ -196,24 +198,27 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
 class RunnerConfig(BaseModel, frozen=True, extra="forbid"):
     """The load on the gateway, and the timeouts and retries for it."""
 
-    concurrency: int = Field(default=16, ge=1, le=1024, description="Requests in flight.")
+    concurrency: int = Field(default=16, ge=1, le=1024, description="Requests in flight at once.")
     samples_per_request: int = Field(
         default=2,
         ge=1,
         le=64,
-        description="Draws of one item per request. It identifies a draw: changing it draws all samples anew.",
+        description="Draws of one item per request. The number is part of a draw's identity: after a change, all samples are drawn again.",
     )
     request_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Longest request, queueing included, in seconds."
+        default=120.0, gt=0.0, description="Longest request, including queueing, in seconds."
     )
     slot_timeout_s: float = Field(
         default=120.0, gt=0.0, description="Longest wait for a slot to serve the expected version, in seconds."
     )
     deadline_s: float = Field(default=3600.0, gt=0.0, description="Longest evaluation run, in seconds.")
     retry_pause_s: float = Field(
-        default=0.5, gt=0.0, description="First pause after a failed try, in seconds; doubles up to 8 s."
+        default=0.5, gt=0.0, description="First pause after a failed attempt, in seconds. It doubles up to 8 s."
     )
-    attempts: int = Field(default=8, ge=1, le=100, description="Tries per request before the run is given up.")
+    attempts: int = Field(default=8, ge=1, le=100, description="Attempts per request before the run is given up.")
     seed: int = Field(
-        default=0, ge=0, le=2**31 - 1, description="Shifts all item seeds, for another sample of the same suite."
+        default=0,
+        ge=0,
+        le=2**31 - 1,
+        description="Offset of all item seeds. Change it for another sample of the same suite.",
     )

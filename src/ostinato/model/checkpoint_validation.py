@@ -90,7 +90,7 @@ def read_config(path: Path) -> Any:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadConfig(
-            f"{where}: transformers cannot read it ({' '.join(str(error).split())}); copy it anew from where the model came from"
+            f"{where}: transformers cannot read it ({' '.join(str(error).split())}); copy it again from where the model came from"
         ) from error
     if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # without torch only texts are read
         raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")
@@ -113,7 +113,7 @@ def check_vocabulary(path: Path, rows: int | None = None) -> None:
         core = Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # the library raises nothing narrower
         raise BadConfig(
-            f"{path}/tokenizer.json cannot be read ({' '.join(str(error).split())}); copy it anew from where the model came from"
+            f"{path}/tokenizer.json cannot be read ({' '.join(str(error).split())}); copy it again from where the model came from"
         ) from error
     check_ids(path, core.get_vocab(), rows)
 

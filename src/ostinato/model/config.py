@@ -21,24 +21,26 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     """Which model is served and trained."""
 
     source: str = Field(
-        default="smollm2", description="'smollm2', a directory, or a Hugging Face hub name such as Qwen/Qwen3-0.6B."
+        default="smollm2",
+        description="The model: 'smollm2', a directory, or a Hugging Face hub name such as Qwen/Qwen3-0.6B.",
     )
     name: str = Field(
-        default="", description="Model name that clients send. Empty: the hub name, or the last part of the directory."
+        default="",
+        description="Model name that clients send. Empty: the hub name, or the last part of the directory's path.",
     )
     cache: Path = Field(
         default=Path("~/.cache/ostinato"),
-        description="Directory for converted and downloaded models. The default lies below XDG_CACHE_HOME if that is set, and in the "
-        "run's directory if the home directory cannot be written.",
+        description="Directory for converted and downloaded models. The default is below XDG_CACHE_HOME if that is set, and in the run's "
+        "directory if the home directory cannot be written.",
     )
     dtype: Literal["bfloat16", "float32"] = Field(
         default="bfloat16", description="Dtype in which weights are published and stored."
     )
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto",
-        description="Arithmetic of the engine, and of the trainer unless train.compute overrides it. auto: what this "
-        "machine multiplies faster, as measured at the first start (`ostinato doctor` shows it); bf16 on GPUs; fp32 "
-        "for weights stored in float32.",
+        description="Arithmetic of the engine, and of the trainer unless train.compute overrides it. auto: whichever is faster for "
+        "matrix products on this machine, as measured at the first start (`ostinato doctor` shows it); bf16 on GPUs; fp32 for weights "
+        "stored in float32.",
     )
     device: str = Field(
         default="cpu",
@@ -47,20 +49,20 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
-        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, with fast "
-        "numerics. auto: own on the CPU, else torch.",
+        description="Which kernels compute the model. 'own': Ostinato's compiled kernels, on the CPU only. 'torch': torch's operations, "
+        "on any device, with fast numerics. auto: own on the CPU, else torch.",
     )
     numerics: Literal["auto", "exact", "fast"] = Field(
         default="auto",
-        description="'exact': engine and trainer compute the same bits, as checked at the first start; refused where "
-        "that does not hold. 'fast': unchecked; the trainer corrects for the difference and reports it. 'auto': exact "
-        "where it holds, else fast, and why is said in a line.",
+        description="Whether engine and trainer compute the same bits. 'exact': they do, as checked at the first start; the run refuses "
+        "to start where that fails. 'fast': not checked; the trainer corrects for the difference and reports it. 'auto': exact where the "
+        "check passes, else fast, and a message says why.",
     )
 
     order: Literal["auto", "blocks", "pairs"] = Field(
         default="auto",
-        description="Order of additions of bf16 products: 'blocks' is the same on every CPU, 'pairs' is faster on CPUs with AVX512-BF16 "
-        "and without tiles (AMX), and not possible on others. auto: the faster. A fleet of unlike CPUs sets 'blocks'.",
+        description="Order of the additions in bf16 matrix products. 'blocks' is the same on every CPU. 'pairs' is faster on CPUs with "
+        "AVX512-BF16 and without tiles (AMX), and impossible on others. auto: the faster one. For a fleet of different CPUs, set 'blocks'.",
     )
 
     @field_validator("device")

@@ -28,7 +28,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from ostinato.core.errors import BadRequest, Unavailable
 
 MAX_GRAMMAR_CHARS = 100_000
-REFUSED = "The format, or the parameters of a tool that must be called, cannot be held to: "
+REFUSED = "The format, or the parameters of a tool that must be called, cannot be enforced: "
 _KEPT = 32  # compiled grammars; the memory of each is bounded by its trial
 _LIMITS = LLParserLimits(step_lexer_fuel=20_000, step_max_items=5_000)
 """Limits on the cost of one token's mask, for which every stream of a step waits. 60 tools of eight arguments take 0.2 ms and come nowhere

@@ -56,7 +56,9 @@ def _nodes(value: Any) -> Iterator[Any]:
 
 
 def _too_much(what: str) -> BadRequest:
-    return BadRequest(f"The format, or the parameters of a tool that must be called, cannot be held to: it has {what}.")
+    return BadRequest(
+        f"The format, or the parameters of a tool that must be called, cannot be enforced: it has {what}."
+    )
 
 
 # ---------------------------------------------------------------- constraints

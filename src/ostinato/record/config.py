@@ -25,53 +25,61 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
 
     url: str = Field(
         default="",
-        description="postgresql://user@host/database: keeps the log there, for workers on several machines. Empty: in "
-        "the run's directory.",
+        description="URL of a Postgres database that holds the log, for workers on several machines: postgresql://user@host/database. "
+        "Empty: the log is in the run's directory.",
     )
     password_env: str = Field(
         default="",
-        description="Environment variable that holds the password for record.url. Empty: no password, or libpq's own "
-        "sources.",
+        description="Environment variable that holds the password for record.url. Empty: no password, or one from libpq's own sources.",
     )
     allow_unverified: bool = Field(
         default=False,
-        description="Accept a Postgres on another host whose certificate is not checked. Only for a network that nobody "
-        "else can reach; otherwise add ?sslmode=verify-full to record.url.",
+        description="Accept a Postgres on another host whose certificate is not checked. Set it only on a network that nobody else can "
+        "reach; otherwise add ?sslmode=verify-full to record.url.",
     )
     namespace: str = Field(
         default="ostinato",
-        description="Database schema of this run's log; each run needs its own. Names that begin with pg_ are "
-        "Postgres's own.",
+        description="Database schema of this run's log. Each run needs its own. Names that begin with pg_ are reserved by Postgres.",
     )
     retain_days: float | None = Field(
-        default=None, gt=0, description="Days after which turns, signals and rewards are dropped. Unset: never."
+        default=None,
+        gt=0,
+        description="Age, in days, at which turns, signals and rewards are dropped. Unset: they are kept.",
     )
-    segment_rows: int = Field(default=250_000, ge=1, description="Rows after which a new segment begins.")
-    segment_mb: float = Field(default=256.0, gt=0, description="Megabytes after which a new segment begins.")
-    segment_hours: float = Field(default=24.0, gt=0, description="Hours after which a new segment begins.")
+    segment_rows: int = Field(
+        default=250_000, ge=1, description="Rows in a segment of the log after which a new one begins."
+    )
+    segment_mb: float = Field(
+        default=256.0, gt=0, description="Size of a segment, in megabytes, after which a new one begins."
+    )
+    segment_hours: float = Field(
+        default=24.0, gt=0, description="Age of a segment, in hours, after which a new one begins."
+    )
     append_s: float = Field(
         default=5.0,
         gt=0,
-        description="Longest wait for the disk, for Postgres or for another writing process, in seconds; then 503.",
+        description="Longest wait of a write for the disk, for Postgres or for another writing process, in seconds; then the call gets "
+        "503.",
     )
     lease_s: float = Field(
         default=15.0,
         ge=1,
-        description="On Postgres: seconds without a sign of life after which a worker on another host takes over a "
-        "role.",
+        description="On Postgres: seconds without a heartbeat after which a worker on another host takes over a role.",
     )
     away_s: float = Field(
         default=3600.0,
         ge=0,
-        description="On Postgres: seconds that a trainer, rollout or housekeeping worker waits for an unreachable "
-        "server; then it ends and is started anew.",
+        description="On Postgres: longest time that a trainer, rollout or housekeeping worker waits for an unreachable server, in "
+        "seconds. Then it ends and is restarted.",
     )
     encrypt: Encrypt = Field(
         default=Encrypt.NONE,
-        description="Encrypt text, tokens, comments and corrections at rest, with one key per 'tenant' or per 'user'.",
+        description="Encrypt text, tokens, comments and corrections at rest, with one key per 'tenant' or per 'user'. 'none': nothing is "
+        "encrypted.",
     )
     master_key: Path | None = Field(
-        default=None, description="File of 32 or more random bytes that wraps the keys. Unset: they are not wrapped."
+        default=None,
+        description="File of 32 or more random bytes that encrypts (wraps) the keys. Unset: the keys are stored unwrapped.",
     )
 
     @field_validator("namespace")

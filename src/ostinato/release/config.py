@@ -19,59 +19,61 @@ SignalName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$"
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     """How candidates are released to users, and when they are rolled back."""
 
-    poll_s: float = Field(default=1.0, gt=0.0, description="Seconds between looks at the refs when nothing is due.")
+    poll_s: float = Field(
+        default=1.0, gt=0.0, description="Seconds between two checks of the refs when nothing is due."
+    )
     canary: bool = Field(
         default=False,
-        description="Try each candidate on a growing share of users, and keep some users on the release before it "
-        "until the verdict. It takes hundreds of users a day; without it candidates go live on the gate alone.",
+        description="Try each candidate on a growing share of users, and keep some users on the previous release until the verdict. This "
+        "needs hundreds of users a day. False: candidates go live on the gate's verdict alone.",
     )
     require: Require = Field(
         default="no_loss",
-        description="What must be shown before a candidate ships: 'no_loss', that it is not worse than the margin; "
-        "'win', that it is better. Users show it if `canary` is on, otherwise the suite, against the best release so "
-        "far.",
+        description="What must be shown before a candidate ships. 'no_loss': that it is not worse than the margin. 'win': that it is "
+        "better. If `canary` is on, this is shown on users; otherwise on the suite, against the best release so far.",
     )
     approval: Literal["auto", "manual"] = Field(
         default="auto",
-        description="'auto' ships a candidate that has passed. With 'manual' it waits for a person's `ostinato "
-        "approve` or `ostinato refuse`, or the button on the page.",
+        description="Who lets a candidate that has passed ship. 'auto': it ships by itself. 'manual': it waits for a person's `ostinato "
+        "approve` or `ostinato refuse`, or for the button on the page.",
     )
     cooldown_s: float = Field(
         default=6 * HOUR,
         ge=0.0,
-        description="Seconds after a rollback in which nothing ships by itself and no trial begins. A person may "
-        "still ship.",
+        description="Seconds after a rollback during which nothing ships by itself and no trial begins. A person can still ship.",
     )
     rollbacks_a_day: int = Field(
         default=1,
         ge=0,
-        description="Automatic rollbacks allowed within 24 hours; after one more, nothing ships by itself until a "
-        "person ships or approves.",
+        description="Automatic rollbacks allowed within 24 hours. After one more, nothing ships by itself until a person ships or "
+        "approves.",
     )
     signals: tuple[SignalName, ...] = Field(
         default=(),
-        description="Signals of your product that metrics name, so that a name that is misspelt there is an error. Known without it: "
+        description="Your product's own signals that metrics refer to. A metric with an unlisted signal is an error, which catches "
+        "misspelt names. These need not be listed: "
         f"{', '.join(SIGNALS)}.",
     )
     metrics: tuple[MetricConfig, ...] = Field(
         default=DEFAULT_METRICS,
-        description="What a release is judged by, as tables [[release.metrics]]. Without a goal among them, the goal "
-        "is acceptance. The default guardrails stay in addition to yours; one of yours with the same name replaces a "
-        "default.",
+        description="Metrics by which a release is judged, as tables [[release.metrics]]. If none of them is a goal, the goal is "
+        "acceptance. The default guardrails apply in addition to your metrics; a metric of yours with the same name replaces a default.",
     )
     trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried on users.")
     best_arm: bool = Field(
         default=False,
-        description="Keep a share of the users (release.standing.share) on the best release that users ever proved, "
-        "and compare live with it all the time: losses too small for one trial add up there. It holds one more "
-        "version in memory.",
+        description="Keep a share of the users (release.standing.share) on the release that users have shown to be the best so far, and "
+        "compare live with it all the time. This detects losses that are too small for one trial but add up. It takes the memory of one "
+        "more version.",
     )
-    standing: StandingConfig = Field(default=StandingConfig(), description="Live against the best release.")
-    guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users rolls a version back.")
+    standing: StandingConfig = Field(
+        default=StandingConfig(), description="The comparison of live with the best release."
+    )
+    guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users causes a rollback.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals are joined.")
-    auto: RouterConfig = Field(default=RouterConfig(), description="How Auto adjusts its arms' shares.")
+    auto: RouterConfig = Field(default=RouterConfig(), description="How Auto adjusts the shares of its arms.")
     monitors: MonitorsConfig = Field(
-        default=MonitorsConfig(), description="Which behaviour is monitored, and against what."
+        default=MonitorsConfig(), description="Which behaviour is monitored, and what it is compared with."
     )
 
     @property

@@ -418,7 +418,7 @@ class ReleaseController:
     def _expect(self, expected: PolicyVersion | None) -> None:
         """Raise Conflict unless `expected`, if given, is still live. Called after the refs were read for the move."""
         if expected not in (None, self.live):
-            raise Conflict(f"{self.live} is live now, not {expected}: nothing was done; look again, and decide anew")
+            raise Conflict(f"{self.live} is live now, not {expected}: nothing was done; look again, and decide again")
 
     async def _due(self, state: State) -> PolicyVersion | None:
         """The candidate to evaluate: the one whose judgement has begun, else the newest, unless settled."""

@@ -27,26 +27,28 @@ _DAY = 86_400.0
 class GuardConfig(BaseModel, frozen=True, extra="forbid"):
     """When a version that serves users is rolled back automatically."""
 
-    enabled: bool = Field(default=True, description="False: only a person rolls back.")
+    enabled: bool = Field(default=True, description="Roll back automatically. False: only a person rolls back.")
     alpha: float = Field(
         default=0.02,
         gt=0.0,
         lt=0.5,
-        description="Chance per release of rolling back an equally good version, all looks together, shared equally by what is "
+        description="Probability, per release, of rolling back an equally good version, over all looks. It is shared equally by what is "
         "compared: acceptance, success and return.",
     )
     tolerance: float = Field(
         default=0.02,
         ge=0.0,
         lt=1.0,
-        description="Tolerated loss in the share of accepted turns, of answers without an engine error, and of users who come "
-        "again the next day.",
+        description="Tolerated loss in the share of accepted turns, in that of answers without an engine error, and in that of users who "
+        "come back the next day.",
     )
     min_outcomes: int = Field(
-        default=60, ge=2, description="Outcomes of the watched version before anything is decided."
+        default=60, ge=2, description="Least number of outcomes of the watched version before anything is decided."
     )
-    min_users: int = Field(default=5, ge=2, description="Effective users on each side before anything is decided.")
-    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts anew.")
+    min_users: int = Field(
+        default=5, ge=2, description="Least number of effective users on each side before anything is decided."
+    )
+    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts over.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,48 +26,61 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
     """The learned baseline b(x, user)."""
 
     shrinkage: float = Field(
-        default=10.0, gt=0, description="Pseudo-count of turns at the overall mean in each user's and prompt's mean."
+        default=10.0,
+        gt=0,
+        description="Shrinkage of each user's and each prompt's mean towards the overall mean, as a pseudo-count of turns at the overall "
+        "mean.",
     )
     ridge: float = Field(
         default=1.0,
         gt=0,
-        description="Ridge penalty, which pulls the regression towards the overall mean plus the user's and the "
-        "prompt's deviation.",
+        description="Ridge penalty of the regression. It pulls predictions towards the overall mean plus the user's and the prompt's "
+        "deviation.",
     )
     length_exponent: float = Field(
         default=1.5,
         ge=0,
         le=2,
-        description="A turn's evidence counts in proportion to its sampled tokens to this power, since the gradient "
-        "of a long answer is large; 0: every turn counts alike.",
+        description="Exponent of a turn's number of sampled tokens, to which the turn's weight as evidence is proportional: the gradient "
+        "of a long answer is large. 0: all turns weigh the same.",
     )
     forget: float = Field(
         default=0.999,
         gt=0,
         le=1,
-        description="Weight that older evidence keeps per observed turn, as the policy changes.",
+        description="Factor by which the weight of older evidence is multiplied at each observed turn, because the policy changes.",
     )
     forget_key: float = Field(
         default=0.98,
         gt=0,
         le=1,
-        description="Weight that older evidence about a user, or a prompt, keeps per observed turn of theirs, as they "
-        "change.",
+        description="Factor by which the weight of older evidence about a user, or a prompt, is multiplied at each of its own observed "
+        "turns, because users and prompts change.",
     )
     max_keys: int = Field(
         default=100_000,
         ge=1,
-        description="Users, and prompts, remembered; those unseen for longest are forgotten first.",
+        description="Most users, and most prompts, that are remembered. Those unseen for longest are forgotten first.",
     )
 
 
 class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
     """When too little feedback is taken to mean that feedback is not arriving."""
 
-    enabled: bool = Field(default=True, description="False: silence always counts as the reward function says.")
-    min_turns: int = Field(default=200, ge=1, description="Matured turns of a tenant before its silence can be judged.")
+    enabled: bool = Field(
+        default=True,
+        description="Detect when a tenant's feedback stops arriving, and do not trust silence then. False: silence always counts as the "
+        "reward function says.",
+    )
+    min_turns: int = Field(
+        default=200,
+        ge=1,
+        description="Least number of a tenant's turns whose windows have closed before its silence can be judged.",
+    )
     false_alarm_turns: float = Field(
-        default=1e6, gt=1, description="Least mean number of turns between two false alarms while feedback arrives."
+        default=1e6,
+        gt=1,
+        description="Lower bound on the mean number of turns between two false alarms while feedback arrives.",
     )
 
 
@@ -78,24 +91,25 @@ class HintsConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0,
         ge=0,
         le=100,
-        description="Weight of the divergence from the teacher per token of an answer that did worse than expected, whose credit has "
-        "an advantage of about 1. 0: nothing is learned from hints, because what one user wrote then moves what others are answered. "
-        "Needs `train.ranks` = 1.",
+        description="Weight per token of the divergence from the teacher, in an answer that did worse than expected. It is relative to "
+        "the answer's credit, which has an advantage of about 1. 0: nothing is learned from hints, because what one user writes would "
+        "then change how others are answered. Needs `train.ranks` = 1.",
     )
     comments: tuple[str, ...] = Field(
         default=("rejected", "undone"),
-        description="Signals whose `comment` is a hint. Name none whose comments hold what the model must not know, such as the expected "
-        "values of hidden tests.",
+        description="Signals whose `comment` is used as a hint. Do not name signals whose comments contain what the model must not know, "
+        "such as the expected values of hidden tests.",
     )
     follow_ups: tuple[str, ...] = Field(
         default=("tool_error", "tool_rejected", "dissatisfied"),
-        description="Signals that make a hint of what the conversation went on with: the tool's error, or what the person said next.",
+        description="Signals after which the continuation of the conversation is used as a hint: the tool's error, or what the person "
+        "said next.",
     )
     chars: int = Field(
         default=1_000,
         ge=16,
         le=100_000,
-        description="Longest hint, in characters; of a longer text the beginning and the end are taken.",
+        description="Longest hint, in characters. Of a longer text, the beginning and the end are kept.",
     )
 
 
@@ -106,15 +120,15 @@ class BeliefConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0,
         ge=0,
         le=1,
-        description="Part of a rollout's credit that is divided among its turns by their changes; the rest is shared "
-        "evenly. 0: the answer is not scored. Above 0, the engine reads the whole conversation once more after each turn of a task with "
-        "`known`.",
+        description="Fraction of a rollout's credit that is divided among its turns by how much each changed the probability of the "
+        "known answer. The rest is shared evenly. 0: the answer is not scored. Above 0, the engine reads the whole conversation once more "
+        "after each turn of a task with `known`.",
     )
     most: float = Field(
         default=8.0,
         gt=1,
         le=1000,
-        description="Most times its even share of the rollout's credit that one turn may get.",
+        description="Largest credit of one turn, as a multiple of its even share of the rollout's credit.",
     )
 
 
@@ -124,42 +138,46 @@ class SurrogateConfig(BaseModel, frozen=True, extra="forbid"):
     truth_after_s: float = Field(
         default=0.0,
         ge=0,
-        description="Seconds after a turn's end at which its late reward is known, such as 86400. When its window closes, a turn is then "
-        "learned from with the late reward that is predicted; the late reward itself teaches the prediction and is never trained on. "
-        "0: nothing is predicted.",
+        description="Seconds after a turn's end at which its late reward is known, such as 86400. When the turn's window closes, it is "
+        "then learned from with a prediction of its late reward. The late reward itself only trains the predictor; the policy is never "
+        "trained on it. 0: nothing is predicted.",
     )
     function: str = Field(
         default="",
-        description="The function that gives late rewards, as 'module:function'. Empty: `reward.function`, with `truth_after_s` as its "
-        "option `window`.",
+        description="The function that computes late rewards, as 'module:function'. Empty: `reward.function`, with `truth_after_s` as "
+        "its option `window`.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of `function`, if it is not empty."
+        default_factory=dict, description="Keyword arguments of `function`, if one is named."
     )
     signals: tuple[str, ...] = Field(
         default=(),
         max_length=16,
-        description="Signals that help to predict: whether they came in the window, and their last value there.",
+        description="Signals used as features of the prediction: whether each arrived in the window, and its last value there.",
     )
-    memory: int = Field(default=2000, ge=100, description="Late rewards remembered of a tenant, the newest.")
+    memory: int = Field(default=2000, ge=100, description="Newest late rewards that are remembered per tenant.")
     most_awaited: int = Field(
         default=20_000,
         ge=100,
-        description="Turns whose late reward is awaited at once. Of a tenant with too many, one in 2, 4, ... is followed.",
+        description="Most turns whose late reward is awaited at once. If a tenant has too many, only one in 2, 4, ... of its turns is "
+        "followed.",
     )
     ridge: float = Field(
         default=10.0,
         gt=0,
-        description="Ridge penalty: how many turns it takes to move the prediction halfway from the early reward itself.",
+        description="Ridge penalty: the number of turns that move the prediction halfway away from the early reward.",
     )
     forget: float = Field(
-        default=0.999, gt=0, le=1, description="Weight that older late rewards keep per newer one of the tenant."
+        default=0.999,
+        gt=0,
+        le=1,
+        description="Factor by which the weight of older late rewards is multiplied at each newer one of the same tenant.",
     )
     least_correlation: float = Field(
         default=0.3,
         ge=-1,
         le=1,
-        description="Correlation of prediction and late reward below which the alarm `surrogate:<tenant>` is raised.",
+        description="Correlation of predicted and late rewards below which the alarm `surrogate:<tenant>` is raised.",
     )
 
     @property
@@ -176,15 +194,21 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward function.")
     answer_s: float = Field(
-        default=5.0, gt=0, description="Seconds that the reward function has for one turn; then its process is killed."
+        default=5.0,
+        gt=0,
+        description="Longest computation of one turn's reward, in seconds; then the reward function's process is killed.",
     )
     memory_bytes: int = Field(
         default=4 << 30, gt=0, description="Most memory of the reward function's process, in bytes."
     )
     load_s: float = Field(default=60.0, gt=0, description="Longest import of the reward function's module, in seconds.")
-    max_abs: float = Field(default=100.0, gt=0, le=1e6, description="Largest absolute reward that is accepted.")
+    max_abs: float = Field(
+        default=100.0, gt=0, le=1e6, description="Largest absolute value of a reward that is accepted."
+    )
     settle_s: float = Field(
-        default=0.5, ge=0, description="Seconds that signals received in the window are given to reach the disk."
+        default=0.5,
+        ge=0,
+        description="Seconds after the window's end for signals received within it to reach the disk.",
     )
     delivery_s: float = Field(
         default=60.0, ge=0, description="Seconds after a turn's end within which its delivery must be recorded."
@@ -195,19 +219,23 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     batch_wait_s: float = Field(
         default=7 * DAY,
         gt=0,
-        description="Seconds after its reward was due until a turn is held back because too few others fill a batch, "
-        "or, while the trainer waits for the gate, because newer turns fill it.",
+        description="Longest wait of a turn for a batch after its reward was due, in seconds; then it is held back. It waits while there "
+        "are too few other turns to fill a batch, or, while the trainer waits for the gate, because newer turns fill it.",
     )
-    max_signals: int = Field(default=100, ge=1, description="Signals per turn that count, the first ones written.")
+    max_signals: int = Field(
+        default=100, ge=1, description="Most signals that count per turn; the first ones written count."
+    )
     max_orphans: int = Field(
-        default=10_000, ge=0, description="Most signals remembered about turns that are not in the log yet."
+        default=10_000,
+        ge=0,
+        description="Most signals that are remembered although their turns are not in the log yet.",
     )
-    orphan_bytes: int = Field(default=4 << 20, ge=0, description="Most bytes of ids of such signals.")
+    orphan_bytes: int = Field(default=4 << 20, ge=0, description="Most memory for the ids of such signals, in bytes.")
     orphan_s: float = Field(default=3600.0, gt=0, description="Seconds after which such a signal is forgotten.")
     remember: int = Field(
         default=50_000,
         ge=0,
-        description="Decided turns remembered, to tell late feedback from feedback about an unknown turn.",
+        description="Decided turns that are remembered, to tell late feedback from feedback about an unknown turn.",
     )
     fold_rows: int = Field(
         default=50_000, ge=1, description="Rows of the log between two saves of the totals computed from it."
@@ -215,47 +243,51 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     min_temperature: float = Field(
         default=0.1,
         ge=0,
-        description="Turns with a lower temperature are not learned from: gradients grow as 1 / temperature.",
+        description="Lowest sampling temperature of turns that are learned from: gradients grow as 1 / temperature.",
     )
     purposes: tuple[Purpose, ...] = Field(
         default=(Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
-        description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
+        description="Which calls are learned from, by their purpose: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
-        default=4, ge=0, description="Optimizer steps by which a turn's tokens, on average, may lag behind the trainer."
+        default=4,
+        ge=0,
+        description="Largest staleness of a turn that is learned from: optimizer steps by which its tokens, on average, lag behind the "
+        "trainer.",
     )
     world_staleness: int = Field(
         default=8,
         ge=0,
-        description="The same for the oldest token of turns in simulated worlds, whose weights may change midway. An older turn is held "
-        "back alone, and its whole group only if it is the last of its rollout.",
+        description="Largest staleness of a turn in simulated worlds, in optimizer steps. It counts from the oldest token, since the "
+        "weights may change midway. A staler turn is held back alone; its whole group is held back only if the turn is the last of its "
+        "rollout.",
     )
     flat_groups: Literal["hold_back", "train"] = Field(
         default="hold_back",
-        description="Groups of rollouts with equal values, whose advantages are 0. 'hold_back': a batch of "
-        "`worlds.groups` contains none, so that the trainer's time goes where there is something to learn. 'train': "
-        "they are trained on, which applies the KL to them.",
+        description="What happens to groups of rollouts with equal values, whose advantages are 0. 'hold_back': a batch of "
+        "`worlds.groups` contains none of them, so that the trainer spends its time where there is something to learn. 'train': they are "
+        "trained on, which applies the KL penalty to them.",
     )
     episode_wait_s: float = Field(
         default=3600.0,
         ge=0,
-        description="Seconds after a decided turn's end until it is learned from even if its episode goes on.",
+        description="Seconds after a decided turn's end until it is learned from even if its episode continues.",
     )
     batch_tokens: int = Field(
         default=1 << 17,
         ge=64,
-        description="Most tokens per batch, with tokens shared within an episode or group counted once; set no more "
-        "than a step can process in `supervise.work_s`. People's episodes beyond a quarter of it are split, their "
-        "groups and single turns held back as too_long; groups of rollouts only beyond `group_tokens`.",
+        description="Most tokens per batch; tokens shared within an episode or group count once. Set no more than a step can process in "
+        "`supervise.work_s`. An episode of people's turns that exceeds a quarter of this is split; a group or a single turn that does is "
+        "held back as too_long. Groups of rollouts are held back only beyond `group_tokens`.",
     )
     group_tokens: int = Field(
         default=1 << 20,
         ge=64,
-        description="Most tokens of one group of rollouts. One beyond `batch_tokens` is a step of its own, which may "
-        "take longer than `supervise.work_s` in proportion.",
+        description="Most tokens of one group of rollouts. A group larger than `batch_tokens` gets a step of its own, which may take "
+        "longer than `supervise.work_s` in proportion.",
     )
     episode_turns: int = Field(
-        default=256, ge=1, description="Most turns of one episode in a batch; longer episodes are split."
+        default=256, ge=1, description="Most turns of one episode in a batch. Longer episodes are split."
     )
     group_wait_s: float = Field(
         default=60.0, ge=0, description="Seconds without a new turn after which a group counts as complete."
@@ -264,46 +296,47 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.9,
         ge=0,
         le=1,
-        description="Factor by which a turn's reward counts for the turn before it in its episode, unless it counts "
-        "one of `outcomes`.",
+        description="Discount factor: how much of a turn's reward counts for the turn before it in its episode. Rewards that count one "
+        "of `outcomes` are not discounted.",
     )
     outcomes: tuple[str, ...] = Field(
         default=OUTCOMES,
-        description="Signals that say how a whole session ended. A reward that counts one reaches all earlier turns of "
-        "its episode at full value, without `discount`; several of an episode are averaged.",
+        description="Signals that say how a whole session ended. A reward that counts one of them reaches all earlier turns of its "
+        "episode at full value, without `discount`. If an episode has several such rewards, they are averaged.",
     )
     users: Users = Field(
         default="declared",
-        description="Whom the caps count as a user: any name that a caller gives, or only verified users, a tenant's "
-        "others as one.",
+        description="Who counts as a user for the caps: 'declared', any name that a caller gives; 'verified', only verified users, with "
+        "all others of a tenant counted as one.",
     )
     user_cap: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="Largest share of a batch that one user may have, each turn counting equally, or 2 / users if "
-        "that is more: one or two users are not capped.",
+        description="Largest share of a batch that one user may have, where each turn counts equally. If 2 / users is more, that is the "
+        "cap, so that one or two users are not capped.",
     )
     user_steps: int = Field(
         default=50,
         ge=0,
-        description="Optimizer steps over which one user gets at most an equal share, whatever their traffic: 0.2% "
-        "among 500 equally active users. A new user may have ten steps' worth at once. 0: only each batch is capped.",
+        description="Optimizer steps over which one user gets at most an equal share, however much traffic they have: 0.2% among 500 "
+        "equally active users. A new user may have ten steps' worth at once. 0: shares are capped in each batch only.",
     )
     tenant_cap: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Largest share of a batch that one tenant may have, each turn counting equally; or, if more, 2 "
-        "/ tenants (one or two are not capped) or what the others' users cannot fill under `user_cap`. Tenants with "
-        "turns to learn from fill a batch in turn.",
+        description="Largest share of a batch that one tenant may have, where each turn counts equally. The cap is higher if 2 / tenants "
+        "is more (one or two are not capped), or if the others' users cannot fill the rest under `user_cap`. Tenants with turns to learn "
+        "from fill a batch in turn.",
     )
     propensity_cap: float = Field(
         default=4.0,
         ge=1,
         le=100,
-        description="Most by which a rewarded turn's weight is multiplied, or divided, because answers of its length are "
-        "rewarded less, or more, often than the tenant's others (inverse propensity weighting). 1: no turn's is.",
+        description="Bound on inverse propensity weights. Where a tenant's answers of one length are rewarded less often than its "
+        "others, rewarded turns of that length are weighted up by at most this factor; where more often, down by at most this factor. 1: "
+        "all weights are 1.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
     belief: BeliefConfig = Field(
@@ -311,7 +344,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     equal_states: bool = Field(
         default=False,
-        description="Compare the turns of a group of rollouts with those of others at the same prompt, where there are any.",
+        description="Compare each turn of a rollout with the turns of the group's other rollouts at the same prompt, where there are any.",
     )
     hints: HintsConfig = Field(default_factory=HintsConfig, description="Learning from feedback as hints.")
     surrogate: SurrogateConfig = Field(

@@ -77,7 +77,9 @@ class Keyring:
         if metrics_key is not None:
             self._scraper = self._digest(_strong(metrics_key.get_secret_value(), "serve.metrics_key"))
             if self._scraper in self._admins:
-                raise BadConfig("serve.metrics_key is also serve.admin_key; choose another, which opens nothing else.")
+                raise BadConfig(
+                    "serve.metrics_key equals serve.admin_key; choose another one, which opens nothing else."
+                )
         self._check_apart(self._tenants)
 
     def renew(self, api_keys: Sequence[SecretStr], own: int | None = None) -> frozenset[str]:
@@ -164,7 +166,7 @@ def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[Secre
     mode, lines = _read_keys(file)
     if mode & 0o007:
         raise BadConfig(
-            f"serve.api_keys_file: everybody may use {file} (mode {mode:03o}); take that away: chmod o= {file}"
+            f"serve.api_keys_file: every user may access {file} (mode {mode:03o}); remove that permission: chmod o= {file}"
         )
     keys: list[SecretStr] = []
     for number, line in enumerate(lines, 1):
@@ -172,12 +174,12 @@ def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[Secre
             continue
         if len(line.split()) > 1:
             raise BadConfig(
-                f"serve.api_keys_file: line {number} of {file} holds a space; write one key a line, as in acme:sk-..."
+                f"serve.api_keys_file: line {number} of {file} contains a space; write one key per line, as in acme:sk-..."
             )
         if line:
             keys.append(SecretStr(line))
     if not keys:
-        raise BadConfig(f"serve.api_keys_file: {file} holds no key; write one a line, as in acme:sk-...")
+        raise BadConfig(f"serve.api_keys_file: {file} contains no key; write one per line, as in acme:sk-...")
     return (*api_keys, *keys)
 
 
@@ -190,7 +192,7 @@ def _read_keys(file: Path) -> tuple[int, list[str]]:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise BadConfig(
-                    f"serve.api_keys_file: {file} is no file; name one with a key a line, as in acme:sk-..."
+                    f"serve.api_keys_file: {file} is not a file; name one with a key per line, as in acme:sk-..."
                 )
             return stat.S_IMODE(status.st_mode), [line.strip() for line in opened]
     except RuntimeError as error:
@@ -198,7 +200,7 @@ def _read_keys(file: Path) -> tuple[int, list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise BadConfig(
-            f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}; name a file with a key a line, as in acme:sk-..."
+            f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}; name a file with a key per line, as in acme:sk-..."
         ) from None
 
 
@@ -237,7 +239,7 @@ class UserKeys:
                 "X-Ostinato-User-Signature does not fit this user; sign the same name with serve.user_keys."
             )
         if now > float(expires):
-            raise Unauthorized("X-Ostinato-User-Signature has expired; sign the user anew.")
+            raise Unauthorized("X-Ostinato-User-Signature has expired; sign the user again.")
 
 
 def check_bind(host: str, api_keys: Sequence[object]) -> None:

@@ -101,7 +101,7 @@ class ConsentChoices:
                 told = ""
             except OstinatoError as error:
                 if told != str(error):
-                    _LOG.warning("What people allow cannot be read anew: %s", error)
+                    _LOG.warning("What people allow cannot be read again: %s", error)
                 told = str(error)
             await asyncio.sleep(EVERY_S)
 

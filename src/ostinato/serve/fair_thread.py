@@ -63,7 +63,7 @@ class FairThread:
                 self._waiting.put(tenant, _Work(work, done, loop))
         if not idle and waiting >= MOST_WAITING:
             raise QuotaExceeded(
-                f"{waiting} long requests of yours wait to be read; wait for some.",
+                f"{waiting} of your long requests are waiting to be read; wait for some.",
                 kind="requests",
                 retry_after_s=1,
             )

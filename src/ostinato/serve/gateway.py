@@ -105,7 +105,7 @@ class ServerInfo:
         elif failure := self._parts.writes.failing():
             status = "failing"
             body["reason"] = (
-                f"The log took no write ({failure}), so no call can be answered; the server's output says why."
+                f"The log accepted no write ({failure}), so no call can be answered; the server's output says why."
             )
         told = body if who is not None else {}
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
@@ -383,10 +383,10 @@ class GatewayApp(Starlette):
                 await self._restore()
         except TimeoutError:
             _LOG.warning(
-                "The log did not tell all its last turns within %g s; some conversations begin anew.", longest_s
+                "The log's last turns could not all be read within %g s; some conversations start over.", longest_s
             )
         except OstinatoError as error:
-            _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
+            _LOG.error("The log's last turns cannot be read: %s; some conversations start over.", error)
         parts = self._parts
         several = (self._judge, parts.deals, parts.adaptation, parts.styles)
         beside = [each for each in several if each is not None]

@@ -246,7 +246,7 @@ class OutsideModel:
                 blame = reply.status >= 500 or reply.status < 400 or reply.status in _OWN_FAULTS
                 raise OutsideFailure(f"it answered with status {reply.status}", blame=blame)
             if reply.content_type != "text/event-stream":
-                raise OutsideFailure("what it sent is no stream of events")
+                raise OutsideFailure("what it sent is not an event stream")
             async for line in reply.content:
                 event = read_outside(line)
                 if event is not None:

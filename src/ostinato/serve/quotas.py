@@ -112,7 +112,7 @@ class Quotas:
         account, now = self._tenants[tenant], self._clock()
         if account.stored is not None and (wait_s := account.stored.wait(size, now)):
             limit = f"{account.quota.mb_per_day:g} MB of request bodies a day (serve.quota.mb_per_day)"
-            raise self._exceeded(tenant, f"more than {limit}; what was used comes back over the day.", wait_s)
+            raise self._exceeded(tenant, f"more than {limit}; the quota refills over the day.", wait_s)
         if wait_s := account.bytes.take(size, now):
             limit = f"{account.quota.bytes_per_s:g} bytes a second (serve.quota.bytes_per_s)"
             raise self._exceeded(tenant, f"more than {limit}.", wait_s)
@@ -148,7 +148,7 @@ class Quotas:
         if samples > self._places - self._open - (self._kept_free - own):
             self._refused(tenant, Overloaded.code)
             raise Overloaded(
-                f"The server is overloaded: {self._open} samples are being made, as many as fit; try again in a moment."
+                f"The server is overloaded: {self._open} samples are being generated, as many as fit; try again in a moment."
             )
         self._change(account, samples)
         try:

@@ -24,7 +24,7 @@ async def in_time(seconds: float) -> AsyncGenerator[None]:
             yield
     except TimeoutError:
         raise Unavailable(
-            "The log did not answer in time, or its past is still being read after a start; what was sent may be recorded or not: "
+            "The log did not answer in time, or its past is still being read after a start; what was sent may or may not be recorded: "
             "send it again."
         ) from None
 
@@ -76,5 +76,5 @@ class Writes:
             self._failed = None
         elif not isinstance(error, BadRequest):  # a fault of the rows, not of the log
             if self._failed is None:
-                _LOG.error("The log took no write: %s", error)
+                _LOG.error("The log accepted no write: %s", error)
             self._failed = (error.code if isinstance(error, OstinatoError) else OstinatoError.code, self._clock())

@@ -75,7 +75,7 @@ class HeldOut(_Part, frozen=True):
     label: str = Field(description="Such as base or final.")
     mean: float = Field(ge=0.0, le=1.0, description="Mean score.")
     lower: float = Field(description="Lower end of the 95% interval.")
-    upper: float = Field(description="Upper end.")
+    upper: float = Field(description="Upper end of the 95% interval.")
     items: int = Field(ge=0, description="Suite items.")
 
 
@@ -84,7 +84,7 @@ class OutcomeShare(_Part, frozen=True):
 
     mean: float = Field(ge=0.0, le=1.0, description="The share.")
     lower: float = Field(ge=0.0, le=1.0, description="Lower end of the interval.")
-    upper: float = Field(ge=0.0, le=1.0, description="Upper end.")
+    upper: float = Field(ge=0.0, le=1.0, description="Upper end of the interval.")
     n: int = Field(ge=0, description="Number of outcomes.")
 
 

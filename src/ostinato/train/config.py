@@ -11,54 +11,65 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How one optimizer step is taken. The defaults suit a 135M model learning from a few hundred short turns a step."""
 
     learning_rate: float = Field(
-        default=2e-5, gt=0, description="AdamW's step size after the warm-up, for a fully trusted batch."
+        default=2e-5,
+        gt=0,
+        description="AdamW's learning rate after the warm-up, for a batch that the trainer trusts fully. It is lower where the policy "
+        "has drifted from the one that sampled the batch.",
     )
     base_turns: int | None = Field(
         default=None,
         ge=1,
-        description="Turns in a step that `learning_rate` is meant for: with k times as many it is sqrt(k) times as "
-        "large, but no more than twice. null: the same for every step, or the least number of turns where steps take all that are "
-        "ready.",
+        description="Turns per step for which `learning_rate` is set. A step with k times as many turns uses sqrt(k) times the learning "
+        "rate, but at most twice the rate. null: the same learning rate for every step; or, where steps take all turns that are ready, "
+        "the least number of turns of such a step.",
     )
     signal_share: float | None = Field(
         default=0.2,
         gt=0,
         le=1,
-        description="Where less than this share of the squared gradient is signal and the rest is noise, the learning rate falls with the "
-        "root of the share, to a quarter at most: AdamW takes as large steps on noise. null: it does not.",
+        description="Share of the squared gradient that must be signal rather than noise for the full learning rate. Below it, the "
+        "learning rate falls with the square root of the share, but not below a quarter: AdamW takes equally large steps on noise. null: "
+        "it does not fall.",
     )
     warmup_steps: int = Field(
         default=2,
         ge=0,
-        description="Steps over which the learning rate rises linearly: AdamW's second moment starts from one sample.",
+        description="Optimizer steps over which the learning rate rises linearly: AdamW's second moment starts from one sample.",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay rate of the mean gradient.")
     beta2: float = Field(
         default=0.95,
         ge=0,
         lt=1,
-        description="AdamW's decay rate of the squared gradient: 0.95 forgets in 20 steps, as policies move fast.",
+        description="AdamW's decay rate of the mean squared gradient. The default of 0.95 forgets in 20 steps, because policies change "
+        "fast.",
     )
-    epsilon: float = Field(default=1e-8, gt=0, description="AdamW's term added to the root of the squared gradient.")
+    epsilon: float = Field(
+        default=1e-8, gt=0, description="AdamW's epsilon, which is added to the root of the mean squared gradient."
+    )
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="AdamW's weight decay of matrices, but not of norms and biases. 0, because the start model is "
+        description="AdamW's weight decay, applied to matrices but not to norms and biases. The default is 0, because the start model is "
         "worth keeping.",
     )
-    clip: float = Field(default=1.0, gt=0, description="A larger global norm of the gradient is scaled down to this.")
+    clip: float = Field(
+        default=1.0,
+        gt=0,
+        description="Largest global norm of the gradient. A gradient with a larger norm is scaled down to it.",
+    )
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto", description="Arithmetic of the forward and backward pass. auto: the engine's (model.compute)."
     )
     publish: Literal["bf16", "fp32"] = Field(
         default="bf16",
-        description="Dtype of published weights, as model.dtype; gradients are taken at weights rounded to it.",
+        description="Dtype of published weights, like model.dtype. Gradients are taken at weights rounded to it.",
     )
     microbatch_tokens: int = Field(
         default=1024,
         ge=16,
-        description="Packed tokens per micro-batch. More if a cut would recompute much of a shared prefix: no episode "
-        "is cut.",
+        description="Packed tokens per micro-batch. A micro-batch has more where a cut would recompute much of a shared prefix. Episodes "
+        "are never cut.",
     )
     largest_microbatch: int = Field(
         default=1 << 15,
@@ -69,98 +80,106 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     recompute_tokens: int = Field(
         default=2048,
         ge=0,
-        description="A micro-batch of more tokens per rank keeps only each layer's input for the backward pass and "
-        "recomputes the rest: a fraction of the memory, 1.3x the time. 0: every micro-batch.",
+        description="Tokens per rank beyond which a micro-batch recomputes its activations: it keeps only each layer's input for the "
+        "backward pass. That takes a fraction of the memory and 1.3x the time. 0: every micro-batch does so.",
     )
     value_lambda: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Credit beyond the value of a turn's state, which a linear head learns from the model's hidden states: 1 is a turn's "
-        "return less its value; below 1 later values count in the place of later rewards, as in generalised advantage estimation with this "
-        "lambda per turn. Costs a forward pass over the prompts; needs `ranks` = 1. null: credit as recorded.",
+        description="Train on each turn's credit beyond the value of its state, which a linear head learns from the model's hidden "
+        "states. With 1 that is the turn's return less its value. Below 1, later values stand in for later rewards, as in generalised "
+        "advantage estimation with this lambda per turn. It costs a forward pass over the prompts and needs `ranks` = 1. null: credit as "
+        "recorded.",
     )
     turn_tokens: int = Field(
         default=64,
         ge=1,
-        description="Token budget of a turn: the constant in the loss's normaliser, turns x this (Dr. GRPO).",
+        description="Token budget of a turn. The loss is normalised by turns x this, a constant (Dr. GRPO).",
     )
     kl_beta: float = Field(
-        default=0.01, ge=0, description="Weight of the k1 KL to the reference release, inside the reward."
+        default=0.01,
+        ge=0,
+        description="Weight of the KL penalty (k1 estimator) towards the reference release. The penalty is part of the reward.",
     )
     anchor_kl: float | None = Field(
         default=0.2,
         gt=0,
-        description="Nats per token by which the policy may drift from the first release (the frozen control) before "
-        "drift is penalised. null: neither measured nor bounded.",
+        description="KL divergence, in nats per token, by which the policy may drift from the first release (the frozen control) before "
+        "drift is penalised. null: drift is neither measured nor bounded.",
     )
     anchor_beta: float = Field(
         default=0.1,
         ge=0,
-        description="Penalty per nat from the anchor at twice `anchor_kl`; it is 0 at `anchor_kl` and grows with the "
+        description="Penalty per nat of divergence from the anchor at twice `anchor_kl`. It is 0 at `anchor_kl` and grows with the "
         "excess.",
     )
     anchor_limit: float = Field(
-        default=2.0, gt=0, description="Nats per token from the anchor beyond which no step is taken."
+        default=2.0,
+        gt=0,
+        description="KL divergence from the anchor, in nats per token, beyond which no step is taken.",
     )
     anchor_tokens: int = Field(
         default=512,
         ge=1,
-        description="Sampled tokens per batch on which the distance to the anchor is measured; all tokens once it is "
-        "penalised.",
+        description="Sampled tokens per batch on which the distance to the anchor is measured. Once that distance is penalised, all "
+        "tokens are used.",
     )
     importance_cap: float = Field(
-        default=2.0, ge=1, description="Larger importance weights of tokens are truncated to this."
+        default=2.0, ge=1, description="Largest importance weight of a token. Larger ones are truncated to it."
     )
     turn_ess: float | None = Field(
         default=0.3,
         gt=0,
         le=1,
-        description="A turn that has an ESS/n of at least this, estimated from its own drift, is weighted as a whole: its gradient is then "
-        "that of the present policy. Other turns have a weight per token, which "
-        "leaves most of the bias. null: all turns have one per token.",
+        description="Least ESS/n of a turn, estimated from its own drift, at which the turn is weighted as a whole: its gradient is then "
+        "that of the current policy. Other turns are weighted token by token, which leaves most of the bias. null: all turns are weighted "
+        "token by token.",
     )
     turn_cap: float = Field(
-        default=4.0, ge=1, description="Larger importance weights of whole turns are truncated to this."
+        default=4.0, ge=1, description="Largest importance weight of a whole turn. Larger ones are truncated to it."
     )
     min_ess: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="A batch whose ESS/n, of tokens or of turns, is below this is refused: too little of it would "
-        "teach.",
+        description="Least ESS/n, of tokens and of turns, of a batch that is trained on. A batch below it is refused, because too little "
+        "of it would teach.",
     )
     ess_horizon: int = Field(
-        default=64, ge=1, description="Tokens after which a longer turn weighs no less in the ESS of turns."
+        default=64,
+        ge=1,
+        description="Length, in tokens, beyond which a turn's weight in the ESS of turns shrinks no further. A longer turn counts as "
+        "this many of its tokens would on average.",
     )
     mean_weight: float = Field(
         default=2.0,
         gt=1,
-        description="A batch whose mean importance weight lies outside [1/b, b] is refused. It is 1 in expectation for any samples that "
-        "were drawn as recorded; 100 tokens that have drifted far (chi2 of 1) give it an error of 0.1.",
+        description="Bound b on a batch's mean importance weight: a batch whose mean lies outside [1/b, b] is refused. The mean is 1 in "
+        "expectation for any samples that were drawn as recorded; 100 tokens that have drifted far (chi2 of 1) give it an error of 0.1.",
     )
     max_k3: float = Field(
         default=1.0,
         gt=0,
-        description="A batch whose KL(sampler || trainer), in nats per token, is above this is refused: on average a token was e times "
-        "likelier when it was drawn. PPO stops an epoch at 0.015 to 0.05.",
+        description="Largest KL(sampler || trainer) of a batch, in nats per token. A batch above it is refused: at 1, a token was on "
+        "average e times likelier when it was drawn. PPO stops an epoch at 0.015 to 0.05.",
     )
     foreign_numerics: Literal["label", "refuse"] = Field(
         default="label",
-        description="Turns made under a numerics contract other than the trainer's: 'label' trains on them, masked "
-        "and measured separately; 'refuse' holds them back.",
+        description="What happens to turns that were sampled under another numerics contract than the trainer's. 'label': they are "
+        "trained on, masked and measured separately. 'refuse': they are held back.",
     )
     broken_promise: Literal["fast", "refuse"] = Field(
         default="fast",
-        description="If tokens of the same weights and the same exact contract have other log-probabilities: 'fast' "
-        "takes the step as in fast mode, every turn under the sequence mask, and raises an alarm; 'refuse' does not "
-        "take it.",
+        description="What happens if engine and trainer compute different log-probabilities for tokens of the same weights and the same "
+        "exact contract. 'fast': the step is taken as in fast mode, with every turn under the sequence mask, and an alarm is raised. "
+        "'refuse': the step is not taken.",
     )
     sequence_mask: float | None = Field(
         default=2.0,
         gt=1,
-        description="Turns of a foreign contract or of fast mode whose geometric mean ratio lies outside [1/b, b] are "
-        "left out. null: none are.",
+        description="Bound b on the geometric mean ratio of turns of a foreign contract or of fast mode. Turns outside [1/b, b] are left "
+        "out. null: none are left out.",
     )
     router_replay: bool = Field(
         default=True,
@@ -170,27 +189,29 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         default=None,
         gt=0,
         le=1,
-        description="A token keeps its live experts in a layer where a recorded one has less than this times the "
-        "probability of the last one chosen live. null: recorded experts are always used.",
+        description="Least probability of a recorded expert, relative to that of the last expert that the trainer would choose now. If a "
+        "recorded expert of a token has less in a layer, the token keeps the trainer's own choice there. null: recorded experts are "
+        "always used.",
     )
     threads: int = Field(default=1, ge=1, description="torch threads per rank of the trainer.")
     ranks: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Processes on this machine that train together; each holds a part of the masters, gradients and "
-        "moments. With model.device 'cuda' each has a GPU of its own.",
+        description="Processes on this machine that train together. Each holds a part of the master weights, gradients and moments. With "
+        "model.device 'cuda' each has a GPU of its own.",
     )
     context_ranks: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Ranks that compute each micro-batch together, each a part of its tokens (context parallelism), "
-        "for episodes whose activations exceed one rank's memory. Must divide `ranks`.",
+        description="Ranks that compute each micro-batch together, each a part of its tokens (context parallelism). Raise it for "
+        "episodes whose activations exceed one rank's memory. It must divide `ranks`.",
     )
     seed: int = Field(
         default=0,
-        description="Seeds torch at the start, for models that draw at random; later the checkpoint has the RNG.",
+        description="Seed of torch's random numbers at the start, for models that draw at random. Later, the generator's state comes "
+        "from the checkpoint.",
     )
 
     @model_validator(mode="after")

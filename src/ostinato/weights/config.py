@@ -15,24 +15,27 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
 
     url: str = Field(
         default="",
-        description="s3://bucket/path, gs://bucket/path, az://container/path, a relay (http://host:port, read only) "
-        "or a directory. Empty: inside the run's directory.",
+        description="Where versions of the weights are stored: s3://bucket/path, gs://bucket/path, az://container/path, a relay "
+        "(http://host:port, read only) or a directory. Empty: inside the run's directory.",
     )
     part_bytes: int = Field(
-        default=1 << 23, ge=5 << 20, le=1 << 28, description="Larger objects are sent in parallel parts of this size."
+        default=1 << 23,
+        ge=5 << 20,
+        le=1 << 28,
+        description="Size above which an object is uploaded in parallel parts of this size, in bytes.",
     )
-    parallel: int = Field(default=16, ge=1, le=64, description="Parts sent at once.")
+    parallel: int = Field(default=16, ge=1, le=64, description="Parts uploaded at once.")
     timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request, in seconds.")
     retries: int = Field(default=10, ge=0, description="Retries of a failed request, at growing intervals.")
     renew_s: float = Field(
         default=3600.0,
         ge=0,
-        description="An existing object older than this many seconds is sent again, so that no collection deletes it "
+        description="Age, in seconds, above which an existing object is uploaded again, so that no garbage collection deletes it "
         "meanwhile.",
     )
     options: dict[str, str] = Field(
         default_factory=dict,
-        description="obstore's own settings, such as aws_region or aws_endpoint. For http(s): request headers.",
+        description="obstore's own settings, such as aws_region or aws_endpoint. For http(s) URLs: request headers.",
     )
 
 
@@ -42,17 +45,21 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
 class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
     """How a follower holds weights."""
 
-    keep: int = Field(default=3, ge=1, le=64, description="Versions kept in memory to build the next ones from.")
+    keep: int = Field(
+        default=3, ge=1, le=64, description="Versions kept in memory, from which the next ones are built."
+    )
     trusted: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")], ...] = Field(
         default=(),
-        description="Public keys; a version that none of them signed is refused. Empty: signatures are not checked.",
+        description="Public keys. A version that none of them signed is refused. Empty: signatures are not checked.",
     )
-    interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
+    interval_s: float = Field(default=1.0, gt=0, description="Seconds between two checks of the refs.")
     cache: Path | None = Field(
-        default=None, description="Directory, for this engine only, that caches objects, up to relay.max_bytes."
+        default=None, description="Directory in which this engine alone caches objects, up to relay.max_bytes."
     )
     max_bytes: int = Field(
-        default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
+        default=2**38,
+        gt=0,
+        description="Most bytes of weights that a version may declare. A larger version is refused.",
     )
 
 
@@ -62,16 +69,16 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
 class CollectConfig(BaseModel, frozen=True, extra="forbid"):
     """What garbage collection keeps in addition to the versions that refs name."""
 
-    keep: int = Field(default=20, ge=1, description="How many of the newest versions are kept, by number.")
+    keep: int = Field(default=20, ge=1, description="How many of the newest versions are kept, by version number.")
     releases: int = Field(default=10, ge=0, description="How many of the last released versions are kept.")
     grace_hours: float = Field(
         default=24.0,
         ge=0,
-        description="Nothing younger is deleted. Set it longer than any publication takes, and to 0 only while nobody "
+        description="Age, in hours, below which nothing is deleted. Set it longer than any publication takes, and to 0 only while nobody "
         "publishes.",
     )
     lease_s: float = Field(
-        default=3600.0, gt=0, description="Seconds that a follower's lease stays valid after it was renewed."
+        default=3600.0, gt=0, description="Seconds for which a follower's lease is valid after its last renewal."
     )
     parallel: int = Field(default=8, ge=1, le=64, description="Concurrent requests.")
 
@@ -88,37 +95,39 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
         default=(4, 16),
         max_length=8,
-        description="For each N here, every N-th version gets a delta over N versions, for followers that are behind. "
-        "[]: none.",
+        description="Spans of further deltas, in versions: for each N in this list, every N-th version also gets a delta over N "
+        "versions, for followers that have fallen behind. []: none.",
     )
     anchor_share: float = Field(
         default=0.4,
         gt=0,
-        description="Publish a full snapshot once the deltas since the last one exceed this share of the model's "
-        "bytes.",
+        description="Share of the model's bytes above which the deltas since the last full snapshot make the next version a full "
+        "snapshot.",
     )
     level: int = Field(default=1, ge=1, le=3, description="zstd compression level.")
     object_bytes: int = Field(
         default=1 << 26,
         ge=1 << 12,
         le=1 << 29,
-        description="Payloads are packed into objects of about this many bytes.",
+        description="Approximate size, in bytes, of the objects that payloads are packed into.",
     )
     verify: bool = Field(
         default=True, description="Decode every payload before it is stored and compare it with the weights."
     )
     finite: bool = Field(default=True, description="Refuse weights that hold NaN or infinity.")
     key: Path | None = Field(
-        default=None, description="File with the key that signs versions (made by `ostinato weights key`)."
+        default=None, description="File with the private key that signs versions, made by `ostinato weights key`."
     )
     threads: int = Field(default=2, ge=1, le=64, description="Threads that encode chunks.")
     scratch: Path | None = Field(
         default=None,
-        description="An existing directory on a disk with room for two copies of the weights, where the trainer's "
-        "publisher keeps the last weights instead of in memory. None: the run's directory.",
+        description="An existing directory on a disk with room for two copies of the weights. The trainer's publisher keeps the last "
+        "weights there instead of in memory. None: the run's directory.",
     )
     max_bytes: int = Field(
-        default=2**38, gt=0, description="A base version that declares more bytes of weights than this is refused."
+        default=2**38,
+        gt=0,
+        description="Most bytes of weights that a base version may declare. A larger one is refused.",
     )
 
 
@@ -130,25 +139,25 @@ class RelayConfig(BaseModel, frozen=True, extra="forbid"):
 
     directory: Path | None = Field(
         default=None,
-        description="Directory for objects; one process per directory. None: relay/ in the run's directory.",
+        description="Directory for cached objects. Each process needs its own. None: relay/ in the run's directory.",
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to bind. Anyone who can reach it can read the weights: use a private network.",
+        description="Address to bind. Anyone who can reach it can read the weights, so use a private network.",
     )
-    port: int = Field(default=8330, ge=0, le=65535, description="TCP port; 0 lets the system choose.")
+    port: int = Field(default=8330, ge=0, le=65535, description="TCP port. 0 lets the system choose.")
     max_bytes: int = Field(
         default=1 << 36,
         ge=MAX_OBJECT_BYTES,
-        description="Bytes of objects above which the least recently used ones are deleted.",
+        description="Size of the cache, in bytes, above which the least recently used objects are deleted.",
     )
-    parallel: int = Field(default=4, ge=1, le=64, description="Objects fetched at once; each is held in memory.")
+    parallel: int = Field(default=4, ge=1, le=64, description="Objects fetched at once. Each is held in memory.")
     fresh_s: float = Field(
-        default=1.0, ge=0, description="Seconds that a ref is served before upstream is asked again."
+        default=1.0, ge=0, description="Seconds for which a ref is served before upstream is asked again."
     )
     timeout_s: float = Field(
         default=10.0,
         gt=0,
-        description="Longest wait for upstream's answer about a ref, in seconds; then the last known one is served, "
-        "and upstream is left alone as long again.",
+        description="Longest wait for upstream's answer about a ref, in seconds. Then the last known value is served, and upstream is "
+        "not asked again for the same time.",
     )

@@ -101,7 +101,7 @@ def test_a_key_that_everybody_may_read_is_refused_with_the_remedy(tmp_path):
     key = Home(tmp_path).admin_key()
     path = tmp_path / "admin.key"
     path.chmod(0o604)
-    with pytest.raises(BadConfig, match=f"everybody may use {path}.*delete it.*chmod 600") as told:
+    with pytest.raises(BadConfig, match=f"every user may access {path}.*delete it.*chmod 600") as told:
         Home(tmp_path).admin_key()
     assert key not in str(told.value)
     path.unlink()

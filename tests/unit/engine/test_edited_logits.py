@@ -319,7 +319,7 @@ async def test_a_grammar_that_grows_too_complex_ends_its_own_samples_and_no_othe
 async def test_an_engine_without_grammars_refuses_one_before_any_token(tmp_path):
     async with tiny_engine(tmp_path) as tiny:
         assert tiny.engine.capabilities().follows_grammars
-        with pytest.raises(BadRequest, match="cannot be held to"):
+        with pytest.raises(BadRequest, match="cannot be enforced"):
             await turns_of(tiny, Sampling(max_tokens=9, grammar="nonsense"))
         with pytest.raises(BadRequest, match="logit_bias"):
             await turns_of(tiny, Sampling(max_tokens=9, logit_bias=((9999, 1.0),)))

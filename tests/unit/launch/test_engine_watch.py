@@ -37,7 +37,7 @@ async def test_a_dead_engine_is_the_workers_failure():
 
 @pytest.mark.parametrize("busy", [{"running": 1.0}, {"waiting": 2.0}, {"orders_open": 1.0}])
 async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
-    with pytest.raises(EngineDied, match="has ended no step or order for"):
+    with pytest.raises(EngineDied, match="has finished no step or command for"):
         async with asyncio.timeout(PATIENT_S):
             await attend(Engine({"steps": 5.0, **busy}), 0.1)
 

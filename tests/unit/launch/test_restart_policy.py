@@ -26,7 +26,7 @@ def test_a_step_of_minutes_is_no_hang_and_silence_is():
 
 def test_each_stage_has_its_own_limit():
     assert hung(replace(SIGN, for_s=3601.0), 1.0, LIMITS) == (
-        "was taking step 12 for 3601 s, longer than the 3600 s that it may"
+        "was taking step 12 for 3601 s, longer than the 3600 s allowed"
     )
     assert hung(replace(SIGN, for_s=1e9, limit_s=None), 1.0, LIMITS) is None, "serving has no limit"
 
@@ -50,7 +50,7 @@ def test_an_event_loop_that_stands_still_is_a_hang_unless_the_stage_may_hold_it(
         (1, replace(SIGN, failed="KeyError: 'a'"), "x", Ending(reason="KeyError: 'a'", fault=True)),
         (1, SIGN, "ImportError: x", Ending(reason="ended with code 1: ImportError: x", fault=True)),
         (1, None, "", Ending(reason="ended with code 1", fault=True)),
-        (0, SIGN, "", Ending(reason="ended, as if it had been told to", fault=False)),
+        (0, SIGN, "", Ending(reason="ended, as if it had been asked to", fault=False)),
         (-signal.SIGKILL, SIGN, "", Ending(reason="was killed by SIGKILL; is memory short?", fault=False)),
         (-signal.SIGTERM, None, "", Ending(reason="was killed by SIGTERM", fault=False)),
         (-signal.SIGSEGV, SIGN, "", Ending(reason="crashed with SIGSEGV", fault=True)),

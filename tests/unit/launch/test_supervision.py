@@ -257,7 +257,7 @@ async def test_a_stage_has_its_own_limit(tmp_path):
     crew.watched["one"].worker.env = {"LIMIT": "1.0"}
     async with crew.running():
         await crew.until(lambda: crew.watched["one"].restarts == 1)
-        assert "longer than the 1 s that it may" in crew.watched["one"].reason
+        assert "longer than the 1 s allowed" in crew.watched["one"].reason
 
 
 async def test_a_supervisor_that_stood_still_itself_kills_nobody(tmp_path):

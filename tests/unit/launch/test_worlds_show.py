@@ -79,4 +79,4 @@ def test_a_grader_that_is_not_built_in_is_pointed_out(tmp_path):
     save(taskset_of("tasks", tasks), tmp_path / "tasks.jsonl")
     out = io.StringIO()
     show_taskset(tmp_path / "tasks.jsonl", Console(file=out, width=200))
-    assert "brevity is no built-in grader; worlds.graders must name it" in out.getvalue()
+    assert "brevity is not a built-in grader; worlds.graders must name it" in out.getvalue()

@@ -52,7 +52,7 @@ def test_what_people_ask_for_passes(trial, schema):
 
 
 def refused():
-    return pytest.raises(BadRequest, match="cannot be held to: its grammar takes more than 2 s or 64 MiB")
+    return pytest.raises(BadRequest, match="cannot be enforced: its grammar takes more than 2 s or 64 MiB")
 
 
 @pytest.mark.parametrize("harm", HARM)

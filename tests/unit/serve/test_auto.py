@@ -482,7 +482,7 @@ def test_arms_that_make_no_sense_are_refused(arm):
 
 def test_two_arms_of_one_name_or_slot_are_refused():
     for second in ({"name": "a", "slot": "control"}, {"name": "b", "slot": "live"}):
-        with pytest.raises(ValidationError, match="one name or one slot"):
+        with pytest.raises(ValidationError, match="the same name or the same slot"):
             ServeConfig(auto={"arms": ({"name": "a", "slot": "live"}, second)})
 
 

@@ -245,7 +245,7 @@ async def test_a_schema_that_cannot_be_kept_is_a_bad_request_and_no_turn(tmp_pat
     hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://elsewhere/"}}}
     async with tiny_engine(tmp_path) as tiny, world(engine=tiny.engine, renderer=tiny.renderer) as w:
         status, _, body = await w.chat(response_format=hostile, stream=stream)
-        assert (status, "cannot be held to" in body["error"]["message"]) == (400, True)
+        assert (status, "cannot be enforced" in body["error"]["message"]) == (400, True)
         assert [row for row in w.log.rows if isinstance(row, Turn)] == []
 
 
@@ -338,7 +338,7 @@ async def test_an_engine_that_follows_no_grammar_says_so():
     engine.capabilities = lambda: Capabilities(context=4096, vocab_size=257, follows_grammars=False)
     async with world(engine=engine) as w:
         status, _, body = await w.chat(response_format={"type": "json_object"})
-        assert (status, "cannot be held to a form" in body["error"]["message"]) == (400, True)
+        assert (status, "cannot enforce a format" in body["error"]["message"]) == (400, True)
         assert (await w.chat())[0] == 200
 
 

@@ -105,7 +105,7 @@ def test_all_that_is_wrong_is_said_at_once():
         "name: String should match pattern",
         "value is missing; send true, false or a finite number;",
         "source must be one of human, implicit, code, llm;",
-        "occurred_at is no ISO 8601 time;",
+        "occurred_at is not an ISO 8601 time;",
         "Unknown field 'valeu'; the nearest valid one is 'value'.",
     ):
         assert part in said

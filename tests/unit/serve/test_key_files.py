@@ -43,7 +43,7 @@ def test_the_file_is_read_anew_at_each_start(written):
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o666, 0o441])
 def test_a_file_that_everybody_may_use_is_refused(written, mode):
-    with pytest.raises(BadConfig, match=r"everybody may use .*chmod o= ") as caught:
+    with pytest.raises(BadConfig, match=r"every user may access .*chmod o= ") as caught:
         client_keys((), written(KEY, mode))
     assert "0123456789abcdef" not in str(caught.value)
 
@@ -55,7 +55,7 @@ def test_its_owner_and_group_may(written, mode):
 
 @pytest.mark.parametrize("text", ["", " \n\n"])
 def test_an_empty_file_lets_nobody_in_rather_than_everybody(written, text):
-    with pytest.raises(BadConfig, match="holds no key"):
+    with pytest.raises(BadConfig, match="contains no key"):
         client_keys((), written(text))
 
 
@@ -73,7 +73,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_key(written):
 def test_what_is_no_file_or_nobodys_home_is_named_and_holds_up_nothing(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(BadConfig, match=r"serve\.api_keys_file: .*(is no file|cannot be read)"):
+        with pytest.raises(BadConfig, match=r"serve\.api_keys_file: .*(is not a file|cannot be read)"):
             client_keys((), path)
     with pytest.raises(BadConfig, match=r"serve\.api_keys_file: .*write the whole path"):
         client_keys((), Path("~nobody-of-that-name/keys"))
@@ -136,10 +136,10 @@ async def test_a_removed_key_opens_nothing_within_seconds_while_its_stream_goes_
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        ("", 0o600, "holds no key"),
+        ("", 0o600, "contains no key"),
         ("acme:short", 0o600, "too weak"),
         (f"{OTHER}\n{OTHER}", 0o600, "repeats"),
-        (OTHER, 0o644, "everybody may use"),
+        (OTHER, 0o644, "every user may access"),
     ],
 )
 async def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(written, caplog, text, mode, why):

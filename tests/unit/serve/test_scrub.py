@@ -324,7 +324,7 @@ async def test_without_scrubbing_nothing_is_looked_for():
 
 
 def test_what_is_wrong_in_the_settings_is_named():
-    with pytest.raises(ValidationError, match=r"scrub_ignored(.|\n)*there is no kind 'MAIL'; take some of AWS_KEY_ID"):
+    with pytest.raises(ValidationError, match=r"scrub_ignored(.|\n)*there is no kind 'MAIL'; choose from AWS_KEY_ID"):
         PrivacyConfig(scrub_ignored=("MAIL",))
     with pytest.raises(ValidationError, match="scrub"):
         PrivacyConfig(scrub="hide")

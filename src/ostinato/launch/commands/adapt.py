@@ -403,7 +403,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     """A file's prompts, one a line. Raises BadConfig."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise BadConfig(f"--prompts {path}: larger than {_MOST_BYTES} bytes; some hundred prompts are enough")
+            raise BadConfig(f"--prompts {path}: larger than {_MOST_BYTES} bytes; a few hundred prompts are enough")
         found = tuple(
             dict.fromkeys(line.strip() for line in lines_of(path.read_text(encoding="utf-8")) if line.strip())
         )

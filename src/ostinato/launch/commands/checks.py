@@ -148,7 +148,7 @@ def _check_name(field: str, place: Path) -> None:
         str(place.absolute()).encode()
     except UnicodeEncodeError:
         raise BadConfig(
-            f"{field} {place.absolute()}: this name cannot be read as text in the present locale; set PYTHONUTF8=1 (now: "
+            f"{field} {place.absolute()}: this name cannot be read as text in the current locale; set PYTHONUTF8=1 (now: "
             f"{sys.getfilesystemencoding()}), or name a place whose path is valid UTF-8"
         ) from None
 

@@ -51,7 +51,7 @@ async def make_suite(config: Config, file: Path, draw: SuiteDraw, console: Conso
     save(taskset_of(file.stem, found.tasks), file, mode=0o600)
     _print_drawn(found, console)
     count = f"{len(found.tasks)}" if len(found.tasks) >= draw.items else f"only {len(found.tasks)} of {draw.items}"
-    console.print(Text(f"{count} items in {file}. Put this into the settings and start `up` (or the trainer) anew:"))
+    console.print(Text(f"{count} items in {file}. Put this into the settings and restart `up` (or the trainer):"))
     console.print(Text(_settings(config, file, draw, found.tasks)), soft_wrap=True)
     if draw.grade == "exact":
         console.print(

@@ -299,7 +299,7 @@ class Crew:
         leaving = await self.cluster.leaving()
         going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
         for worker in going:
-            self.say(worker.name, f"leaves {worker.node}, which Ray takes away")
+            self.say(worker.name, f"leaves {worker.node}, which Ray removes")
         await asyncio.gather(*(worker.stop(self.config.supervise.stop_s) for worker in going))
 
     def _warn(self, url: str, worker: PlacedWorker) -> None:

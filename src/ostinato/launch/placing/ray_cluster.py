@@ -67,7 +67,7 @@ class RayCluster:
             self._group = self._ray.util.placement_group(bundles, strategy=config.strategy)
         except (self._ray.exceptions.RayError, TypeError, ValueError) as error:
             self._ray.shutdown()
-            raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray takes no such group: {error}") from error
+            raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray accepts no such group: {error}") from error
 
     def place_for(self, name: str, kind: str) -> Callable[[], NodePlace]:
         """A function that requests a place for the worker `name` with the resources of `kind`; each call requests a new place."""

@@ -48,7 +48,7 @@ def hung(sign: Sign | None, silent_s: float, limits: SupervisorLimits) -> str | 
     if sign is None:
         return None
     if sign.limit_s is not None and sign.for_s > sign.limit_s:
-        return f"was {sign.doing} for {sign.for_s:.0f} s, longer than the {sign.limit_s:g} s that it may"
+        return f"was {sign.doing} for {sign.for_s:.0f} s, longer than the {sign.limit_s:g} s allowed"
     if sign.lag_s > max(limits.silence_s, sign.limit_s or 0.0):
         return f"its event loop stood still for {sign.lag_s:.0f} s while {sign.doing}"
     return None
@@ -59,7 +59,7 @@ def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
     if sign is not None and sign.failed is not None:
         return Ending(reason=sign.failed, fault=not sign.outside, certain=sign.certain)
     if code == 0:
-        return Ending(reason="ended, as if it had been told to", fault=False)
+        return Ending(reason="ended, as if it had been asked to", fault=False)
     if code < 0:
         name = signal.Signals(-code).name
         crashed = -code in _OWN_FAULT

@@ -351,6 +351,6 @@ async def attend(engine: Engine, longest_s: float) -> None:
             done, since = ended, loop.time()
         if loop.time() - since > longest_s:
             raise EngineDied(
-                f"the engine has ended no step or order for {loop.time() - since:.0f} s, with work waiting"
+                f"the engine has finished no step or command for {loop.time() - since:.0f} s, with work waiting"
             )
         await asyncio.sleep(_LOOK_S)

@@ -20,41 +20,52 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
     )
     weights: dict[Metric, FiniteFloat] = Field(
         default_factory=lambda: {"reward": 1.0},
-        description="Weight of each metric of a turn: 'reward', 'seconds' (from the call to the end of the answer).",
+        description="Weight of each metric of a turn: 'reward', or 'seconds' (from the call to the end of the answer).",
     )
     price: float = Field(
-        default=0.0, ge=0.0, description="Reward that an answer may lose for each unit of money that it costs less."
+        default=0.0,
+        ge=0.0,
+        description="Reward that an answer may lose for each unit of money by which it is cheaper.",
     )
     low: FiniteFloat = Field(
-        default=-1.0, description="Least reward; smaller rewards and failed answers count as this."
+        default=-1.0, description="Smallest reward. Smaller rewards and failed answers count as this."
     )
-    high: FiniteFloat = Field(default=1.0, description="Largest reward; larger ones count as this.")
-    longest_s: float = Field(default=120.0, gt=0.0, description="Seconds at which an answer's time is capped.")
+    high: FiniteFloat = Field(default=1.0, description="Largest reward. Larger rewards count as this.")
+    longest_s: float = Field(
+        default=120.0,
+        gt=0.0,
+        description="Longest time that counts for an answer, in seconds. Slower answers count as this.",
+    )
     rho: float = Field(
         default=0.5,
         gt=0.0,
         le=1.0,
-        description="Assumed correlation of a user's rewards: all the turns of one user weigh at most 1 / rho turns.",
+        description="Assumed correlation of one user's rewards. All turns of one user together count as at most 1 / rho turns.",
     )
     users: Literal["declared", "verified"] = Field(
         default="declared",
-        description="Who counts as a separate user: any name that a caller gives, or only users that the tenant "
+        description="Who counts as a separate user: 'declared', any name that a caller gives; 'verified', only users that the tenant "
         "proved.",
     )
     kept: float = Field(
-        default=0.25, ge=0.0, le=1.0, description="Share of the live release's evidence that a new release begins with."
+        default=0.25,
+        ge=0.0,
+        le=1.0,
+        description="Share of the previous live release's evidence with which a new release begins.",
     )
     alpha: float = Field(
         default=1e-4,
         gt=0.0,
         lt=0.5,
-        description="Chance of ever flagging correct propensities as wrong, over all looks.",
+        description="Probability of ever flagging correct propensities as wrong, over all looks.",
     )
     waiting: int = Field(
-        default=200_000, ge=1, description="Turns that wait for their reward; beyond this the oldest are given up."
+        default=200_000,
+        ge=1,
+        description="Most turns that wait for their reward. Beyond this, the oldest are given up.",
     )
-    fold_rows: int = Field(default=2_000, ge=1, description="Rows of the log between two saves of what is known.")
-    poll_s: float = Field(default=2.0, gt=0.0, description="Seconds between looks at the log.")
+    fold_rows: int = Field(default=2_000, ge=1, description="Rows of the log between two saves of the state.")
+    poll_s: float = Field(default=2.0, gt=0.0, description="Seconds between two checks of the log.")
 
     @model_validator(mode="after")
     def _in_order(self) -> RouterConfig:

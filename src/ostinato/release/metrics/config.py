@@ -117,52 +117,53 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     )
     role: Literal["goal", "guardrail", "diagnostic"] = Field(
         default="guardrail",
-        description="'goal': a release must not lose it, and is better if it gains it. 'guardrail': harm to it stops "
-        "a trial, whatever the goals do. 'diagnostic': shown only; it decides nothing.",
+        description="'goal': a release must not lose it, and is better if it gains it. 'guardrail': harm to it stops a trial, whatever "
+        "the goals do. 'diagnostic': it is shown but decides nothing.",
     )
-    direction: Literal["higher", "lower"] = Field(default="higher", description="Which way is better.")
+    direction: Literal["higher", "lower"] = Field(default="higher", description="Which direction is better.")
     numerator: tuple[str, ...] = Field(
         default=(),
-        description="Terms: signals by name or facts of the turn (`turn.latency`), as they are or with a threshold "
-        "('stars >= 4'). The largest known one of a turn counts. Or facts of a user's day (`user.returned`) alone.",
+        description="Terms: signals by name, or facts of the turn (`turn.latency`), with or without a threshold ('stars >= 4'). Of a "
+        "turn's known terms, the largest counts. Alternatively, facts of a user's day (`user.returned`) alone.",
     )
     unless: tuple[str, ...] = Field(
-        default=(), description="Terms: if one of them is above 0, the turn counts as 0, whatever the numerator says."
+        default=(), description="Terms. If one of them is above 0, the turn counts as 0, whatever the numerator says."
     )
     denominator: tuple[str, ...] = Field(
         default=(),
-        description="Terms by which the numerator is divided; an unknown numerator then counts as 0. Empty: turns "
-        "with a known numerator term or with one of `unless`.",
+        description="Terms by which the numerator is divided. An unknown numerator then counts as 0. Empty: the number of turns with a "
+        "known numerator term or with one of `unless`.",
     )
     most: float = Field(
         default=1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="Numerators are clipped to between 0 and this much per 1 of the denominator.",
+        description="Largest numerator per 1 of the denominator. Numerators are clipped to between 0 and this.",
     )
     quantile: float | None = Field(
         default=None,
         gt=0.0,
         lt=1.0,
-        description="If set, the metric is the share of turns whose value exceeds this quantile from before the "
-        "trial: 0.99 for a p99.",
+        description="If set, the metric is the share of turns whose value exceeds this quantile of the values before the trial. 0.99 "
+        "gives a p99.",
     )
     tail: float | None = Field(
         default=None,
         ge=0.01,
         le=0.5,
-        description="If set, the metric is the share of users who are as badly off, beyond what was expected of each, as "
-        "this share of the comparator's users: 0.05 for the worst twentieth.",
+        description="If set, the metric is the share of users who are as badly off, beyond what was expected of each, as this share of "
+        "the comparator's users. 0.05 stands for the worst twentieth.",
     )
     tolerance: float | None = Field(
         default=None,
         ge=0.0,
         allow_inf_nan=False,
-        description="Tolerated change for the worse, in the metric's own units. Default: `release.trial.margin` for a "
-        "goal that is a share, 0 for a guardrail. A goal with `most` needs one.",
+        description="Tolerated change for the worse, in the metric's own units. Default: `release.trial.margin` for a goal that is a "
+        "share, 0 for a guardrail. A goal with `most` must set it.",
     )
     unit: Literal["user"] = Field(
-        default="user", description="The independent unit: users, each counting once however many turns they make."
+        default="user",
+        description="The independent unit of the statistics: users. Each user counts once, however many turns they make.",
     )
 
     @model_validator(mode="before")
@@ -259,19 +260,25 @@ DEFAULT_METRICS = completed((), ())
 class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
     """How long a turn may wait for its signals, and how much is held in memory."""
 
-    maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is evaluated.")
+    maturity_s: float = Field(
+        default=30.0, ge=0.0, description="Seconds after a turn at which its outcome is evaluated."
+    )
     window: int = Field(
         default=50_000,
         ge=100,
         description="Newest turns kept in memory, and as many signals about turns that are not in the log yet.",
     )
     past: int = Field(
-        default=200_000, ge=100, description="Newest turns before a trial that show what each user usually does."
+        default=200_000,
+        ge=100,
+        description="Newest turns before a trial from which each user's usual behaviour is learned.",
     )
     early_s: float = Field(
-        default=3600.0, gt=0, description="Seconds until such a signal, about a turn not yet in the log, is forgotten."
+        default=3600.0,
+        gt=0,
+        description="Seconds after which a signal about a turn that is not in the log yet is forgotten.",
     )
     nothing: str = Field(
         default="-",
-        description="The answer that suggests nothing, as in the reward function `tab`; an empty answer does so, too.",
+        description="The answer that suggests nothing, as in the reward function `tab`. An empty answer also counts as that.",
     )

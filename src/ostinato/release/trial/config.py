@@ -22,22 +22,23 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=1.0,
-        description="A candidate goes live once it is shown to lose no more than this of each goal without a "
-        "`tolerance`.",
+        description="Largest tolerated loss of each goal without a `tolerance`. A candidate goes live once it is shown to lose no more.",
     )
     ship_alpha: float = Field(
-        default=0.05, gt=0.0, lt=0.5, description="Chance that a candidate that loses more of a goal still goes live."
+        default=0.05,
+        gt=0.0,
+        lt=0.5,
+        description="Probability that a candidate that loses more than the margin of a goal still goes live.",
     )
     false_stops: float = Field(
         default=0.5,
         gt=0.0,
-        description="Most trials, of `trials_a_week`, that may end as 'worse' by chance alone; spent evenly.",
+        description="Largest expected number of trials, out of `trials_a_week`, that end as 'worse' by chance alone. It is spent evenly.",
     )
     trials_a_week: float = Field(
         default=20.0,
         gt=0.0,
-        description="Trials that this traffic can carry per week; `false_stops` is divided among them, and more "
-        "trials spend more.",
+        description="Trials that this traffic can carry per week. `false_stops` is divided among them; further trials exceed it.",
     )
     better_evidence: float = Field(
         default=50.0, gt=1.0, description="Odds against 'no difference' at which a release is called better."
@@ -45,39 +46,42 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     better_after_s: float = Field(
         default=24 * HOUR,
         ge=0.0,
-        description="Seconds before a release may be called better: novelty alone may please.",
+        description="Seconds before a release may be called better, because novelty alone may please users.",
     )
     retest_s: float = Field(
         default=48 * HOUR,
         gt=0.0,
-        description="Seconds of later outcomes on which a release that was called better is tested again, and checked "
-        "for harm anew.",
+        description="Seconds of later outcomes on which a release that was called better is tested again, and over which a new check for "
+        "harm runs.",
     )
     limit_s: float = Field(
         default=96 * HOUR, gt=0.0, description="Seconds after which a candidate without enough evidence is refused."
     )
     min_people: float = Field(
-        default=20.0, ge=2.0, description="Effective users on each side before anything is decided."
+        default=20.0, ge=2.0, description="Least number of effective users on each side before anything is decided."
     )
     min_turns: float = Field(
-        default=200.0, ge=2.0, description="Turns with an outcome on each side before anything is decided."
+        default=200.0,
+        ge=2.0,
+        description="Least number of turns with an outcome on each side before anything is decided.",
     )
     tenant_people: float = Field(
         default=50.0,
         ge=1.0,
-        description="Users in the week before from which a tenant is compared by itself; smaller tenants are pooled.",
+        description="Users in the week before the trial from which a tenant is compared on its own. Smaller tenants are pooled.",
     )
     first_people: float = Field(
-        default=200.0, gt=0.0, description="Least number of daily active users that the first step should reach."
+        default=200.0,
+        gt=0.0,
+        description="Number of daily active users that the first step of the ramp should reach at least.",
     )
     shares: tuple[float, ...] = Field(
-        default=(0.01, 0.05, 0.10, 0.25, 0.50), description="Shares of users that the ramp goes through."
+        default=(0.01, 0.05, 0.10, 0.25, 0.50), description="Shares of users that the ramp steps through."
     )
     risk: float = Field(
         default=0.02,
         gt=0.0,
-        description="Largest product of the share of users and the loss that cannot be ruled out that a ramp step "
-        "accepts.",
+        description="Largest risk that a ramp step accepts: the share of users, times the loss that cannot be ruled out.",
     )
     holdback: float = Field(
         default=0.10,
@@ -87,5 +91,5 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     )
     most_turns_a_day: float = Field(default=20.0, gt=0.0, description="Most turns of one user that count per day.")
     imbalance: float = Field(
-        default=1000.0, gt=1.0, description="Odds against the configured shares at which a trial is void."
+        default=1000.0, gt=1.0, description="Odds against the configured shares of users at which a trial is void."
     )

@@ -21,11 +21,14 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
 
     share: float = Field(default=0.05, gt=0.0, lt=1.0, description="Share of users who stay on the best release.")
     alpha: float = Field(
-        default=0.02, gt=0.0, lt=0.5, description="Chance of a false alarm in one period, however often it is checked."
+        default=0.02,
+        gt=0.0,
+        lt=0.5,
+        description="Probability of a false alarm in one period, however often it is checked.",
     )
-    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts anew.")
+    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts over.")
     min_people: float = Field(
-        default=20.0, ge=2.0, description="Effective users on each side before anything is decided."
+        default=20.0, ge=2.0, description="Least number of effective users on each side before anything is decided."
     )
     better_evidence: float = Field(
         default=50.0, gt=1.0, description="Odds against 'no difference' at which live becomes the best release."

@@ -344,7 +344,7 @@ class Answer:
 
     def _silent(self) -> EngineFailed:
         wait_s = self._config.chunk_timeout_s
-        return EngineFailed(f"The engine made no token for {wait_s:g} s; send the request again.")
+        return EngineFailed(f"The engine generated no token for {wait_s:g} s; send the request again.")
 
     async def _store(self, *indices: int) -> None:
         self._watch.allow(self._config.store_timeout_s, self._unconfirmed)
@@ -357,8 +357,8 @@ class Answer:
     def _unconfirmed(self) -> StoreSlow:
         self._metrics.store_error()
         return StoreSlow(
-            f"The answer was made, but the log did not confirm it within {self._config.store_timeout_s:g} s: turn "
-            f"{self._capture.call.id}:0 may be kept or not, and is not learned from. Send the request again."
+            f"The answer was generated, but the log did not confirm it within {self._config.store_timeout_s:g} s: turn "
+            f"{self._capture.call.id}:0 may or may not be stored, and is not learned from. Send the request again."
         )
 
     def counts(self) -> Counts:

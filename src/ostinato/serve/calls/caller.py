@@ -218,11 +218,11 @@ def _until(exchange: Exchange, slot: str | None) -> float | None:
         return None
     if slot is None:
         raise Unauthorized(
-            "X-Ostinato-Left-Ms goes with X-Ostinato-Slot, which needs an admin key; leave the header out."
+            "X-Ostinato-Left-Ms is allowed only with X-Ostinato-Slot, which needs an admin key; leave the header out."
         )
     if not _LEFT_MS.fullmatch(said):
         raise BadRequest(
-            "X-Ostinato-Left-Ms holds whole milliseconds, 0 to 999999999: the time that is left for the answer.",
+            "X-Ostinato-Left-Ms must be the time left for the answer, in whole milliseconds, 0 to 999999999.",
             field="X-Ostinato-Left-Ms",
         )
     return exchange.came_at + int(said) / 1000
@@ -351,7 +351,7 @@ class Draws:
         ):
             if wanted:
                 raise BadRequest(
-                    f"{field}: not every arm of {deals.name} can do it; ask {model!r} instead.", field=field
+                    f"{field}: not every arm of {deals.name} supports it; ask {model!r} instead.", field=field
                 )
         if caller.slot is not None:
             raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")

@@ -155,7 +155,7 @@ class DeadlinePassed(Unavailable):
 
     def __init__(self) -> None:
         super().__init__(
-            "The time that the call may take was over before its first token; allow it more, or ask for less at once."
+            "The call's time limit passed before its first token; allow it more time, or ask for less at once."
         )
 
 
@@ -228,7 +228,7 @@ class Capture:
         if not 0 <= chunk.index < len(self.choices) or len(chunk.ids) != len(chunk.logprobs):
             raise EngineFailed("The engine sent a chunk that does not fit the request; report this as a fault.")
         if not all(map(math.isfinite, chunk.logprobs)):
-            raise EngineFailed(f"The weights {chunk.policy} gave a log-probability that is no number; roll back.")
+            raise EngineFailed(f"The weights {chunk.policy} gave a log-probability that is not a number; roll back.")
         choice = self.choices[chunk.index]
         if choice.finish is not None:
             raise EngineFailed("The engine sent tokens after the end of a sample; report this as a fault.")

@@ -411,7 +411,7 @@ class Prompts:
         if not self._parts.engine.capabilities().follows_grammars:
             if forbids:
                 return None, ""  # a call is sampled, and told as the text that it is
-            raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
+            raise BadRequest("this server's engine cannot enforce a format; send tool_choice 'auto' and no format.")
         grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
         if grammar and not renderer.has_compiled(grammar):
             await self.compiling.run(tenant, LONG, partial(renderer.compile, grammar))

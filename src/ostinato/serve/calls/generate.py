@@ -69,7 +69,7 @@ from ostinato.serve.wire.watch import DisconnectWatch
 
 _LOG = logging.getLogger(__name__)
 _SUMMARY_TRIES = 3
-_NO_SUMMARY = f"The model wrote no summary that can be used, {_SUMMARY_TRIES} times; send the request again."
+_NO_SUMMARY = f"The model wrote no usable summary, {_SUMMARY_TRIES} times; send the request again."
 _T = TypeVar("_T")
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
@@ -134,7 +134,7 @@ class CallHandlers:
                 await self._deliveries.close()
                 await self._overheard.close()
         except TimeoutError:
-            _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
+            _LOG.error("The log did not confirm the last writes within %g s; they may or may not be stored.", longest_s)
         self._prompts.compiling.close()
 
     # ------------------------------------------------------------ before the engine
@@ -412,7 +412,7 @@ class CallHandlers:
         number = 0 if question.prompt.window is None else question.prompt.window.number
         if number >= config.compaction_most:
             raise BadRequest(
-                f"The conversation was summarised {number} times, and may be no more often (serve.compaction_most); begin a new one.",
+                f"The conversation was summarised {number} times, which is the most allowed (serve.compaction_most); begin a new one.",
                 field=asked.route.field,
             )
         empty = begun_with(question.told, CompactionBlock(content="", token=""))

@@ -115,7 +115,7 @@ class ResponseStore:
             kept = self._kept.get(at)
             if kept is None:
                 raise PreviousGone(
-                    f"Previous response with id {id[:200]!r} not found. Answers are kept in memory, until the server starts anew "
+                    f"Previous response with id {id[:200]!r} not found. Answers are kept in memory, until the server restarts "
                     "or needs the room (serve.previous_chars), and not with store=false; send the whole input.",
                     field="previous_response_id",
                 )
@@ -185,7 +185,7 @@ class IdempotencyKeys:
         bodies = self._bodies[tenant]
         if bodies.setdefault(name, shape) != shape:
             raise KeyReused(
-                "This Idempotency-Key came before with another body; make a new key for each new call.",
+                "This Idempotency-Key was used before with another body; make a new key for each new call.",
                 field="Idempotency-Key",
             )
         bodies.move_to_end(name)

@@ -86,10 +86,10 @@ def read_messages(
     known = items or ReadItems()
     parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
     if not parts:
-        raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
+        raise BadRequest("messages contains nothing to answer; send a user's message.", field="messages")
     blocks = [place for place, part in enumerate(parts) if isinstance(part, BlockMessage) and part.alone]
     if len(blocks) > 1:
-        message = "messages holds several compaction blocks; keep the newest, and leave out what is before it."
+        message = "messages contains several compaction blocks; keep the newest, and leave out what comes before it."
         raise CompactionRefused("block_ambiguous", message, "messages")
     if blocks not in ([], [0]):
         raise misplaced("messages")
@@ -402,7 +402,7 @@ class OutputConfig(Fields):
 
     format: JsonFormat | None = None
     effort: _Decided = None
-    task_budget: Annotated[Any, Only(why="is not supported: the model is not told of budgets")] = None
+    task_budget: Annotated[Any, Only(why="is not supported: the model does not see budgets")] = None
 
 
 class ToolChoice(Fields):
@@ -415,7 +415,7 @@ class ToolChoice(Fields):
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError("takes a name with the type 'tool', and with no other")
+            raise ValueError("needs a name with the type 'tool', and takes none with another type")
         return self
 
 
@@ -465,7 +465,7 @@ class _Asked(WithItems):
         if continued and (messages[-1].calls or messages[-1].reasoning):
             where = f"messages[{len(self.messages) - 1}]"
             raise BadRequest(
-                f"{where}: of an assistant's message at the end only text can be continued, not thinking or tool_use; "
+                f"{where}: in a final assistant message only text can be continued, not thinking or tool_use; "
                 "add the results of its calls, or a user's message.",
                 field=f"{where}.content",
             )

@@ -110,7 +110,7 @@ def summarised(conversation: Conversation, instructions: str | None, field: str)
     said = [message for message in messages if message.role is not Role.SYSTEM]
     if len(said) <= (conversation.block is not None):
         raise CompactionRefused(
-            "nothing_to_summarize", f"{field} holds nothing to summarise; send the conversation.", field
+            "nothing_to_summarize", f"{field} contains nothing to summarise; send the conversation.", field
         )
     answered = {message.answers for message in messages if message.role is Role.TOOL}
     if open_ := [call.name for message in messages for call in message.calls if call.id not in answered]:

@@ -315,7 +315,7 @@ def demanded(
         return Demand(calls=(named,), several=False)
     if choice == REQUIRED:
         if not names:
-            raise BadRequest("tool_choice demands a call, and there are no tools.", field="tool_choice")
+            raise BadRequest("tool_choice requires a call, but there are no tools.", field="tool_choice")
         return Demand(calls=names, several=several)
     callable_names = names if choice == AUTO else ()
     forbidden = choice == NONE and bool(names)
@@ -344,7 +344,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 def printable(text: str) -> str:
     """Check a name that is shown to people: no character may move a terminal's cursor or end a line. Raises ValueError."""
     if not text.isprintable() and not all(map(_stays, text)):
-        raise ValueError("holds a character that is not printable")
+        raise ValueError("contains a character that is not printable")
     return text
 
 

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 
 _DRAWN = "is not supported: tokens are drawn by temperature and top_p"
-_FORM = (
-    "is not supported: ask for a form with the dialect's own field (response_format, text.format, output_config.format)"
-)
+_FORM = "is not supported: ask for a format with the dialect's own field (response_format, text.format, output_config.format)"
 _TEMPLATE = "is not supported: prompts are rendered by the model's own chat template"
 _STOPS = "is not supported: end answers with stop strings"
 _Decided = Annotated[Any, Ignored("the model decides by itself how long to think and to write")]

@@ -343,7 +343,7 @@ class ResponseFormat(Fields):
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("takes json_schema with the type 'json_schema', and with no other")
+            raise ValueError("needs json_schema with the type 'json_schema', and takes none with another type")
         return self
 
     @property
@@ -368,7 +368,7 @@ class ChatRequest(_Request, WithItems):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    prediction: Annotated[Any, Ignored("a hint that may make an answer faster, not another one")] = None
+    prediction: Annotated[Any, Ignored("a hint that may make an answer faster but does not change it")] = None
     reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     thinking: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     functions: Annotated[Any, Only([], why="is not supported: send tools")] = None
@@ -449,7 +449,7 @@ class CompletionRequest(_Request):
         if not isinstance(prompt, list) or not prompt:
             raise ValueError("takes text, token ids, or a list of one of these")
         if isinstance(prompt[0], str | list) and len(prompt) > 1:
-            raise ValueError("holds several prompts; send one per request")
+            raise ValueError("contains several prompts; send one per request")
         one = prompt[0] if isinstance(prompt[0], str | list) else prompt
         if wide := too_wide({"prompt": one}):
             raise ValueError(wide[1])
@@ -493,7 +493,7 @@ def _checked(request: _C) -> _C:
         raise BadRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
     if request.continue_final_message == request.add_generation_prompt:
         raise BadRequest(
-            "continue_final_message and add_generation_prompt must differ: the model either goes on or starts anew.",
+            "continue_final_message and add_generation_prompt must differ: the model either continues the message or begins a new one.",
             field="continue_final_message",
         )
     final = request.conversation.messages[last]
@@ -515,4 +515,4 @@ def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
     if not prompt:
         raise BadRequest("prompt is empty; send at least one token.", field="prompt")
     if min(prompt) < 0 or max(prompt) >= vocab_size:
-        raise BadRequest(f"prompt holds a token id outside [0, {vocab_size}).", field="prompt")
+        raise BadRequest(f"prompt contains a token id outside [0, {vocab_size}).", field="prompt")

@@ -69,7 +69,7 @@ class TextFormat(Fields):
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("takes a schema with the type 'json_schema', and with no other")
+            raise ValueError("needs a schema with the type 'json_schema', and takes none with another type")
         return self
 
 
@@ -181,7 +181,7 @@ class ResponsesRequest(OneAnswer, WithItems):
         Raises BadRequest.
         """
         if not self.read.parts:
-            raise BadRequest("input holds nothing to answer; send a message.", field="input")
+            raise BadRequest("input contains nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
         said = self.read.parts[:-1] if self.compacts else self.read.parts
         parts, block = replaced([*told, *earlier, *said])

@@ -116,7 +116,7 @@ class Intake:
         except TimeoutError:
             self._metrics.store_error()
             raise Unavailable(
-                f"The log did not confirm the events within {self._timeout_s:g} s; they may be kept or not. "
+                f"The log did not confirm the events within {self._timeout_s:g} s; they may or may not be stored. "
                 "Send them again with the same ids."
             ) from None
         except OstinatoError:
@@ -333,9 +333,9 @@ class _Event(BaseModel):
                 moment = datetime.fromisoformat(at)
                 at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
             except (ValueError, OverflowError):
-                raise ValueError("is no ISO 8601 time; send Unix seconds or '2026-01-31T12:00:00Z'") from None
+                raise ValueError("is not an ISO 8601 time; send Unix seconds or '2026-01-31T12:00:00Z'") from None
         if at is not None and not 0.0 <= at <= _MAX_TIME:
-            raise ValueError(f"is {at:g}; Unix seconds lie in [0, {_MAX_TIME:g}]")
+            raise ValueError(f"is {at:g}; Unix seconds must be in [0, {_MAX_TIME:g}]")
         return at
 
 

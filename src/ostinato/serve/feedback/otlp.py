@@ -130,7 +130,7 @@ def _flat(groups: Iterable[_Group], inner: Callable[[_Group], Sequence[_Member]]
 
 def _check_values(counts: Iterable[int], most: int) -> None:
     if sum(counts) > most:
-        raise TooLarge(f"The body holds more than {most} attributes; export smaller batches.")
+        raise TooLarge(f"The body contains more than {most} attributes; export smaller batches.")
 
 
 def _named(name: str, attributes: Attributes, body: str) -> str:
@@ -146,7 +146,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
         return kind.FromString(data)
     except DecodeError:
         name = kind.DESCRIPTOR.full_name
-        raise BadRequest(f"The body is no {name} in protobuf; is Content-Type right?") from None
+        raise BadRequest(f"The body is not a valid {name} in protobuf; is Content-Type right?") from None
 
 
 def _log(record: LogRecord) -> Event:

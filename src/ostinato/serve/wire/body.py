@@ -52,7 +52,7 @@ def unpacking(headers: Mapping[bytes, bytes], limit: int) -> Unpack | None:
             return lambda data: _zstd(data, limit)
         case _:
             raise UnsupportedMedia(
-                f"Content-Encoding {encoding[:200]!r} is not taken; send 'gzip', 'deflate' or 'zstd', or the body uncompressed."
+                f"Content-Encoding {encoding[:200]!r} is not supported; send 'gzip', 'deflate' or 'zstd', or the body uncompressed."
             )
 
 
@@ -175,15 +175,15 @@ def _malformed(why: str, data: bytes) -> str:
     """What the decoder says, in words of ours where there is a remedy."""
     truncated = "truncated" in why  # also where half of a surrogate pair stands at the very end
     if "surrogate" in why or (truncated and b"\\ud" in data[-16:].lower()):
-        return "A string holds half of a surrogate pair (\\ud800-\\udfff); send whole characters."
+        return "A string contains half of a surrogate pair (\\ud800-\\udfff); send whole characters."
     if "out of range" in why:
-        return "The body holds a number with too many digits."
+        return "The body contains a number with too many digits."
     why, _, at = why.removeprefix("JSON is malformed: ").partition(" (byte ")
     place = int(at[:-1]) if at else len(data)
     if truncated:
         why = "it ends"
     elif data[place : place + 1] in (b"N", b"I"):
-        why = "NaN and Infinity are no numbers of JSON; send a finite one;"
+        why = "NaN and Infinity are not JSON numbers; send a finite one;"
     return f"The body is not JSON: {why} {_place(data, place, 'column')}."
 
 

@@ -201,7 +201,7 @@ class DirectoryStore:
             now = self._held(ref, old)
             if now != old:
                 raise Conflict(
-                    f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide anew"
+                    f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide again"
                 )
             self._fence()
             try:
@@ -221,7 +221,7 @@ class DirectoryStore:
         path = self._root / "refs" / ref
         with storage_refusals(f"deleting ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
             if (now := self._read_ref(ref)) != old:
-                raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old}; read it again and decide anew")
+                raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old}; read it again and decide again")
             self._fence()
             try:
                 removed = self._files.remove(path, stamp)

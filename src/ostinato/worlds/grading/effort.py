@@ -43,12 +43,25 @@ class EffortConfig(BaseModel, frozen=True, extra="forbid"):
     """
 
     weight: float = Field(
-        default=0.0, ge=0.0, lt=1.0, description="Most that effort takes off an outcome's value. 0: effort is free."
+        default=0.0, ge=0.0, lt=1.0, description="Most by which effort reduces an outcome's value. 0: effort is free."
     )
-    k: float = Field(default=1e-3, ge=0.0, le=1e6, description="How soon the price of a unit falls. 0: never.")
-    q: float = Field(default=0.5, ge=0.0, le=10.0, description="How far the price falls: a unit costs (1 + k x)^-q.")
+    k: float = Field(
+        default=1e-3,
+        ge=0.0,
+        le=1e6,
+        description="How soon the price of a unit falls: a unit at effort x costs (1 + k x)^-q. 0: never.",
+    )
+    q: float = Field(
+        default=0.5,
+        ge=0.0,
+        le=10.0,
+        description="How far the price of a unit falls: a unit at effort x costs (1 + k x)^-q.",
+    )
     most: float = Field(
-        default=20_000.0, gt=0.0, le=1e12, description="Effort, in units, that costs `weight`; more costs no more."
+        default=20_000.0,
+        gt=0.0,
+        le=1e12,
+        description="Effort, in units, that costs `weight`. More effort costs no more.",
     )
     thinking_tokens: float = Field(
         default=1.0, ge=0.0, description="Units per reasoning token, if the harness tells them apart."
@@ -57,7 +70,7 @@ class EffortConfig(BaseModel, frozen=True, extra="forbid"):
     output_tokens: float = Field(default=0.1, ge=0.0, description="Units per token of a tool's output.")
     final_tokens: float = Field(default=1.0, ge=0.0, description="Units per token of an answer without a call.")
     calls: float = Field(default=20.0, ge=0.0, description="Units per tool call.")
-    turns: float = Field(default=20.0, ge=0.0, description="Units per turn, summaries not counted.")
+    turns: float = Field(default=20.0, ge=0.0, description="Units per turn. Summaries are not counted.")
     summaries: float = Field(
         default=50.0, ge=0.0, description="Units per summary of a window, if the harness has memory."
     )

@@ -121,18 +121,21 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
     vary: str = Field(default="", description="Python source: vary(random, args) -> further tuples of arguments.")
     holds: str = Field(
         default="",
-        description="Python source: holds(inputs, results) -> bool, for an input and those that vary made of it.",
+        description="Python source: holds(inputs, results) -> bool, for an input and the inputs that vary made of it.",
     )
     draws: int = Field(default=32, ge=1, le=4096, description="Number of inputs drawn.")
     relative: float = Field(
         default=0.0, ge=0.0, description="Tolerated relative difference of a number from the reference's."
     )
-    absolute: float = Field(default=0.0, ge=0.0, description="The same as an absolute difference.")
+    absolute: float = Field(
+        default=0.0, ge=0.0, description="Tolerated absolute difference of a number from the reference's."
+    )
     sources: tuple[str, ...] = Field(
         default=(), description="Globs of further files that may count. Empty: only the function's file."
     )
     message: bool = Field(
-        default=False, description="The function is the last code block of the last message instead of a file."
+        default=False,
+        description="Read the function from the last code block of the last message instead of from a file.",
     )
 
     @model_validator(mode="after")

@@ -26,8 +26,8 @@ class Axis(BaseModel, frozen=True, extra="forbid"):
     Example: ``Axis(name="clarity", asks="How clear is the code?", options={"clear": 1.0, "hard to follow": 0.0}, weight=0.1)``
     """
 
-    name: str = Field(pattern=r"^[a-z][a-z_]*$", description="Its name in the parts of a grade.")
-    asks: str = Field(min_length=1, description="The question to the judge.")
+    name: str = Field(pattern=r"^[a-z][a-z_]*$", description="The axis's name among the parts of a grade.")
+    asks: str = Field(min_length=1, description="The question that the judge is asked.")
     options: Mapping[str, float] = Field(
         min_length=2, max_length=8, description="Possible answer -> its value in [0, 1]."
     )
@@ -48,18 +48,23 @@ class RubricConfig(BaseModel, frozen=True, extra="forbid"):
     Example: ``RubricConfig(url="https://api.example.com/v1", model="small-2", axes=(axis,))``
     """
 
-    url: str = Field(description="Base URL, up to and with /v1, of a model that speaks OpenAI's chat completions.")
-    model: str = Field(description="The model's name there, with its version, which is recorded with each grade.")
+    url: str = Field(
+        description="Base URL, up to and including /v1, of a judge model with OpenAI's chat completions API."
+    )
+    model: str = Field(
+        description="The judge model's name at that API, with its version. It is recorded with each grade."
+    )
     key_env: str = Field(default="", description="Environment variable that holds the judge's key. Empty: no key.")
     axes: tuple[Axis, ...] = Field(min_length=1, description="The axes to judge.")
     verifier: float = Field(
         default=1.0, gt=0.0, le=1.0, description="The verifier's weight relative to those of the axes."
     )
     only_solved: bool = Field(
-        default=True, description="Judge only solved outcomes: no judgement can make an unsolved one worth anything."
+        default=True,
+        description="Judge only solved outcomes. No judgement can make an unsolved outcome worth anything.",
     )
-    max_tokens: int = Field(default=64, ge=8, le=8192, description="Token budget of an answer.")
-    timeout_s: float = Field(default=30.0, gt=0.0, description="Longest wait for an answer, in seconds.")
+    max_tokens: int = Field(default=64, ge=8, le=8192, description="Token budget of the judge's answer.")
+    timeout_s: float = Field(default=30.0, gt=0.0, description="Longest wait for the judge's answer, in seconds.")
 
 
 class _Word(BaseModel, extra="forbid"):

@@ -46,18 +46,18 @@ class PytestGrading(BaseModel, frozen=True, extra="forbid"):
     """
 
     fail_to_pass: tuple[str, ...] = Field(
-        min_length=1, description="Ids of tests that fail before the solution and pass after."
+        min_length=1, description="Ids of tests that fail before the solution and pass after it."
     )
     pass_to_pass: tuple[str, ...] = Field(
-        default=(), description="Ids of tests that pass before and after the solution."
+        default=(), description="Ids of tests that pass both before and after the solution."
     )
     solution: Mapping[str, str | None] = Field(
         default={},
-        description="Path -> text of each file that the solution changes; None: it is deleted. Only a canary has no "
-        "solution.",
+        description="Path -> text of each file that the solution changes. None instead of a text: the file is deleted. Only a canary has "
+        "no solution.",
     )
     sources: tuple[str, ...] = Field(
-        default=("**/*.py",), description="Globs of the files of which a rollout's changes may count."
+        default=("**/*.py",), description="Globs of the files in which a rollout's changes may count."
     )
     path: tuple[str, ...] = Field(
         default=(".",), description="Import roots below the working directory, in search order."

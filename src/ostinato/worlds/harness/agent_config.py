@@ -35,27 +35,33 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
         default="chat", description="API that the agent speaks: chat (chat completions), messages or responses."
     )
     version: str = Field(
-        default="", description="The agent's own version, as information and part of the harness's hash."
+        default="", description="The agent's own version. It is informational and part of the harness's hash."
     )
     turns: int = Field(
-        default=64, ge=1, description="Most model calls per rollout, and never more than the task's `turns`."
+        default=64, ge=1, description="Most model calls per rollout, or the task's `turns` if that is lower."
     )
     answer_tokens: int = Field(
-        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."
+        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout together."
     )
     sent_bytes: int = Field(
         default=128 << 20, ge=1024, description="Most bytes of requests that the agent may send in one rollout."
     )
-    memory_mb: int = Field(default=1024, ge=32, description="Memory of the sandbox in MiB, if its task sets less.")
-    disk_mb: int = Field(default=256, ge=1, description="Disk of the sandbox in MiB, if its task sets less.")
-    processes: int = Field(default=128, ge=4, description="Most processes and threads, if its task sets fewer.")
+    memory_mb: int = Field(
+        default=1024, ge=32, description="Memory of the sandbox in MiB, or the task's limit if that is larger."
+    )
+    disk_mb: int = Field(
+        default=256, ge=1, description="Disk of the sandbox in MiB, or the task's limit if that is larger."
+    )
+    processes: int = Field(
+        default=128, ge=4, description="Most processes and threads, or the task's limit if that is larger."
+    )
     open_files: int = Field(
-        default=1024, ge=8, le=1024, description="Most open files per process, if its task sets fewer."
+        default=1024, ge=8, le=1024, description="Most open files per process, or the task's limit if that is larger."
     )
     output_bytes: int = Field(
         default=1 << 20,
         ge=1024,
-        description="Bytes that the agent may print to stdout or stderr; beyond that it is ended.",
+        description="Bytes that the agent may print to stdout or stderr. Beyond that it is ended.",
     )
 
     @field_validator("files")

@@ -104,14 +104,17 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
         description="Tools offered to the model: read, write, edit, bash, python, submit.",
     )
     output_chars: int = Field(
-        default=8000, ge=200, description="Characters of a tool's answer; longer answers lose their middle."
+        default=8000,
+        ge=200,
+        description="Characters of a tool's output that are shown. Longer output loses its middle.",
     )
     answer_tokens: int = Field(
-        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."
+        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout together."
     )
     command_s: float = Field(default=60.0, gt=0, description="Seconds after which a shell command is killed.")
     memory: MemoryConfig | None = Field(
-        default=None, description="How the model summarises what outgrows its window. None: that ends the rollout."
+        default=None,
+        description="How the model summarises what outgrows its window. None: outgrowing the window ends the rollout.",
     )
 
 
@@ -269,24 +272,23 @@ class RepairConfig(BaseModel, frozen=True, extra="forbid"):
     """`[worlds.harness.repair]`."""
 
     path: str = Field(
-        default="answer.py", description="File in the working directory that the model's code is written to."
+        default="answer.py", description="File in the working directory to which the model's code is written."
     )
     command: tuple[str, ...] = Field(
         default=("python3", "-B", "-S", "-s", "check.py"),
         min_length=1,
-        description="The check, run in the working directory; exit code 0 means that the code passes. The task brings "
-        "its files. Keep Python from caching bytecode (-B), or it takes two answers within a second for one.",
+        description="The check, run in the working directory. Exit code 0 means that the code passes. The task brings the files of the "
+        "check. Keep Python from caching bytecode (-B), or it takes two answers within a second for one.",
     )
     command_s: float = Field(default=10.0, gt=0, description="Seconds after which the check is killed.")
     output_chars: int = Field(
         default=400,
         ge=40,
-        description="Characters of the check's output that are shown; longer output loses its middle.",
+        description="Characters of the check's output that are shown. Longer output loses its middle.",
     )
     told: str = Field(
         default="That fails:\n{output}\nWrite it again.",
-        description="Message to the model after a failure; {output} stands for the check's output, cut to "
-        "`output_chars`.",
+        description="Message to the model after a failure. {output} stands for the check's output, cut to `output_chars`.",
     )
 
 

@@ -48,28 +48,32 @@ class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
     Example: ``MemoryConfig(window=16_384, budget=0.6)``
     """
 
-    window: int = Field(ge=16, description="Tokens of a window; at most the model's context.")
+    window: int = Field(ge=16, description="Tokens of a context window, at most the model's context.")
     budget: float = Field(
-        default=0.75, gt=0, lt=1, description="Share of the window at which it is summarised, where nothing is trained."
+        default=0.75,
+        gt=0,
+        lt=1,
+        description="Share of the window at which it is summarised in rollouts that are not trained on.",
     )
     drawn: tuple[float, float] = Field(
         default=(0.4, 0.9),
-        description="Least and greatest share in training, where each rollout draws its own: one fixed place would teach that place.",
+        description="Least and greatest share of the window at which it is summarised in training. Each rollout draws its own share, "
+        "because with a fixed one the model would learn that place.",
     )
     request: str = Field(
         default="Summarise what you need to go on; the conversation before this will be gone.",
         min_length=1,
-        description="Message that asks for a summary.",
+        description="Message that asks the model for a summary.",
     )
     think_tokens: int = Field(
-        default=512, ge=0, description="Tokens of reasoning before a summary, which are not kept."
+        default=512, ge=0, description="Tokens of reasoning before a summary. The reasoning is not kept."
     )
     summary_tokens: int | None = Field(
         default=None, ge=1, description="Most tokens of a summary. None: a sixteenth of the window."
     )
     tells: tuple[Told, ...] = Field(
         default=("files", "summaries", "calls", "tokens", "seconds"),
-        description="What the harness tells beside a summary: files changed, summaries so far, calls, tokens and seconds left.",
+        description="What the harness reports with a summary: files changed, summaries so far, calls, tokens and seconds left.",
     )
     keep_last: bool = Field(
         default=True, description="Repeat the newest message after the summary if it fits into an eighth of the window."
@@ -77,10 +81,10 @@ class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
     tries: int = Field(
         default=3,
         ge=1,
-        description="Tries at a summary: one that is empty, cut, a call or template markup is refused. Then the newest half of the "
-        "window is kept as it is.",
+        description="Attempts at a summary. A summary that is empty, cut off, a call or template markup is refused. After the last "
+        "attempt, the newest half of the window is kept as it is.",
     )
-    summaries: int = Field(default=32, ge=1, description="Summaries of one rollout; a further one ends it.")
+    summaries: int = Field(default=32, ge=1, description="Most summaries in one rollout. Needing another ends it.")
 
     @property
     def most_tokens(self) -> int:

@@ -202,7 +202,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
 def _read(row: Any) -> Finished:
     value = None if row["value"] is None else _number(row["value"])
     if value is not None and not 0.0 <= value <= 1.0:
-        raise ValueError(f"value {value:g} does not lie in [0, 1]")
+        raise ValueError(f"value {value:g} is not in [0, 1]")
     member = row["member"]
     return Finished(
         at=_number(row["at"]),

@@ -464,13 +464,13 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
         try:
             events.append(cast("dict[str, Any]", json.loads(line)))
         except ValueError as error:
-            raise Corrupt(f"{path}, line {number} is no event; move the file away to begin anew") from error
+            raise Corrupt(f"{path}, line {number} is no event; move the file away to start over") from error
         if number == 1:
             begun = int(events[0].get("lines", 0))
         elif number <= 1 + begun:
             digest.update(line)
     if begun and (len(events) <= begun or digest.hexdigest() != events[0].get("hash")):
-        raise Corrupt(f"{path}: its first {begun} events are not what was written; move the file away to begin anew")
+        raise Corrupt(f"{path}: its first {begun} events are not what was written; move the file away to start over")
     return events, whole
 
 

@@ -10,18 +10,17 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
 
     backend: Literal["namespaces", "gvisor", "e2b"] = Field(
         default="namespaces",
-        description="What isolates the code of simulated worlds from this machine: Linux namespaces; gVisor, with a "
-        "kernel of its own (needs runsc; slower); or E2B, virtual machines elsewhere (needs ostinato[e2b] and a key "
-        "in the variable E2B_API_KEY). Suites of single answers, the demo's code and `ostinato worlds build` always run in "
-        "namespaces.",
+        description="What isolates the code of simulated worlds from this machine: Linux namespaces; gVisor, which has its own kernel "
+        "(it needs runsc and is slower); or E2B, virtual machines elsewhere (it needs ostinato[e2b] and a key in the variable "
+        "E2B_API_KEY). Suites of single answers, the demo's code and `ostinato worlds build` always run in namespaces.",
     )
     template: str = Field(
         default="base",
         min_length=1,
-        description="With backend = 'e2b': the E2B template that sandboxes start from. It needs bash, python3 (3.10 or newer) and "
+        description="With backend = 'e2b': the E2B template from which sandboxes start. It needs bash, python3 (3.10 or newer) and "
         "whatever the tasks run.",
     )
-    concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; further runs wait.")
+    concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time. Further runs wait.")
     memory_mb: int = Field(
         default=256, ge=32, description="Memory of a run, and address space of each of its processes, in MiB."
     )
@@ -31,11 +30,11 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     )
     open_files: int = Field(default=64, ge=8, le=1024, description="Most open files per process of a run.")
     output_bytes: int = Field(
-        default=65536, ge=1, description="A run is ended when its stdout or stderr exceeds this many bytes."
+        default=65536, ge=1, description="Bytes of stdout or of stderr above which a run is ended."
     )
     boxes: int = Field(
         default=256,
         ge=1,
         le=4000,
-        description="Sandboxes with a state of their own that may be open at once; further ones wait.",
+        description="Stateful sandboxes that may be open at once. Further ones wait.",
     )

@@ -62,7 +62,7 @@ class CallRow(BaseModel):
     """A call in a message that the task begins with."""
 
     model_config = _STRICT
-    id: _Id = Field(description="Id, which the tool's message names.")
+    id: _Id = Field(description="Id of the call, to which the tool's message refers.")
     name: _Id = Field(description="The tool's name.")
     arguments: str = Field(description="Arguments: JSON text of an object.")
 
@@ -76,7 +76,7 @@ class MessageRow(BaseModel):
     reasoning: str = Field(default="", description="An assistant's reasoning.")
     calls: tuple[CallRow, ...] = Field(default=(), max_length=256, description="An assistant's tool calls.")
     answers: str = Field(default="", max_length=512, description="The id of the call that a tool's message answers.")
-    failed: bool = Field(default=False, description="The call failed.")
+    failed: bool = Field(default=False, description="Whether the call failed.")
 
 
 class LimitsRow(BaseModel):
@@ -84,7 +84,7 @@ class LimitsRow(BaseModel):
 
     model_config = _STRICT
     memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="Memory in MiB.")
-    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="MiB of files that it may write.")
+    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="Files that it may write, in MiB.")
     processes: int = Field(default=32, ge=1, le=1 << 16, description="Processes and threads.")
     open_files: int = Field(default=256, ge=8, le=1 << 16, description="Open files of each process.")
     output_bytes: int = Field(default=65536, ge=1, le=1 << 26, description="Bytes that one program may print.")
@@ -160,7 +160,7 @@ class KnownRow(BaseModel):
     """A question whose right answer is known."""
 
     model_config = _STRICT
-    question: str = Field(min_length=1, max_length=4096, description="What is asked after each turn.")
+    question: str = Field(min_length=1, max_length=4096, description="Question that is asked after each turn.")
     answer: str = Field(
         min_length=1,
         max_length=4096,
@@ -177,7 +177,7 @@ class TaskRow(BaseModel):
     messages: tuple[MessageRow, ...] = Field(
         min_length=1,
         max_length=1024,
-        description="Messages that the model is given; an assistant's message at the end is continued.",
+        description="Messages that the model is given. If the last one is an assistant's, the answer continues it.",
     )
     grading: GradingRow = Field(description="How the outcome is graded.")
     world: WorldRow = Field(default=WorldRow(), description="The sandbox in which the task is worked on.")

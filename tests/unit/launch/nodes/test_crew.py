@@ -186,7 +186,7 @@ async def test_a_worker_leaves_a_node_that_is_taken_away_before_it_is_gone(tmp_p
         first = worker.node
         run.nodes.taken.add(worker.node_name)
         await until(lambda: worker.pid and worker.node != first)
-        assert ("release", f"leaves {first}, which Ray takes away") in run.said
+        assert ("release", f"leaves {first}, which Ray removes") in run.said
         assert {each.name for each in run.crew.workers if each.pid != others[each.name]} == {"release"}
         watched = next(each for each in run.supervisor.watched if each.worker is worker)
         assert watched.reason == "was killed by SIGTERM", "it was told to end, and not cut off"

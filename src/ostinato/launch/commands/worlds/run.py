@@ -490,7 +490,7 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[ScoredAttempt]:
                 policy = PolicyVersion(number=int(made["number"]), hash=str(made["hash"]))
                 value = float(row["value"])
                 if not 0.0 <= value <= 1.0:
-                    raise ValueError(f"value {value:g} does not lie in [0, 1]")
+                    raise ValueError(f"value {value:g} is not in [0, 1]")
                 found.append(
                     ScoredAttempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value)
                 )

@@ -64,7 +64,7 @@ def show_taskset(file: Path, console: Console) -> None:
         told = f"{plain(package)} has both training and held-out tasks: the held-out tasks use code that the model sees in training"
         console.print(Text(told, "yellow"))
     for name in own:
-        console.print(Text(f"{plain(name)} is no built-in grader; worlds.graders must name it", "yellow"))
+        console.print(Text(f"{plain(name)} is not a built-in grader; worlds.graders must name it", "yellow"))
     unknown = sorted(
         {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
     )
