@@ -38,7 +38,7 @@ MOST_DIALS = 16
 MOST_BYTES = 1024
 """The most that a packed state takes."""
 
-_VERSION = 3
+_FORMAT = 3  # of a packed state
 _HEAD = struct.Struct("<BBBBBHHIffQQQ16s")  # see `PersonState.pack`
 # with all ratings: the CUSUM, its returns since the settled ones, and the answer of the last one
 _OUTCOME = struct.Struct("<fBB")
@@ -465,7 +465,7 @@ class PersonState:
         returns = latest.resets - evidence.resets
         last = bisect_left(self.recent, latest.reset_at, key=_place) if returns else 0
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), self.strikes | self.private * _PRIVATE, self.reported,
+            _FORMAT, dials, len(self.recent), self.strikes | self.private * _PRIVATE, self.reported,
             sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
@@ -488,7 +488,7 @@ class PersonState:
     @classmethod
     def unpack(cls, data: bytes, regression: Regression) -> PersonState:
         """The inverse of `pack`, `ready`, if `regression` is that of its ratings. Raises Corrupt for damaged bytes or another format."""
-        packed = checked(data, _VERSION)
+        packed = checked(data, _FORMAT)
         try:
             return cls._read(packed, regression)
         except (struct.error, ValueError) as error:
