@@ -1,5 +1,6 @@
 """A person's state is a function of the set of ratings: any order, repeated and retracted ones included, gives the same bits."""
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -149,12 +150,11 @@ def test_only_a_state_whose_evidence_is_known_is_packed() -> None:
     assert replace(state, latest=None).ready(PRIOR, REGRESSION).pack() == state.pack()
 
 
-def test_fourteen_rated_answers_are_kept_one_by_one_with_eight_dials() -> None:
-    assert window(8) == 14
-    assert window(MOST_DIALS) == 3
+KEPT = [26, 24, 22, 20, 19, 17, 15, 14, 12, 11, 9, 8, 7, 5, 4, 3]
+"""How many rated answers are kept one by one, by the number of dials, from 1."""
 
 
-@pytest.mark.parametrize("dials", [1, 8, MOST_DIALS])
+@pytest.mark.parametrize("dials", range(1, MOST_DIALS + 1))
 def test_a_state_keeps_its_bits_in_at_most_a_kilobyte(dials: int) -> None:
     prior, state = flat_prior(dials), PersonState.new(NAMES, dials)
     for place in range(1, 4 * window(dials)):
@@ -164,7 +164,7 @@ def test_a_state_keeps_its_bits_in_at_most_a_kilobyte(dials: int) -> None:
     state = replace(state, cursor=1 << 40, private=bool(dials % 2))
     packed = state.pack()
     assert len(packed) <= MOST_BYTES
-    assert len(state.recent) == window(dials) > 2
+    assert len(state.recent) == window(dials) == KEPT[dials - 1]
     again = PersonState.unpack(packed, REGRESSION)
     assert again.pack() == packed
     assert (again.held, again.nats, again.cursor) == (state.held, state.nats, state.cursor)
@@ -182,6 +182,24 @@ def test_damaged_bytes_are_refused(place: int, data: st.DataObject) -> None:
         PersonState.unpack(bytes(packed), REGRESSION)
     with pytest.raises(Corrupt):
         PersonState.unpack(bytes(packed[: place % len(packed)]), REGRESSION)
+
+
+def test_a_state_whose_counts_are_not_those_of_its_contents_is_corrupt() -> None:
+    """Even if its check fits."""
+    state = PersonState.new(NAMES, DIALS)
+    for place in range(1, 3 * window(DIALS)):
+        state = state.rate(place, features(place), 1, float(place % 3 == 0), PRIOR, EASY)
+    packed, count = state.pack()[:-4], len(state.recent)
+    returns, last = packed[65:67]
+    first = 67 + 4 * (10 + 4) + 8 * count  # the number of the first answer's signals
+    assert (packed[1:3], packed[first], 0 < last < count, returns > 0) == (bytes([DIALS, count]), 1, True, True)
+    wrong = {place: {*range(256)} - {packed[place]} for place in (1, 2, first)}
+    wrong |= {65: {0}, 66: set(range(count, 256))}  # no return, which has an answer; a return at no answer
+    for place, values in wrong.items():
+        for value in values:
+            changed = packed[:place] + bytes([value]) + packed[place + 1 :]
+            with pytest.raises(Corrupt):
+                PersonState.unpack(changed + zlib.crc32(changed).to_bytes(4, "little"), EASY)
 
 
 def test_an_answer_older_than_those_kept_changes_nothing() -> None:

@@ -38,11 +38,10 @@ MOST_DIALS = 16
 MOST_BYTES = 1024
 """The most that a packed state takes."""
 
-_VERSION = 3
+_FORMAT = 3  # of a packed state
 _HEAD = struct.Struct("<BBBBBHHIffQQQ16s")  # see `PersonState.pack`
-_OUTCOME = struct.Struct(
-    "<fBB"
-)  # with all ratings: the CUSUM, its returns since the settled ones, and the answer of the last one
+# with all ratings: the CUSUM, its returns since the settled ones, and the answer of the last one
+_OUTCOME = struct.Struct("<fBB")
 _RATED = 8 + 1  # bytes of a rated answer's place and number of signals, beside its features and signals
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
@@ -244,9 +243,8 @@ class Evidence:
         All is done element by element, and rounded to float32 after each answer, so that all at once have the bits of one by one.
         """
         size = told_NE.shape[1] - 1
-        terms_NDE = (
-            told_NE[:, :size, None] * told_NE[:, None, :]
-        )  # to add to the precision, and as the last column to the shift
+        # to add to the precision, and as the last column to the shift
+        terms_NDE = told_NE[:, :size, None] * told_NE[:, None, :]
         terms_NDE /= regression.noise
         sum_DE, rounded_DE = np.empty((size, size + 1)), np.empty((size, size + 1), np.float32)
         rounded_DE[:, :size], rounded_DE[:, size] = self.precision_DD, self.shift_D
@@ -467,7 +465,7 @@ class PersonState:
         returns = latest.resets - evidence.resets
         last = bisect_left(self.recent, latest.reset_at, key=_place) if returns else 0
         head = _HEAD.pack(
-            _VERSION, dials, len(self.recent), self.strikes | self.private * _PRIVATE, self.reported,
+            _FORMAT, dials, len(self.recent), self.strikes | self.private * _PRIVATE, self.reported,
             sum(1 << dial for dial, _ in self.held), evidence.resets & 0xFFFF,
             evidence.ratings, evidence.cusum, self.nats, self.settled_at, evidence.reset_at, self.cursor,
             bytes.fromhex(self.names),
@@ -490,9 +488,15 @@ class PersonState:
     @classmethod
     def unpack(cls, data: bytes, regression: Regression) -> PersonState:
         """The inverse of `pack`, `ready`, if `regression` is that of its ratings. Raises Corrupt for damaged bytes or another format."""
-        packed, crc = data[:-_CRC], data[-_CRC:]
-        if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != _VERSION:
-            raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
+        packed = checked(data, _FORMAT)
+        try:
+            return cls._read(packed, regression)
+        except (struct.error, ValueError) as error:
+            raise Corrupt(f"a person's state and its counts disagree: {error}") from error
+
+    @classmethod
+    def _read(cls, packed: bytes, regression: Regression) -> PersonState:
+        """From bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
         _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
             _HEAD.unpack_from(packed)
         )
@@ -507,9 +511,10 @@ class PersonState:
         places = struct.unpack_from(f"<{count}Q", packed, at)
         features_NK = np.frombuffer(packed, "<f2", count * dials, at + 9 * count).astype(np.float16)
         features_NK = features_NK.reshape(count, dials)
-        recent = _Packed(
-            places, packed[at + 8 * count : at + 9 * count], features_NK, packed[at + (9 + 2 * dials) * count :]
-        )
+        counts, signals = packed[at + 8 * count : at + 9 * count], packed[at + (_RATED + 2 * dials) * count :]
+        if len(signals) != _SIGNAL.size * sum(counts) or last >= (max(1, count) if returns else 1):
+            raise ValueError(f"{count} answers, {sum(counts)} signals in {len(signals)} bytes, last return {last}")
+        recent = _Packed(places, counts, features_NK, signals)
         before = settled
         if returns:
             before = replace(Evidence.none(dials), resets=resets + returns, reset_at=places[last])
@@ -531,6 +536,14 @@ class PersonState:
             private=bool(flags & _PRIVATE),
             latest=before.added(told_NE, regression, cusum=last_cusum),
         )
+
+
+def checked(data: bytes, format: int) -> bytes:
+    """A packed state without its CRC-32. Raises Corrupt for damaged bytes and another format."""
+    packed, crc = data[:-_CRC], data[-_CRC:]
+    if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != format:
+        raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
+    return packed
 
 
 def names_hash(names: Sequence[str]) -> str:

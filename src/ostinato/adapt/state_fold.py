@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ostinato.adapt.learner import Evidence, Floats, PersonState, Prior, Regression, names_hash, violation
+from ostinato.adapt.older_states import OLDER_FORMAT, older_state
 from ostinato.adapt.prior import Population
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
 from ostinato.core.arm_assignment import could_lean, holdout_place
@@ -35,16 +36,14 @@ from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-_RULES = (
-    8  # of folding: to be raised with every change that gives other states for the same rows, or packs them otherwise
-)
+# of folding: to be raised with every change that gives other states for the same rows, or packs them otherwise
+_RULES = 8
+_OLDER_RULES = 7  # by which states of `older_states` were folded
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
-_MADE_UP, _MADE_UP_TOKENS = (
-    20.0,
-    20.0,
-)  # answers, with so many tokens and features of variance 1, that stand for the first
+# answers, with so many tokens and features of variance 1, that stand for the first
+_MADE_UP, _MADE_UP_TOKENS = 20.0, 20.0
 _KEPT = 0.999  # of the moments, with each answer
 _LARGEST = 1000.0  # |feature|
 _CHOICES = 1 << 12  # choices of one call that are told apart
@@ -83,10 +82,18 @@ class StateRules:
     @property
     def hash(self) -> str:
         """A hash of everything."""
+        return self._hash(_RULES)
+
+    @property
+    def older_hash(self) -> str:
+        """The hash under which an earlier version kept states of the same settings."""
+        return self._hash(_OLDER_RULES)
+
+    def _hash(self, folding: int) -> str:
         told = blake2b(digest_size=16)
         signals, without = sorted(self.signals.items()), sorted(self.without)
         violating = sorted(self.violations.signals), repr(replace(self.violations, signals=frozenset()))
-        told.update(json.dumps([_RULES, self.names, signals, without, repr(self.regression), violating]).encode())
+        told.update(json.dumps([folding, self.names, signals, without, repr(self.regression), violating]).encode())
         told.update(self.prior.mean_D.tobytes() + self.prior.covariance_DD.tobytes())
         return told.hexdigest()
 
@@ -184,14 +191,17 @@ class StateFold:
         self._fitted = set[str]()  # the weights, by hash, of which a basis is known
         self._early = self._none_early()
         self.moments = FeatureMoments(len(rules.names))
-        self._constraints: dict[
-            str, ViolationConstraint
-        ] = {}  # by tenant, so that none's reports cost another's people
+        # by tenant, so that none's reports cost another's people
+        self._constraints = dict[str, ViolationConstraint]()
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
-        """Go on where the cache ends, or begin with the log's first row. Raises StorageFull, Unavailable."""
-        self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash)
+        """Go on where the cache ends, or begin with the log's first row. Raises StorageFull, Unavailable.
+
+        States of an earlier version are folded anew where the log is whole, and taken over where it was cut: there nothing else has them.
+        """
+        older = self._rules.older_hash if await self._log.horizon() else None
+        self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash, older)
         state: dict[str, Any] = json.loads(note) if note else {}
         if self.cursor and not await self._continues(state.get("last", [])):
             _LOG.warning("People's states were made from another log, or a newer copy of it; they are made again.")
@@ -247,9 +257,8 @@ class StateFold:
 
     async def save(self) -> None:
         """Write what is new, and the place up to which it was folded, in one transaction. Raises StorageFull, Unavailable; it is kept."""
-        await asyncio.shield(
-            asyncio.ensure_future(self._save())
-        )  # a write that has begun is not left alone with its thread
+        # a write that has begun is not left alone with its thread
+        await asyncio.shield(asyncio.ensure_future(self._save()))
 
     async def _save(self) -> None:
         async with self._saving:
@@ -325,7 +334,7 @@ class StateFold:
             found = list[Evidence]()
             for packed in self._cache.newest(tenant, most, private):
                 try:
-                    state = PersonState.unpack(packed, self._rules.regression)
+                    state = self._unpacked(packed)
                 except Corrupt:
                     continue  # it begins anew with the person's next rating
                 if state.names == self._names and not state.private:
@@ -519,13 +528,20 @@ class StateFold:
             packed = self._cache.load(person)
             if packed is None:
                 return None
-            state = PersonState.unpack(packed, self._rules.regression)
+            state = self._unpacked(packed)
         except Corrupt as error:
             _LOG.warning("A person's state cannot be read, and begins anew: %s", error)
             return None
         if state.names != self._names:
             return None
         return _Entry(key, state)
+
+    def _unpacked(self, packed: bytes) -> PersonState:
+        """A value of the cache, `ready`. Raises Corrupt."""
+        prior, regression = self._rules.prior, self._rules.regression
+        if packed[:1] == bytes([OLDER_FORMAT]):
+            return older_state(packed, prior, regression)
+        return PersonState.unpack(packed, regression)
 
     def _put(self, person: Person, key: int | None, state: PersonState) -> None:
         entry = _Entry(key, state)

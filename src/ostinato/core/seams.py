@@ -149,8 +149,9 @@ PersonValue = tuple[Cursor, int | None, bytes]
 class PersonCache(Protocol):
     """One value per person, folded from the log, under the person's own key. It may be lost, and is then folded anew."""
 
-    def begin(self, rules: str) -> tuple[Cursor, str]:
+    def begin(self, rules: str, older: str | None = None) -> tuple[Cursor, str]:
         """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped.
+        Those made by the rules `older` are kept, and count as made by `rules` from now on.
 
         Raises StorageFull, Unavailable.
         """

@@ -71,12 +71,18 @@ class SqlPersonCache:
         self._read.close()
         self._write.close()
 
-    def begin(self, rules: str) -> tuple[Cursor, str]:
-        """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped."""
+    def begin(self, rules: str, older: str | None = None) -> tuple[Cursor, str]:
+        """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped.
+        Those made by the rules `older` are kept, and count as made by `rules` from now on.
+        """
         rules = self._rules(rules)
         try:
             state = dict(self._read.execute("SELECT name, value FROM state").fetchall())
             if state.get("rules") == rules:
+                return int(state["cursor"]), state["note"]
+            if older is not None and state.get("rules") == self._rules(older):
+                with self._transaction():
+                    self._put_state(rules=rules)
                 return int(state["cursor"]), state["note"]
             with self._transaction():
                 self._write.execute("DELETE FROM people")
@@ -201,9 +207,7 @@ class SqlPersonCache:
         at, key, plain = value
         if self._ring is None:
             return at, None, plain
-        if (
-            key is None
-        ):  # the log does not keep this person's words under a key, so there is none to keep their value under
+        if key is None:  # the log does not keep this person's words under a key, so there is none for their value
             return None
         try:
             return at, key, self._ring.conceal(key, self._places(person)[1], plain)
@@ -241,9 +245,8 @@ class SqlPersonCache:
                 read, write = connect(self._path, write=False), connect(self._path, write=True)
                 if read.execute("PRAGMA user_version").fetchone() == (FORMAT,):
                     read.execute("SELECT count(*) FROM state").fetchone()
-                    write.execute(
-                        "PRAGMA synchronous=NORMAL"
-                    )  # with a write-ahead log: nothing is torn, and no commit waits
+                    # with a write-ahead log: nothing is torn, and no commit waits
+                    write.execute("PRAGMA synchronous=NORMAL")
                     return read, write
                 read.close()
                 write.close()
@@ -277,10 +280,10 @@ class PersonCacheView(SqlPersonCache):
         if self._read is not None:
             self._read.close()
 
-    def begin(self, rules: str) -> tuple[Cursor, str]:
+    def begin(self, rules: str, older: str | None = None) -> tuple[Cursor, str]:
         if self._read is not None:
             state = dict(self._read.execute("SELECT name, value FROM state").fetchall())
-            if state.get("rules") == self._rules(rules):
+            if state.get("rules") in [self._rules(each) for each in (rules, older) if each is not None]:
                 return int(state["cursor"]), state["note"]
             self._read.close()
             self._read = None

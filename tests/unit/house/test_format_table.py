@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from ostinato.adapt import learner, older_states
 from ostinato.app import machine
 from ostinato.corpus import shards as corpus
 from ostinato.record import backup, folds, person_cache
@@ -31,6 +32,7 @@ FORMATS = {
     "fold of the status": (summary._FORMAT, {summary._FORMAT}),
     "page's index": (page.FORMAT, {page.FORMAT}),
     "people's dials": (person_cache.FORMAT, {person_cache.FORMAT}),
+    "a person's state in `folds/people.sqlite`": (learner._FORMAT, {older_states.OLDER_FORMAT, learner._FORMAT}),
     "weights: manifests in `weights/objects`": (weights.FORMAT, {weights.FORMAT}),
     "certificate of an erasure": (certificate.FORMAT, {certificate.FORMAT}),
     "checkpoint of one process": (checkpoint.FORMAT, CHECKPOINTS),
