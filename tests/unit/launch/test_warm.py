@@ -1,6 +1,7 @@
 """Forked workers: to its supervisor and to itself each is like one that was started, whatever becomes of the process that it came from."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -39,6 +40,9 @@ elif what == "end":
     sys.exit(int(words[0]))
 elif what == "fail":
     raise ZeroDivisionError("by zero")
+elif what == "print":
+    print("printed")
+    time.sleep(600)
 elif what == "wait":
     die_with_parent()
     print("waits", flush=True)
@@ -161,6 +165,19 @@ async def test_workers_outlive_the_process_that_they_came_from_and_it_is_begun_a
     for each in (one, two, three):
         await each.kill()
         assert await each.ended() == -signal.SIGKILL
+
+
+async def test_what_it_prints_is_in_its_file_at_once_if_nothing_is_buffered(place, monkeypatch):
+    """As in our image; a worker that was killed would lose it."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    with contextlib.closing(WarmProcess(LIBRARIES)) as made:
+        monkeypatch.setattr(process, "spawn", made.spawn)
+        one = worker(place, "print")
+        await one.start()
+        assert isinstance(one.process, ForkedWorker)
+        await until(lambda: one.log.read_text() == "printed\n")
+        await one.kill()
+        await one.ended()
 
 
 async def test_what_cannot_be_forked_is_started(place, warmed, monkeypatch):

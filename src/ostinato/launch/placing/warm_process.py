@@ -146,9 +146,10 @@ def place(files: Sequence[int], numbers: Sequence[int]) -> None:
 
 def anew(stream: TextIO) -> TextIO:
     """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
-    now = cast("io.TextIOWrapper", stream)
+    now, file = cast("io.TextIOWrapper", stream), io.FileIO(stream.fileno(), "wb", closefd=False)
+    unbuffered = isinstance(now.buffer, io.RawIOBase)  # by `python -u` or PYTHONUNBUFFERED
     return io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(stream.fileno(), "wb", closefd=False)),
+        cast("io.BufferedWriter", file) if unbuffered else io.BufferedWriter(file),
         encoding=now.encoding,
         errors=now.errors,
         line_buffering=now.line_buffering,
