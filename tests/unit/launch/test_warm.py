@@ -95,6 +95,11 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
+def reaped(pid: int) -> int:
+    """Take a child's end away from whoever waits for it. Returns its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -178,6 +183,16 @@ async def test_what_it_prints_is_in_its_file_at_once_if_nothing_is_buffered(plac
         await until(lambda: one.log.read_text() == "printed\n")
         await one.kill()
         await one.ended()
+
+
+async def test_the_end_of_a_worker_that_somebody_else_was_told_is_noticed(place, warmed):
+    one = worker(place, "wait")
+    await one.start()
+    assert isinstance(one.process, ForkedWorker)
+    os.kill(one.pid, signal.SIGKILL)
+    reaped(one.pid)
+    async with asyncio.timeout(PATIENT_S):
+        assert await one.ended() == 255
 
 
 async def test_what_cannot_be_forked_is_started(place, warmed, monkeypatch):
@@ -286,3 +301,30 @@ def test_where_the_kernel_gives_no_orphans_workers_are_started(monkeypatch):
     monkeypatch.setattr(warm, "_adopt", refused)
     with forked_workers():
         assert process.spawn is asyncio.create_subprocess_exec
+
+
+IGNORING = """
+import asyncio, signal, sys
+from pathlib import Path
+from ostinato.launch.placing import process
+from ostinato.launch.placing.warm import forked_workers
+
+async def work():
+    one = process.WorkerProcess("one", (sys.executable, "-m", "program", "wait"), Path("one.log"), env=process.THREADS)
+    await one.start()
+    await one.kill()
+    print(await one.ended(), flush=True)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as a parent may have left it, over the exec
+with forked_workers():
+    asyncio.run(work())
+"""
+
+
+async def test_a_supervisor_that_is_told_of_no_childs_end_notices_it_all_the_same(place):
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", IGNORING, cwd=place, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(PATIENT_S):
+        said, _ = await started.communicate()
+    assert said.decode() == "255\n"

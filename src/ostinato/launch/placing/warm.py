@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,12 +32,16 @@ OWN = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, OFF}
 """Environment variables in which workers may differ: no import reads them."""
 _IMPORTS_S, _FORK_S = 300.0, 20.0  # how long these may take
 _PR_SET_CHILD_SUBREAPER = 36
+_UNKNOWN = 255
+"""The exit code of a process whose end the system told somebody else, as asyncio has it."""
 _LOG = logging.getLogger(__name__)
 
 
 def possible() -> bool:
     """True where workers can be forked and this process may be told of their end."""
     if sys.platform != "linux" or os.environ.get(OFF) or process.spawn is not asyncio.create_subprocess_exec:
+        return False
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # as a parent may leave it; the system then tells no end
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -183,14 +188,17 @@ class ForkedWorker:
         assert self.returncode is not None
         return self.returncode
 
-    def send_signal(self, signal: int, /) -> None:
+    def send_signal(self, number: int, /) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal)
+            os.kill(self.pid, number)
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        try:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            self.returncode = _UNKNOWN
         self._ended.set()
 
 
