@@ -34,7 +34,8 @@ LIBRARIES = (
     *("uvloop", "obstore.store", "numba.np.arrayobj", "transformers.modeling_layers"),
 )
 """What the serving worker imports, the last of it while it loads a model, and with it nearly all that the others do."""
-READY = b"ready"
+READY, GO = b"ready", b"1"
+"""What this process says once it can fork, and what a forked worker is told, by the last file of its request, once it may begin."""
 MOST_BYTES, MOST_FILES = 1 << 17, 16
 """Of a request, which is a datagram: the environment above all; and of the files that come with it."""
 ROOM = 4096
@@ -61,7 +62,10 @@ def main() -> None:
         request = json.loads(data)
         if (pid := fork()) == 0:
             line.close()
-            run(request, fds, written)
+            if os.read(fds[-1], len(GO)) != GO:  # the supervisor has ended, or counts on no such worker
+                os._exit(0)
+            os.close(fds[-1])
+            run(request, fds[:-1], written)
             return
         line.send(str(pid).encode())
         for fd in fds:
