@@ -62,7 +62,10 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> 
     """
     from ostinato.launch.placing.warm import forked_workers
 
-    with forked_workers() if on == "here" else contextlib.nullcontext():  # first: it imports beside what follows
+    def say(what: str) -> None:
+        console.print(Text.assemble((f"{'up':12}", "bold"), " ", what), highlight=False, soft_wrap=True)
+
+    with forked_workers(say) if on == "here" else contextlib.nullcontext():  # first: it imports beside what follows
         with collecting_rarely():
             from ostinato.launch.commands.up import up as run
 

@@ -1,16 +1,19 @@
 """Forked workers: to its supervisor and to itself each is like one that was started, whatever becomes of the process that it came from."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.deadlines import PATIENT_S
 
+from ostinato.core.places import ensure_writable
 from ostinato.launch.placing import process, warm
 from ostinato.launch.placing.process import THREADS, WorkerProcess
 from ostinato.launch.placing.restart_policy import SupervisorLimits
@@ -39,6 +42,9 @@ elif what == "end":
     sys.exit(int(words[0]))
 elif what == "fail":
     raise ZeroDivisionError("by zero")
+elif what == "print":
+    print("printed")
+    time.sleep(600)
 elif what == "wait":
     die_with_parent()
     print("waits", flush=True)
@@ -91,9 +97,36 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
+async def forked(place: Path, *words: str) -> WorkerProcess:
+    """A worker that was forked, which the process has to be ready for: it is not waited for once another one was."""
+    async with asyncio.timeout(PATIENT_S):
+        while True:
+            one = worker(place, *words, name="forked")
+            await one.start()
+            if isinstance(one.process, ForkedWorker):
+                return one
+            await one.kill()
+            await one.ended()
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def held(pid: int) -> None:
+    """Stop a process, so that it replies to nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: state(pid) == "T")
+
+
+def reaped(pid: int) -> int:
+    """Take a child's end away from whoever waits for it. Returns its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return state(pid) not in "ZX"
     except OSError:
         return False
 
@@ -147,7 +180,7 @@ async def test_a_signal_ends_it_alone(place, warmed):
 
 
 async def test_workers_outlive_the_process_that_they_came_from_and_it_is_begun_anew(place, warmed):
-    one, two, three = (worker(place, "wait", name=name) for name in ("one", "two", "three"))
+    one, two = (worker(place, "wait", name=name) for name in ("one", "two"))
     await one.start()
     before = warmed.pid
     os.kill(before, signal.SIGKILL)
@@ -155,12 +188,146 @@ async def test_workers_outlive_the_process_that_they_came_from_and_it_is_begun_a
     await two.start()
     assert not isinstance(two.process, ForkedWorker), "it does not wait for imports"
     assert warmed.pid not in (0, before)
-    await three.start()
-    assert isinstance(three.process, ForkedWorker)
+    three = await forked(place, "wait")
     assert one.running
     for each in (one, two, three):
         await each.kill()
         assert await each.ended() == -signal.SIGKILL
+
+
+async def test_a_worker_that_is_started_again_waits_for_no_imports(place, warmed):
+    first = worker(place, "wait")
+    await first.start()
+    assert isinstance(first.process, ForkedWorker)
+    (place / "ours.py").write_text("import time\ntime.sleep(600)")
+    before = warmed.pid
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: not alive(before))
+    later = [worker(place, "wait", name=name) for name in ("two", "three")]
+    async with asyncio.timeout(PATIENT_S):
+        for each in later:
+            await each.start()
+            assert not isinstance(each.process, ForkedWorker)
+    await until(lambda: all("waits" in each.log.read_text() for each in later))
+    assert warmed.pid, "it still imports"
+    for each in (first, *later):
+        await each.kill()
+        await each.ended()
+
+
+async def test_a_process_that_is_killed_while_it_imports_is_begun_anew(place, monkeypatch):
+    normal = (place / "ours.py").read_text()
+    (place / "ours.py").write_text("import time\ntime.sleep(600)")
+    with contextlib.closing(WarmProcess(LIBRARIES, pytest.fail)) as made:
+        monkeypatch.setattr(process, "spawn", made.spawn)
+        for _ in range(2):
+            before = made.pid
+            os.kill(before, signal.SIGKILL)
+            await until(lambda pid=before: not alive(pid))
+            one = worker(place, "end", "7")
+            await one.start()
+            assert not isinstance(one.process, ForkedWorker)
+            assert await one.ended() == 7
+        (place / "ours.py").write_text(normal)
+        os.kill(made.pid, signal.SIGKILL)
+        assert await (await forked(place, "end", "7")).ended() == 7
+
+
+async def test_the_loop_goes_on_while_a_worker_is_forked(place, warmed, monkeypatch):
+    monkeypatch.setattr(warm, "_FORK_S", PATIENT_S)
+    assert (await told(worker(place, "tell")))["warm"]
+    await held(warmed.pid)
+    one = worker(place, "end", "7")
+    starting = asyncio.create_task(one.start())
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    os.kill(warmed.pid, signal.SIGCONT)
+    await starting
+    assert isinstance(one.process, ForkedWorker)
+    assert await one.ended() == 7
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["too late", "cancelled"])
+async def test_a_reply_that_is_lost_costs_no_more_than_that_fork(place, warmed, monkeypatch, cancelled):
+    assert (await told(worker(place, "tell")))["warm"]
+    before = warmed.pid
+    await held(before)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(warm, "_FORK_S", PATIENT_S if cancelled else 0.05)
+        one = worker(place, "tell", name="two")
+        starting = asyncio.create_task(one.start())
+        if cancelled:
+            await asyncio.sleep(0.05)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            assert one.log.read_text() == ""
+        else:
+            await starting
+            assert not isinstance(one.process, ForkedWorker), "it is no fault of the worker's"
+            assert await one.ended() == 0
+            assert len(one.log.read_text().splitlines()) == 1, "there was but one"
+    assert not alive(before)
+    three = await forked(place, "tell")
+    assert await three.ended() == 0
+    assert json.loads(three.log.read_text().splitlines()[-1])["pid"] == three.pid
+
+
+async def test_a_fork_that_nobody_counts_on_does_nothing(place, warmed, monkeypatch):
+    seen, said = [], []
+    monkeypatch.setattr(warmed, "_say", said.append)
+    monkeypatch.setattr(warm, "_is_child", seen.append)
+    one = worker(place, "tell")
+    await one.start()
+    assert not isinstance(one.process, ForkedWorker)
+    assert await one.ended() == 0
+    assert reaped(seen[0]) == 0
+    assert [json.loads(line)["pid"] for line in one.log.read_text().splitlines()] == [one.pid]
+    assert said == ["workers are started anew, not forked: the system does not give them to their supervisor"]
+
+
+async def test_the_end_of_a_worker_that_somebody_else_was_told_is_noticed(place, warmed):
+    one = worker(place, "wait")
+    await one.start()
+    assert isinstance(one.process, ForkedWorker)
+    os.kill(one.pid, signal.SIGKILL)
+    reaped(one.pid)
+    async with asyncio.timeout(PATIENT_S):
+        assert await one.ended() == 255
+
+
+async def test_it_has_the_environment_that_a_home_without_room_leads_to(place, warmed, monkeypatch):
+    """The process began before `ensure_writable`; it follows, but not for ever."""
+    said = []
+    monkeypatch.setattr(warmed, "_say", said.append)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert ensure_writable(place / "run")
+    one = worker(place, "tell")
+    environment = (await told(one))["environment"]
+    assert isinstance(one.process, ForkedWorker)
+    assert environment["XDG_CACHE_HOME"] == str(place / "run" / ".cache")
+    assert said == []
+    monkeypatch.setenv("NUMBA_OPT", "1")
+    two = worker(place, "tell", name="two")
+    assert (await told(two))["environment"]["NUMBA_OPT"] == "1"
+    assert not isinstance(two.process, ForkedWorker)
+    assert warmed.pid == 0, "it is of no use"
+    assert said == ["workers are started anew, not forked: the environment changes again and again (NUMBA_OPT)"]
+
+
+async def test_what_it_prints_is_in_its_file_at_once_if_nothing_is_buffered(place, monkeypatch):
+    """As in our image; a worker that was killed would lose it."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    with contextlib.closing(WarmProcess(LIBRARIES)) as made:
+        monkeypatch.setattr(process, "spawn", made.spawn)
+        one = worker(place, "print")
+        await one.start()
+        assert isinstance(one.process, ForkedWorker)
+        await until(lambda: one.log.read_text() == "printed\n")
+        await one.kill()
+        await one.ended()
 
 
 async def test_what_cannot_be_forked_is_started(place, warmed, monkeypatch):
@@ -190,7 +357,8 @@ async def test_what_cannot_be_forked_is_started(place, warmed, monkeypatch):
 )
 async def test_nothing_is_forked_from_a_process_that_is_unfit_for_it(place, monkeypatch, library):
     (place / "ours.py").write_text(library)
-    made = WarmProcess(LIBRARIES)
+    said = []
+    made = WarmProcess(LIBRARIES, said.append)
     monkeypatch.setattr(process, "spawn", made.spawn)
     for _ in range(2):
         one = worker(place, "end", "7")
@@ -198,6 +366,8 @@ async def test_nothing_is_forked_from_a_process_that_is_unfit_for_it(place, monk
         assert not isinstance(one.process, ForkedWorker)
         assert await one.ended() == 7
         assert made.pid == 0, "it is of no use"
+    (why,) = said
+    assert why.startswith("workers are started anew, not forked: ")
 
 
 async def test_a_worker_that_waits_for_imports_can_be_told_to_end(place, monkeypatch):
@@ -252,7 +422,7 @@ def test_it_is_left_alone_by_a_ctrl_c_at_the_terminal(warmed):
 def test_it_can_be_switched_off_and_leaves_other_ways_to_start_alone(monkeypatch):
     assert possible() == (sys.platform == "linux")
     monkeypatch.setenv(OFF, "1")
-    with forked_workers():
+    with forked_workers(pytest.fail):
         assert process.spawn is asyncio.create_subprocess_exec
     monkeypatch.delenv(OFF)
 
@@ -267,5 +437,32 @@ def test_where_the_kernel_gives_no_orphans_workers_are_started(monkeypatch):
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(warm, "_adopt", refused)
-    with forked_workers():
+    with forked_workers(pytest.fail):
         assert process.spawn is asyncio.create_subprocess_exec
+
+
+IGNORING = """
+import asyncio, signal, sys
+from pathlib import Path
+from ostinato.launch.placing import process
+from ostinato.launch.placing.warm import forked_workers
+
+async def work():
+    one = process.WorkerProcess("one", (sys.executable, "-m", "program", "wait"), Path("one.log"), env=process.THREADS)
+    await one.start()
+    await one.kill()
+    print(await one.ended(), flush=True)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as a parent may have left it, over the exec
+with forked_workers(print):
+    asyncio.run(work())
+"""
+
+
+async def test_a_supervisor_that_is_told_of_no_childs_end_notices_it_all_the_same(place):
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", IGNORING, cwd=place, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(PATIENT_S):
+        said, _ = await started.communicate()
+    assert said.decode() == "255\n"

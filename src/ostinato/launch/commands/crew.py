@@ -117,7 +117,7 @@ async def launch(
         for path, each in saved.items():
             save(each, path)
 
-    with forked_workers(), bind(config.listen.host, config.listen.port) as listener:
+    with forked_workers(partial(say, "up")), bind(config.listen.host, config.listen.port) as listener:
         workers = crew(config, listener, names or workers_of(config), settings)
         supervisor = Supervisor(workers, limits_of(config), say, save_all, front, head_start_s=HEAD_START_S)
         address = partial(read_address, place.address)

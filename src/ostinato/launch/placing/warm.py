@@ -13,17 +13,18 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
 from ostinato.launch.placing import process, warm_process
 from ostinato.launch.placing.heartbeat import LISTEN_FD, PARENT, PULSE_FD
 from ostinato.launch.placing.process import OUTPUT, THREADS, Child
-from ostinato.launch.placing.warm_process import LIBRARIES, MOST_BYTES, MOST_FILES, READY, ROOM
+from ostinato.launch.placing.warm_process import GO, LIBRARIES, MOST_BYTES, MOST_FILES, READY, ROOM
 
 OFF = "OSTINATO_NO_FORKS"
 """Environment variable that, if set, has every worker started anew."""
@@ -31,12 +32,16 @@ OWN = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, OFF}
 """Environment variables in which workers may differ: no import reads them."""
 _IMPORTS_S, _FORK_S = 300.0, 20.0  # how long these may take
 _PR_SET_CHILD_SUBREAPER = 36
+_UNKNOWN = 255
+"""The exit code of a process whose end the system told somebody else, as asyncio has it."""
 _LOG = logging.getLogger(__name__)
 
 
 def possible() -> bool:
     """True where workers can be forked and this process may be told of their end."""
     if sys.platform != "linux" or os.environ.get(OFF) or process.spawn is not asyncio.create_subprocess_exec:
+        return False
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # as a parent may leave it; the system then tells no end
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -47,12 +52,15 @@ def possible() -> bool:
 
 
 @contextlib.contextmanager
-def forked_workers() -> Generator[None]:
-    """Inside the block this process's workers are forked, where that is possible. Inside another such block it changes nothing."""
+def forked_workers(say: Callable[[str], None]) -> Generator[None]:
+    """Inside the block this process's workers are forked, where that is possible. Inside another such block it changes nothing.
+
+    `say` is told why they are forked no longer, if they are not.
+    """
     if not possible():
         yield
         return
-    warm, before = WarmProcess(), process.spawn
+    warm, before = WarmProcess(say=say), process.spawn
     process.spawn = warm.spawn
     try:
         yield
@@ -62,12 +70,15 @@ def forked_workers() -> Generator[None]:
 
 
 class WarmProcess:
-    """The process and what is asked of it. It starts to import `libraries` at once. `close` ends it, and no worker."""
+    """The process and what is asked of it. It starts to import `libraries` at once. `close` ends it, and no worker.
 
-    def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
-        self._libraries, self._one = libraries, asyncio.Lock()
+    `say` is told why nothing is forked any more, if nothing can be.
+    """
+
+    def __init__(self, libraries: Sequence[str] = LIBRARIES, say: Callable[[str], None] = _LOG.warning) -> None:
+        self._libraries, self._say, self._one = libraries, say, asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._given_up = False
+        self._patience_s, self._followed = _IMPORTS_S, False
         self._start()
 
     @property
@@ -77,6 +88,7 @@ class WarmProcess:
 
     def close(self) -> None:
         """End the process. Its workers stay."""
+        self._ready = False
         self._line.close()
         if self._process is not None:
             self._process.kill()
@@ -94,13 +106,14 @@ class WarmProcess:
         pass_fds: Sequence[int],
         start_new_session: bool,
     ) -> Child:
-        """As `asyncio.create_subprocess_exec` with a supervisor's arguments. At the first call it waits for the imports. Raises OSError."""
-        if argv[:2] == (sys.executable, "-m") and _shared(env) == self._environment:
+        """As `asyncio.create_subprocess_exec` with a supervisor's arguments. The first ones wait for the imports. Raises OSError."""
+        if argv[:2] == (sys.executable, "-m"):
             asked = {"words": argv[2:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(pass_fds)}
             request, files = json.dumps(asked).encode(), [stdout.fileno(), stdout.fileno(), *pass_fds]
             async with self._one:
-                fits = len(request) < MOST_BYTES and len(files) <= MOST_FILES
-                if fits and await self._warm() and (forked := self._fork(request, files)) is not None:
+                self._follow_environment()
+                fits = len(request) < MOST_BYTES and len(files) < MOST_FILES and _shared(env) == self._environment
+                if fits and await self._warm() and (forked := await self._fork(request, files)) is not None:
                     return forked
         return await asyncio.create_subprocess_exec(
             *argv,
@@ -116,6 +129,7 @@ class WarmProcess:
     def _start(self) -> None:
         self._ready, self._environment = False, _shared(os.environ | THREADS)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.setblocking(False)
         with theirs, contextlib.suppress(OSError):  # without it workers are started as ever
             self._process = subprocess.Popen(
                 [sys.executable, "-m", warm_process.__name__, str(theirs.fileno()), *self._libraries, " " * ROOM],
@@ -127,46 +141,82 @@ class WarmProcess:
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
             )
 
+    def _begin_anew(self) -> None:
+        self.close()
+        self._start()
+
+    def _follow_environment(self) -> None:
+        """Begin the process anew if this one's environment has changed since, as where the home directory cannot be written; but once."""
+        now = _shared(os.environ | THREADS)
+        if self._process is None or now == self._environment:
+            return
+        if not self._followed:
+            self._followed = True
+            self._begin_anew()
+            return
+        names = {name for name, _ in now.items() ^ self._environment.items()}
+        self._give_up(f"the environment changes again and again ({', '.join(sorted(names))})")
+
     async def _warm(self) -> bool:
-        """Wait until it can fork. False if it never can."""
-        if not self._ready and self._process is not None and not self._given_up:
-            said = b"their imports took too long"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_IMPORTS_S):
-                    await _readable(self._line)
-                said = self._line.recv(MOST_BYTES) or b"their imports failed"
-            self._ready = said == READY
-            if not self._ready:
-                self._give_up(said.decode())
+        """True if it can fork now. A first worker waits for the imports; one that is restarted does not, as people may wait for it."""
+        if not self._ready and self._process is not None:
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    said = await asyncio.get_running_loop().sock_recv(self._line, MOST_BYTES)
+            except TimeoutError:
+                if self._patience_s:
+                    self._give_up("their imports took too long")
+                return False
+            except OSError:  # it died before it had read its words
+                said = b""
+            if not said and await asyncio.to_thread(self._process.wait) < 0:  # killed, as where memory is short
+                self._patience_s = 0.0
+                self._begin_anew()
+                return False
+            if said != READY:
+                self._give_up(said.decode() or "their imports failed")
+                return False
+            self._ready, self._patience_s = True, 0.0
         return self._ready
 
     def _give_up(self, why: str) -> None:
-        _LOG.info("workers are started anew, not forked: %s", why)
-        self._given_up, self._ready = True, False
         self.close()
+        with contextlib.suppress(OSError):  # it may go to a full disk
+            self._say(f"workers are started anew, not forked: {why}")
 
-    def _fork(self, request: bytes, files: Sequence[int]) -> ForkedWorker | None:
-        """Have a worker forked. None if the process has died: another one is then begun, for later workers. Raises OSError."""
-        self._line.settimeout(_FORK_S)
-        _adopt(True)
+    async def _fork(self, request: bytes, files: Sequence[int]) -> ForkedWorker | None:
+        """Have a worker forked. None if there is none: the process has died or is stuck, and another is begun for later workers.
+
+        A forked worker waits for a word before it does anything, so none runs that this process does not know. Raises OSError.
+        """
+        waits, go = os.pipe()
+        pid = 0
         try:
-            try:
-                socket.send_fds(self._line, [request], list(files))
-            except OSError:
-                self.close()
-                self._start()
-                return None
-            pid = int(self._line.recv(MOST_BYTES) or b"0")  # empty if it died just now
-        except OSError:
-            pid = 0
+            _adopt(True)
+            pid = await self._ask(request, [*files, waits])
+            if pid < 0:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            if pid > 0 and not _is_child(pid):
+                self._give_up("the system does not give them to their supervisor")
+            elif pid > 0:
+                os.write(go, GO)
+                return ForkedWorker(pid)
         finally:
+            os.close(waits)
+            os.close(go)
             _adopt(False)
-        if pid < 0:
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        if pid == 0 or not _is_child(pid):  # perhaps it runs: it ends by itself, as nobody listens to it
-            self._give_up("the system does not give them to their supervisor" if pid else "a fork failed")
-            raise OSError(errno.ECHILD, os.strerror(errno.ECHILD))
-        return ForkedWorker(pid)
+            if pid == 0:
+                self._begin_anew()  # also after a cancellation: a reply is on its way that nobody would expect
+        return None
+
+    async def _ask(self, request: bytes, files: Sequence[int]) -> int:
+        """Returns the worker's pid, -1 if the system has no room for it, or 0 if no reply came."""
+        try:
+            socket.send_fds(self._line, [request], list(files))
+            async with asyncio.timeout(_FORK_S):
+                return int(await asyncio.get_running_loop().sock_recv(self._line, 32) or b"0")
+        except OSError:  # a timeout, too
+            return 0
 
 
 class ForkedWorker:
@@ -183,14 +233,17 @@ class ForkedWorker:
         assert self.returncode is not None
         return self.returncode
 
-    def send_signal(self, signal: int, /) -> None:
+    def send_signal(self, number: int, /) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal)
+            os.kill(self.pid, number)
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        try:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            self.returncode = _UNKNOWN
         self._ended.set()
 
 
@@ -211,13 +264,3 @@ def _is_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-async def _readable(line: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    there = asyncio.Event()
-    loop.add_reader(line, there.set)
-    try:
-        await there.wait()
-    finally:
-        loop.remove_reader(line)

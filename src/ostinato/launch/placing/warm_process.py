@@ -34,7 +34,8 @@ LIBRARIES = (
     *("uvloop", "obstore.store", "numba.np.arrayobj", "transformers.modeling_layers"),
 )
 """What the serving worker imports, the last of it while it loads a model, and with it nearly all that the others do."""
-READY = b"ready"
+READY, GO = b"ready", b"1"
+"""What this process says once it can fork, and what a forked worker is told, by the last file of its request, once it may begin."""
 MOST_BYTES, MOST_FILES = 1 << 17, 16
 """Of a request, which is a datagram: the environment above all; and of the files that come with it."""
 ROOM = 4096
@@ -61,7 +62,10 @@ def main() -> None:
         request = json.loads(data)
         if (pid := fork()) == 0:
             line.close()
-            run(request, fds, written)
+            if os.read(fds[-1], len(GO)) != GO:  # the supervisor has ended, or counts on no such worker
+                os._exit(0)
+            os.close(fds[-1])
+            run(request, fds[:-1], written)
             return
         line.send(str(pid).encode())
         for fd in fds:
@@ -146,9 +150,10 @@ def place(files: Sequence[int], numbers: Sequence[int]) -> None:
 
 def anew(stream: TextIO) -> TextIO:
     """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
-    now = cast("io.TextIOWrapper", stream)
+    now, file = cast("io.TextIOWrapper", stream), io.FileIO(stream.fileno(), "wb", closefd=False)
+    unbuffered = isinstance(now.buffer, io.RawIOBase)  # by `python -u` or PYTHONUNBUFFERED
     return io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(stream.fileno(), "wb", closefd=False)),
+        cast("io.BufferedWriter", file) if unbuffered else io.BufferedWriter(file),
         encoding=now.encoding,
         errors=now.errors,
         line_buffering=now.line_buffering,
