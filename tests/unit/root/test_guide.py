@@ -11,6 +11,8 @@ import pytest
 from ostinato import config
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
+from ostinato.launch.views.screen import release_line, step_line
+from ostinato.release.guard import Harm
 from ostinato.release.metrics.config import BUILT_IN
 from ostinato.release.metrics.facts import MEANINGS
 from ostinato.reward.protocol import load
@@ -154,3 +156,17 @@ def test_the_declared_metrics_are_taken_and_survive_the_way_to_the_workers(tmp_p
 def test_every_built_in_metric_and_fact_is_in_the_guide():
     section = GUIDE.partition("## Declare what a release is judged by")[2].partition("\n## ")[0]
     assert [name for name in (*BUILT_IN, *MEANINGS) if f"`{name}`" not in section] == []
+
+
+def test_lines_of_the_status_are_quoted_as_they_are_printed():
+    """A table's cell or inline code would fold their double spaces."""
+    step = {"step": 12, "reward_mean": 0.21, "kl_k1": 0.0031, "ess": 0.97, "on_policy": 0.62}
+    step |= {"tokens": 3412, "tokens_saved": 1200, "seconds": 24}
+    harm = Harm(measure="acceptance against the control arm", loss=0.041, at_least=0.008, period=0)
+    printed = {
+        "it-is-slow.md": step_line(step),
+        "it-does-not-ship.md": release_line("rolled_back", 3, f"guard: {harm}").plain,
+    }
+    for page, line in printed.items():
+        quoted = re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / "guide" / page).read_text(), re.DOTALL | re.MULTILINE)
+        assert [line for block in quoted if line in block.splitlines()] == [line]
