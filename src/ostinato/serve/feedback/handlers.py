@@ -41,6 +41,7 @@ from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.intake import MAX_EVENTS, MAX_VALUE, Intake, count_events, parse_feedback
 from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, TraceSpan, read_logs, read_spans
 from ostinato.serve.parts import Parts
+from ostinato.serve.quotas import QuotaExceeded
 from ostinato.serve.reader import LONG_CHARS, ReadEvents
 from ostinato.serve.wire.body import UnsupportedMedia, unpacking
 from ostinato.serve.wire.exchange import Exchange
@@ -409,7 +410,8 @@ def _json_answer(reading: Heard, rejected: str) -> bytes:
 # ---------------------------------------------------------------- feedback
 
 
-_TARGET = b'"target"'  # stands in each event's JSON, and in no text: there its quotes are escaped
+# one of these stands in each event's JSON: the name of a required field, or one of its letters as an escape, which encoders do not write
+_TARGET = (b'"target"', *(b"\\u00%x" % letter for letter in sorted(set(b"target"))))
 _EVENT = 100  # characters that a tokenizer takes in the time in which an event is checked
 
 
@@ -462,18 +464,22 @@ class Feedback:
     async def _read_elsewhere(self, tenant: str, data: bytes) -> ReadEvents | None:
         """The events of a long body, read in another process and charged; None for what is to be read here. Raises QuotaExceeded.
 
-        They are charged as their number looks before anything is read: a body beyond the quota is refused whole, and costs nobody time.
+        Before anything is read, as many are charged as there are at most; a body beyond the quota is refused whole, and costs nobody time.
+        What is too much is given back once the reader has told their number: not to a client that leaves, for whom it reads on.
         """
         reader, quotas = self._parts.reader, self._parts.quotas
         if reader is None or len(data) < LONG_CHARS:
             return None
-        looks = max(1, min(data.count(_TARGET), MAX_EVENTS))
-        quotas.count_events(tenant, looks)
+        most = max(1, min(sum(map(data.count, _TARGET)), MAX_EVENTS))
+        quotas.count_events(tenant, most)
         read = partial(reader.feedback, data, tenant, self._parts.clock())
         try:
             rated = await self._parts.thread.run(tenant, len(data), read)
-        finally:
-            quotas.give_back_events(tenant, looks)
-        if rated is not None:
-            quotas.count_events(tenant, rated.events)
+        except (BadRequest, QuotaExceeded):  # it is no JSON, or was not even queued
+            quotas.give_back_events(tenant, most)
+            raise
+        events = 0 if rated is None else rated.events
+        if events > most:  # values that are no events
+            quotas.count_events(tenant, events - most)
+        quotas.give_back_events(tenant, max(0, most - events))
         return rated
