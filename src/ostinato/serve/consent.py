@@ -62,8 +62,7 @@ class ConsentChoices:
         self._log, self._forgotten = log, forgotten
         self._levels: dict[Person, tuple[Consent, Cursor]] = {}  # the newest choice, and its place
         self._cursor: Cursor | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._next: asyncio.Task[None] | None = None  # will look once that has ended
+        self._turn = asyncio.Lock()
 
     def of(self, person: Person) -> Consent:
         """What a person allows. Until the log was read nobody with a name is taken to agree: they are answered, and nothing is kept."""
@@ -72,27 +71,16 @@ class ConsentChoices:
         return self._levels.get(person, (Consent.YES, 0))[0]
 
     async def refresh(self) -> None:
-        """Take in all rows that the log has now. Raises StorageFull, Unavailable.
-
-        All who ask meanwhile wait for one look at the log. It is a task of its own, so that no tenant's turn on the event loop, and no
-        caller's timeout, holds it up.
-        """
-        if self._next is None or self._next.done():  # done: cancelled before it began
-            self._next = asyncio.create_task(self._look(self._looking))
-        await asyncio.shield(self._next)
-
-    async def _look(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None and not before.done():
-            await asyncio.wait([before])
-        self._looking, self._next = self._next, None  # whoever asks from now on may know of newer rows
-        newest = await self._log.append()
-        async for seq, row in self._log.read(self._cursor or 0, {ConsentGiven, Forgotten}):
-            if isinstance(row, ConsentGiven):
-                self._levels[row.person] = row.level, seq
-            elif isinstance(row, Forgotten):
-                self._forgotten(row)
-                await asyncio.sleep(0)  # of many at once, calls are answered in between
-        self._cursor = newest
+        """Take in the log's new rows. Raises StorageFull, Unavailable."""
+        async with self._turn:
+            newest = await self._log.append()
+            async for seq, row in self._log.read(self._cursor or 0, {ConsentGiven, Forgotten}):
+                if isinstance(row, ConsentGiven):
+                    self._levels[row.person] = row.level, seq
+                elif isinstance(row, Forgotten):
+                    self._forgotten(row)
+                    await asyncio.sleep(0)  # of many at once, calls are answered in between
+            self._cursor = newest
 
     async def add(self, person: Person, level: Consent, at: float) -> bool:
         """Record a choice that follows the last one known here. False, and nothing is recorded, if another one came just then, which this
@@ -116,12 +104,6 @@ class ConsentChoices:
                     _LOG.warning("What people allow cannot be read again: %s", error)
                 told = str(error)
             await asyncio.sleep(EVERY_S)
-
-    def close(self) -> None:
-        """End the looks that still run."""
-        for task in (self._looking, self._next):
-            if task is not None:
-                task.cancel()
 
 
 class _Wish(BaseModel):

@@ -11,8 +11,6 @@ from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Finish, Signal, Turn
 from ostinato.serve.config import PrivacyConfig
-from ostinato.serve.consent import ConsentChoices
-from ostinato.serve.fair_loop import FairLoop
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
 from ostinato_client import sign_user
@@ -369,111 +367,6 @@ async def test_nobody_is_taken_to_agree_while_the_log_cannot_tell():
         for user in ("ann", "bob"):
             assert (await w.chat(user=user))[0] == 200
     assert [turn.consent for turn in log.turns()] == [NEVER, NEVER, NEVER, Consent.YES]
-
-
-# ------------------------------------------------------------ many who ask at once
-
-
-class Counting(MemoryLog):
-    """Counts the looks at it; each begins once it may, and fails while `fails`."""
-
-    def __init__(self):
-        super().__init__()
-        self.looks, self.may, self.fails = 0, asyncio.Event(), False
-        self.may.set()
-
-    async def append(self, *rows):
-        if not rows:
-            self.looks += 1
-            await self.may.wait()
-        if self.fails:
-            raise Unavailable("out of order")
-        return await super().append(*rows)
-
-
-def _chosen(user, level=NEVER):
-    return ConsentGiven(id=f"c-{user}", tenant="acme", user=user, level=level, at=1.0)
-
-
-async def test_all_who_ask_meanwhile_wait_for_one_look_at_the_log_which_sees_what_they_know_of():
-    log = Counting()
-    choices = ConsentChoices(log)
-    log.may.clear()
-    first = asyncio.ensure_future(choices.refresh())
-    await eventually(lambda: log.looks == 1)
-    await log.append(_chosen("ann"))
-    many = [asyncio.ensure_future(choices.refresh()) for _ in range(20)]
-    await asyncio.sleep(0)
-    many[0].cancel()
-    log.may.set()
-    await asyncio.gather(first, *many[1:])
-    assert log.looks == 2
-    assert choices.of(("acme", "ann")) is NEVER
-    with pytest.raises(asyncio.CancelledError):
-        await many[0]
-    await choices.refresh()
-    assert log.looks == 3
-
-
-async def test_a_look_that_fails_is_told_to_all_who_wait_for_it_and_the_next_one_succeeds():
-    log = Counting()
-    choices = ConsentChoices(log)
-    log.fails = True
-    told = await asyncio.gather(*(choices.refresh() for _ in range(3)), return_exceptions=True)
-    assert [type(each) for each in told] == [Unavailable] * 3
-    assert log.looks == 1
-    log.fails = False
-    await log.append(_chosen("ann"))
-    await choices.refresh()
-    assert choices.of(("acme", "ann")) is NEVER
-
-
-def test_a_look_that_ended_with_its_event_loop_holds_up_none_on_another():
-    choices = ConsentChoices(MemoryLog())
-
-    async def asks_and_leaves():
-        asked = [asyncio.ensure_future(choices.refresh()) for _ in range(2)]
-        await asyncio.sleep(0)
-        for task in asked:
-            task.cancel()
-
-    async def asks():
-        await asyncio.wait_for(choices.refresh(), 2.0)
-
-    for _ in range(2):
-        asyncio.run(asks_and_leaves())
-        asyncio.run(asks())
-
-
-async def test_a_tenant_that_owes_time_holds_up_nobody_who_reads_choices():
-    """As long as a look takes turns of the event loop's, it takes nobody's part of its time."""
-    now, log, begun = 0.0, MemoryLog(), asyncio.Event()
-    loop, choices = FairLoop(1.0, lambda: now), ConsentChoices(log, lambda _: begun.set())
-    for number in range(20):
-        await log.append(Forgotten(id=f"f-{number}", tenant="acme", user=f"user {number}", key=1, at=1.0))
-
-    async def busy():
-        nonlocal now
-        while True:
-            now += 5.0
-            await asyncio.sleep(0)
-
-    async def asks(owner):
-        await loop.run(owner, choices.refresh())
-
-    async def works():
-        await loop.run("hog", busy())
-
-    hogs = [asyncio.ensure_future(works()) for _ in range(50)]
-    await asyncio.sleep(0)
-    hogs += [asyncio.ensure_future(asks("hog")) for _ in range(3)]
-    await begun.wait()
-    began = now
-    await asks("light")
-    assert now - began <= 2 * 21 * 5.0 + 5.0, "a step of the hog's for each turn of the loop at most"
-    for task in hogs:
-        task.cancel()
-    await asyncio.gather(*hogs, return_exceptions=True)
 
 
 async def test_a_page_may_ask_for_both_methods():
