@@ -84,7 +84,7 @@ Home(Path({str(place)!r})).admin_key()
 
 def test_a_directory_that_cannot_be_made_is_told_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFull, match=r"run.directory .* cannot be made: .*name another place"):
+    with pytest.raises(StorageFull, match=r"run.directory .* cannot be created: .*name another place"):
         home(load(None, [f"run.directory={tmp_path / 'file' / 'run'}"]))
 
 

@@ -115,7 +115,7 @@ def test_every_dialect_says_the_same(parse, body, demand):
     [
         ({"tools": [], "tool_choice": "required"}, "there are no tools"),
         ({"tools": BOTH, "tool_choice": {"type": "function", "function": {"name": "c"}}}, "not among the tools"),
-        ({"response_format": {"type": "json_schema"}}, "takes json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "needs json_schema"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"presence_penalty": 3}, "presence_penalty"),

@@ -61,7 +61,7 @@ def test_an_empty_file_lets_nobody_in_rather_than_everybody(written, text):
 
 def test_a_comment_is_no_key_and_a_line_with_a_space_is_refused_by_its_number(written):
     assert said(client_keys((), written(f"# production keys\n{KEY}\n#{OTHER}\n"))) == [KEY]
-    with pytest.raises(BadConfig, match=r"line 2 of .* holds a space") as caught:
+    with pytest.raises(BadConfig, match=r"line 2 of .* contains a space") as caught:
         client_keys((), written(f"{KEY}\nbolt: fedcba9876543210"))
     assert "fedcba9876543210" not in str(caught.value)
 
