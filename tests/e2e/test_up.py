@@ -282,6 +282,9 @@ async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_pat
     served = await live(await run.serving())
     await run.until(lambda: names(files_of(run)) >= WRITTEN_BY_A_RUN, "every file was there")
     key = run.home.admin_key()
+    await run.until(
+        lambda: all(each.pid for each in read_board(run.home.workers).workers), "the board named every worker"
+    )
     pids = [each.pid for each in read_board(run.home.workers).workers]
     (forks,) = {each.pid for each in psutil.Process(run.process.pid).children()} - {*pids}
     assert warm_process.__name__ in psutil.Process(forks).cmdline(), "they were forked from it"

@@ -43,6 +43,7 @@ elif what == "end":
 elif what == "fail":
     raise ZeroDivisionError("by zero")
 elif what == "print":
+    die_with_parent()
     print("printed")
     time.sleep(600)
 elif what == "wait":
