@@ -60,10 +60,6 @@ class Run:
         return next(worker for worker in self.crew if worker.name == name)
 
 
-ITEMS, MARGIN, TOTAL_MARGIN = 20, 0.28, 0.42
-"""Of the suite, and what the gate allows on so few: with half as many items bounds are wider by the root of two."""
-
-
 def write_suite(path: Path, liked: str = LIKED) -> Path:
     """Held-out prompts that are answered well with what begins as it is liked."""
     items = [
@@ -75,7 +71,7 @@ def write_suite(path: Path, liked: str = LIKED) -> Path:
             "grader": "pattern",
             "pattern": liked,
         }
-        for n in range(ITEMS)
+        for n in range(40)
     ]
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     return path
@@ -103,8 +99,8 @@ def settings(directory: Path, *overrides: str) -> list[str]:
         "train.learning_rate=2e-3",
         "train.turn_tokens=2",
         f"evaluate.suite='{write_suite(directory / 'suite.jsonl')}'",
-        f"evaluate.gate.margin={MARGIN}",
-        f"evaluate.gate.total_margin={TOTAL_MARGIN}",
+        "evaluate.gate.margin=0.2",
+        "evaluate.gate.total_margin=0.3",
         "evaluate.gate.candidates_per_week=1",
         "evaluate.gate.sealed_share=0.0",
         "evaluate.gate.first_draws=2",

@@ -116,7 +116,7 @@ async def test_a_bar_may_speak_of_a_taskset_beside_suites_or_of_one_that_is_comp
 
 
 def test_a_bar_of_two_things_is_refused(tmp_path):
-    with pytest.raises(BadConfig, match="a suite or of a taskset; leave one out"):
+    with pytest.raises(BadConfig, match="a suite or a taskset, not both; leave one out"):
         settings(tmp_path, "evaluate.bars=[{taskset='a', suite='b', at_least=0.5}]")
 
 

@@ -272,7 +272,7 @@ async def test_a_killed_backup_is_refused_by_restore(run: Path, tmp_path: Path, 
     with pytest.raises(Killed):
         saved(run, tmp_path / "kept")
     assert len(list((tmp_path / "kept").iterdir())) > 3
-    with pytest.raises(NotFound, match="or one that was interrupted"):
+    with pytest.raises(NotFound, match="or the backup was interrupted"):
         put_back(tmp_path / "kept", tmp_path / "new")
     with pytest.raises(BadConfig, match="what an interrupted backup left"):
         saved(run, tmp_path / "kept")

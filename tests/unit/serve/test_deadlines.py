@@ -274,7 +274,7 @@ async def test_a_log_that_hangs_from_the_first_note_of_a_delivery_on_holds_up_no
 async def test_a_log_that_hangs_at_the_start_costs_conversations_only(caplog):
     log = HangingLog(hangs=True)
     async with asyncio.timeout(2), world(log=log, store_timeout_s=0.05) as w:
-        assert "conversations begin anew" in caplog.text
+        assert "conversations start over" in caplog.text
         assert (await w.chat())[2]["error"]["code"] == "store_slow"
         log.hangs = False
         assert (await w.chat())[0] == 200
@@ -297,7 +297,7 @@ async def test_a_log_that_cannot_be_read_at_the_start_costs_conversations_only(c
         await log.append(*w.log.turns())
     async with world(log=log) as w:
         assert "row 2 of log.db cannot be read" in caplog.text
-        assert "conversations begin anew" in caplog.text
+        assert "conversations start over" in caplog.text
         assert (await w.chat())[0] == 200
 
 

@@ -51,7 +51,7 @@ async def test_it_opens_no_page():
     ("own", "why"),
     [
         ("0123456789abcdef", "also an API key"),
-        (ADMIN, "also serve.admin_key"),
+        (ADMIN, "equals serve.admin_key"),
         ("short", "serve.metrics_key is too weak"),
     ],
 )

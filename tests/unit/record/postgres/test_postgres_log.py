@@ -323,7 +323,7 @@ def test_a_log_of_another_version(in_postgres):
         ("postgresql://stranger@/postgres?host={dir}", BadConfig, "does not exist"),
         ("postgresql://nobody@/postgres?host={dir}/absent", Unavailable, "whether its server runs"),
         ("postgresql://nobody:pa55word@/postgres?host={dir}", BadConfig, r"record\.password_env"),
-        ("mysql://nobody:pa55word@somewhere", BadConfig, "no URL of Postgres"),
+        ("mysql://nobody:pa55word@somewhere", BadConfig, "not a Postgres URL"),
     ],
 )
 def test_a_url_that_leads_nowhere(postgres_server, url, error, said):
