@@ -150,7 +150,6 @@ async def test_it_has_what_a_worker_has_that_was_started(place, warmed, monkeypa
         del each["environment"]["OSTINATO_PULSE_FD"]
     assert one == two
     assert one["parent"] == os.getpid()
-    assert one["interrupt"]
     assert one["limit"] == [*resource.getrlimit(resource.RLIMIT_CORE)]
 
 
