@@ -48,9 +48,8 @@ from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
-_LAST_RELEASES = (
-    20  # releases that may end a measurement of live; without traffic, training soon runs out of turns for more
-)
+# that may end a measurement of live; without traffic, training soon runs out of turns for more
+_LAST_RELEASES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
