@@ -144,7 +144,7 @@ class Copilot:
     def settings(self, seed: int) -> tuple[str, ...]:
         """Settings for answers of up to 40 tokens, and for a machine on which the gate's verdict takes as long as several steps."""
         return (
-            "learn.batch=64",  # a step of 96 takes half as long again, and its gradient is little less noisy
+            "learn.batch=64",  # a step of 96 takes half as long again, and the first candidate comes that much later
             "learn.publish_every=2",  # the first version is hardly trained, and its verdict would hold up the second's
             "evaluate.gate.share_draws=true",  # a verdict then takes a third or two of the answers: they are younger when learned from
             # without bf16 instructions what takes more than one look is five steps old and more when it ships
