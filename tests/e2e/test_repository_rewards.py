@@ -18,13 +18,13 @@ from ostinato.worlds.grading.grade import Grade
 
 
 class Turnabout:
-    """Every other rollout is worth something, so that its group can be learned from."""
+    """Every other rollout of a task is worth something, so that its group can be learned from."""
 
-    graded = 0
+    graded = Counter()
 
     async def grade(self, task, rollout):
-        Turnabout.graded += 1
-        return Grade(value=float(Turnabout.graded % 2))
+        Turnabout.graded[task.id] += 1
+        return Grade(value=float(Turnabout.graded[task.id] % 2))
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(rewards, "SIZES", ((900, 1000), 1))
     monkeypatch.setattr(rewards, "GROUP", 3)
     monkeypatch.setattr(rewards, "PatternGrader", Turnabout)
+    monkeypatch.setattr(Turnabout, "graded", Counter())
     return tiny_model(tmp_path / "base", context=4096), tmp_path / "run"
 
 
@@ -78,7 +79,9 @@ async def test_a_run_that_was_killed_goes_on_with_what_had_ended(small, monkeypa
     assert max(after.values()) == 1, "no member is rolled out twice"
     steps = [json.loads(line) for line in (place / "steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
-    assert [len(step["questions"]) for step in steps] == [6, 6]
+    (before, after) = (set(step["questions"]) for step in steps)
+    assert not before & after
+    assert min(len(before), len(after)) >= 6, "two groups of three, and whatever else ended before the step"
     assert (place / "model" / "model.safetensors").exists()
 
 

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.unit.serve.gateway_world import ADMIN, V0, world
 
 from ostinato.serve import priority
@@ -112,13 +113,15 @@ async def test_a_call_waits_no_longer_than_its_patience_or_a_quarter_of_its_time
     with people.person():
         clock.now += 2
         assert await through(people)
-        waiting = asyncio.create_task(through(people, left_s))
-        await asyncio.sleep(0.03)
-        clock.now += 4.9
-        await asyncio.sleep(0.03)
-        assert not waiting.done()
-        clock.now += 0.2
-        assert await waiting
+        async with AsyncExitStack() as stack:
+            waiting = asyncio.create_task(stack.enter_async_context(people.machine(left_s)))
+            await asyncio.sleep(0.03)
+            clock.now += 4.9
+            await asyncio.sleep(0.03)
+            assert not waiting.done()
+            clock.now += 0.2
+            async with asyncio.timeout(WHOLE_PROGRAM_S):
+                await waiting
 
 
 async def test_a_person_who_left_or_was_answered_counts_once(clock):
@@ -162,10 +165,11 @@ async def test_without_a_limit_nothing_is_counted(clock):
 async def test_worlds_calls_wait_at_the_gateway_and_take_no_place_meanwhile(monkeypatch):
     monkeypatch.setattr(priority, "_EACH_S", 0.02)
     monkeypatch.setattr(priority, "_LATELY_S", 0.1)
-    go = asyncio.Event()
+    asked, go = asyncio.Event(), asyncio.Event()
 
     class Slow(FakeEngine):
         async def generate(self, request):
+            asked.set()
             await go.wait()
             async for chunk in super().generate(request):
                 yield chunk
@@ -174,11 +178,14 @@ async def test_worlds_calls_wait_at_the_gateway_and_take_no_place_meanwhile(monk
     headers = {"X-Ostinato-Key": ADMIN, "X-Ostinato-Slot": "world"}
     async with world(engine=engine, admin_key=ADMIN, first_token_s=0.05) as w:
         person = asyncio.create_task(w.chat())
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(asked.wait(), WHOLE_PROGRAM_S)
+        await asyncio.sleep(0.1)  # longer than a person should wait
         worlds = [asyncio.create_task(w.chat(headers)) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        numbers = (await w.get("/metrics", headers={"X-Ostinato-Key": ADMIN}))[1]
-        assert "ostinato_calls_giving_way 2.0" in numbers
+        numbers = ""
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while "ostinato_calls_giving_way 2.0" not in numbers:
+                await asyncio.sleep(0.02)
+                numbers = (await w.get("/metrics", headers={"X-Ostinato-Key": ADMIN}))[1]
         assert "ostinato_inflight 2.0" in numbers, "the person's call and one of the world's"
         go.set()
         assert (await person)[0] == 200
