@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 from benchmarks.worlds import repository_rewards as rewards
@@ -20,7 +21,7 @@ from ostinato.worlds.grading.grade import Grade
 class Turnabout:
     """Every other rollout of a task is worth something, so that its group can be learned from."""
 
-    graded = Counter()
+    graded: ClassVar = Counter()
 
     async def grade(self, task, rollout):
         Turnabout.graded[task.id] += 1
