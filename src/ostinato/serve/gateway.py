@@ -395,18 +395,20 @@ class GatewayApp(Starlette):
         watching = [asyncio.create_task(self._choices.follow())]
         if self._watched is not None:
             watching.append(asyncio.create_task(self._watched()))
-        yield
-        for task in watching:
-            task.cancel()
-        if self._judge is not None:
-            await self._judge.close()
-        await self._calls.close()
-        self._parts.thread.close()
-        for each in (*beside, parts.reader):
-            if each is not None and each is not self._judge:
-                await each.close()
-        if self._parts.tracing is not None:
-            await self._parts.tracing.close()
+        try:
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
+            if self._judge is not None:
+                await self._judge.close()
+            await self._calls.close()
+            self._parts.thread.close()
+            for each in (*beside, parts.reader):
+                if each is not None and each is not self._judge:
+                    await each.close()
+            if self._parts.tracing is not None:
+                await self._parts.tracing.close()
 
     def _forget(self, row: Forgotten) -> None:
         """Drop what is kept in memory of somebody who was forgotten."""

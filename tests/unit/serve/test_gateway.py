@@ -503,3 +503,12 @@ async def test_only_answers_to_an_evaluation_are_drawn_in_pairs():
             assert (await w.chat(headers={"x-ostinato-slot": slot, "x-ostinato-key": ADMIN}))[0] == 200
         assert (await w.chat())[0] == 200
         assert [request.paired for request in w.engine.requests] == [True, False, True, False]
+
+
+async def test_a_gateway_whose_caller_fails_leaves_nothing_running():
+    before = asyncio.all_tasks()
+    with pytest.raises(InterruptedError):
+        async with world():
+            raise InterruptedError
+    left = asyncio.all_tasks() - before
+    assert not [task for task in left if not task.cancelling()], left
