@@ -66,3 +66,11 @@ def limit_pages(log: SqlLog, pages: int | None) -> None:
 
     appender._open_newest = limited  # type: ignore[method-assign]
     appender._forget_head()
+
+
+def when_trained(log: SqlLog) -> None:
+    """Wait for the dictionaries whose training has begun."""
+    head = log._appender._head
+    assert head is not None
+    for thread in head._training._begun.values():
+        thread.join()

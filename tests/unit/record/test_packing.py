@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_rows import collect
+from record_rows import collect, when_trained
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import ParsedCall, PolicyVersion, Signal, Source, Span, Turn
@@ -213,14 +213,6 @@ def chatter(i: int) -> Signal:
         id=f"s{i}", turn=f"chatcmpl-{draw.randbytes(16).hex()}:0", name="accepted", value=1.0, source=Source.HUMAN,
         occurred_at=1.7e9 + i, received_at=1.7e9 + i, comment=" ".join(words),
     )  # fmt: skip
-
-
-def when_trained(log: SqlLog) -> None:
-    """Wait for the dictionaries whose training has begun."""
-    head = log._appender._head
-    assert head is not None
-    for thread in head._training._begun.values():
-        thread.join(60)
 
 
 async def test_dictionaries_are_trained_on_a_segments_own_rows_and_used_by_everybody(
