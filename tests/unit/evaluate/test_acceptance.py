@@ -1,6 +1,7 @@
 """Acceptance per arm, and the difference that the demo reports."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -95,15 +96,18 @@ def test_the_difference_adjusted_for_prompts_covers_the_truth_with_less_error():
         kinds = rng.integers(0, 60, (50, 5))
         control = set(rng.permutation(50)[:15].tolist())
 
-        def turns(count: int, lift: float, rng=rng, prompts=prompts, odds=odds, kinds=kinds, control=control):
+        @cache  # only who asked for what and liked it counts
+        def asked(user: int, task: int, liked: bool, prompts=prompts, control=control) -> Rated:
+            turn, reward = rated(task, f"u{user}", Arm.CONTROL if user in control else Arm.LIVE, float(liked))
+            return replace(turn, prompt_ids=prompts[task]), reward
+
+        def turns(count: int, lift: float, rng=rng, odds=odds, kinds=kinds, control=control, asked=asked):
             made = list[Rated]()
-            for i in range(count):
+            for _ in range(count):
                 user = int(rng.integers(50))
                 task = int(kinds[user, rng.integers(5)])
-                arm = Arm.CONTROL if user in control else Arm.LIVE
-                chance = min(1.0, odds[task] + lift * (arm is Arm.LIVE))
-                turn, reward = rated(i, f"u{user}", arm, float(rng.random() < chance))
-                made.append((replace(turn, prompt_ids=prompts[task]), reward))
+                chance = min(1.0, odds[task] + lift * (user not in control))
+                made.append(asked(user, task, bool(rng.random() < chance)))
             return made
 
         truth = 0.1 - float(np.maximum(0.0, odds + 0.1 - 1.0).mean())
