@@ -26,9 +26,8 @@ from ostinato.release.monitors.turn_text import take_apart
 from ostinato.release.trial.trial import ArmBalance
 from ostinato.run_directory import Run
 from ostinato.status import releases
-from ostinato.status.index_queries import IndexQueries
+from ostinato.status.index_queries import IndexQueries, Threads
 from ostinato.status.log_index import mapping
-from ostinato.status.threads import Threads
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.compare import TensorChange
 from ostinato.weights.version.manifest import Manifest

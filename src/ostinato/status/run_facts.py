@@ -27,7 +27,6 @@ from ostinato.status.log_index import WAITING, Feed, PageIndex
 from ostinato.status.release_evidence import EvidenceReader, carried, gate_looks
 from ostinato.status.releases import LedgerEvent, ReleaseDetail, ReleaseList
 from ostinato.status.run_state import RunNow, RunStateReader
-from ostinato.status.threads import Threads
 from ostinato.status.training_state import LearningNow, TrainLines, WeightsNow, followers
 from ostinato.weights.version.content import version_ref
 
@@ -124,7 +123,7 @@ class RunFacts:
         self._index = PageIndex(index or home.folds / INDEX, words=words)
         self._questions = index_queries.IndexQueries(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
-        self._threads = Threads()
+        self._threads = index_queries.Threads()
         self._state = RunStateReader(run, log, self._questions, clock, self._threads, branches)
         self._evidence = EvidenceReader(run, log, self._questions, pieces, clock, self._threads)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))

@@ -23,13 +23,12 @@ from ostinato.status.compactions import CompactionsNow, compactions_now
 from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_now
 from ostinato.status.gateway_address import read_address
-from ostinato.status.index_queries import AlarmLine, IndexQueries
+from ostinato.status.index_queries import AlarmLine, IndexQueries, Threads
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.release_state import releasing
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_report import Curve, Mark
 from ostinato.status.summary import Summary, catch_up, summarise
-from ostinato.status.threads import Threads
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
 if TYPE_CHECKING:  # it reads the folds below
