@@ -36,8 +36,7 @@ from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_line, dials_now
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
-from ostinato.status.release_state import releasing, releasing_json
-from ostinato.status.run_state import RunFolds
+from ostinato.status.run_state import RunFolds, releasing, releasing_json
 from ostinato.status.summary import Summary
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
