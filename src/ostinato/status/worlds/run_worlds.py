@@ -18,9 +18,8 @@ from ostinato.core.files import older
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.run_directory import Home
-from ostinato.status.file_tail import FileTail
 from ostinato.status.index_queries import PAGE_ROWS, Threads
-from ostinato.status.progress_lines import last_lines
+from ostinato.status.progress_lines import FileTail, last_lines
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.worlds import underway
 from ostinato.status.worlds.tasks import (

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
-from ostinato.status.file_tail import FileTail, Spot
+from ostinato.status.progress_lines import FileTail, Spot
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.groups import GroupMember, Groups, RolloutGroup
 
