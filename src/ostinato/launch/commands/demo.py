@@ -35,7 +35,7 @@ from ostinato.launch.workers.release import gateway
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
-from ostinato.status import report_figures as figures
+from ostinato.status import observed_run as figures
 from ostinato.status.observed_run import RunObserver
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.run_report import RunReport

@@ -31,10 +31,9 @@ from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paire
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
 from ostinato.launch.views.screen import RECENT_S, recent_acceptance
-from ostinato.status import report_figures as figures
+from ostinato.status import observed_run as figures
 from ostinato.status.arms import WINDOWS
-from ostinato.status.observed_run import Observed
-from ostinato.status.report_figures import last_third
+from ostinato.status.observed_run import Observed, last_third
 from ostinato.status.run_report import (
     CalibratedFamily,
     Calibration,

@@ -36,10 +36,8 @@ from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
 from ostinato.run_directory import EVALUATION_REF
-from ostinato.status import worlds_figures as figures
-from ostinato.status.observed_run import Observed, RunObserver
+from ostinato.status.observed_run import Observed, Phases, RunObserver, Solved, last_word, worlds_report
 from ostinato.status.progress_lines import last_lines
-from ostinato.status.worlds_figures import Phases, Solved
 from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")
@@ -191,7 +189,7 @@ class _Course:
             solved = await self._solved(candidate, url)
         phases = Phases(began=began, trained=trained, judged=judged, ended=ended, measured=wall_clock())
         seen = await self._observer.look()
-        page = figures.report(
+        page = worlds_report(
             seen,
             candidate,
             phases,
@@ -205,7 +203,7 @@ class _Course:
         (out / "report.json").write_text(page.to_json(), encoding="utf-8")
         show(page, out, console)
         if not passed:
-            console.print(Text(f"{candidate} was not tried on users: {figures.last_word(seen, candidate)}", "yellow"))
+            console.print(Text(f"{candidate} was not tried on users: {last_word(seen, candidate)}", "yellow"))
         await write_report(config, out / "report.html", console, page)
 
     async def _judged(self, candidate: PolicyVersion) -> bool:
