@@ -27,8 +27,7 @@ from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, 
 from ostinato.launch.commands.crew import WORKERS, Launched, launch, limits_of, supervised
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
-from ostinato.launch.placing.ray_cluster import RayCluster
-from ostinato.launch.placing.remote_worker import Order, PlacedWorker
+from ostinato.launch.placing.ray_cluster import Order, PlacedWorker, RayCluster
 from ostinato.launch.placing.supervision import EVERY_S, Event, Supervisor, board_text
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.restore import sweep_restorations
