@@ -19,6 +19,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch
+from ostinato.launch.views.screen import say
 from ostinato.status.progress_lines import Lines
 
 if TYPE_CHECKING:  # they bring torch
@@ -86,11 +87,10 @@ async def ask_replay(
         when = (
             "as soon as its present step is done, or at its next start if no checkpoint is older than their first turns"
         )
-    console.print(
+    say(
+        console,
         f"the trainer trains again without them {when}; what comes out is a candidate for the gate, and once it is live the versions and "
         f"checkpoints that knew them are deleted. Certificates: {place.erasure}",
-        highlight=False,
-        soft_wrap=True,
     )
     for branch in branches_begun(config):  # after the shared request, without which a branch would not wait
         whose = branch.run.tenant
@@ -99,7 +99,7 @@ async def ask_replay(
         then = f"begins anew at the shared version if it may know them, and forgets what it learned from anybody: train@{whose} does it"
         if whose not in config.learn.tenants:
             then = f"is not trained now (learn.tenants), and may know them: `ostinato ship live --for {whose}` once that is the new version"
-        _say(console, f"the branch of {whose} {then}. Certificates: {Home(branch.run.directory).erasure}")
+        say(console, f"the branch of {whose} {then}. Certificates: {Home(branch.run.directory).erasure}")
     with open_run(config) as run:
         found = await held_by_branches(run)
     for ref, policy in found.items():
@@ -107,11 +107,7 @@ async def ask_replay(
         then = f"once the new version is live, begin the branch anew with `ostinato ship live --for {whose}`"
         if whose in config.learn.tenants:
             then = "until the branch begins anew"
-        _say(console, f"{policy} may know them, and the ref {ref} keeps it: {then}")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+        say(console, f"{policy} may know them, and the ref {ref} keeps it: {then}")
 
 
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
@@ -129,7 +125,7 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         plan = await plan_erasure(config, run.log, run.home, people, tokens)
         await _show_branches(config, plan, replace(request, upto=1 << 62), tokens, console)
         if plan.first is None:
-            _say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
+            say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
             return
         found = await knowing(run, plan.first, plan.last)
     start = (
@@ -144,7 +140,7 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         f"the result is version {plan.last + 1}, a candidate; once it or a later one is live, these are deleted: {found.line()}",
     ]
     for line in lines:
-        _say(console, line)
+        say(console, line)
 
 
 async def _show_branches(
@@ -159,7 +155,7 @@ async def _show_branches(
             began = plan.first is not None and base is not None and plan.first <= base.number <= plan.last
             knows = began or await turns_learned(branch, [request], tokens)
         then = "begins anew at the shared version, and what it learned from anybody is deleted" if knows else "stays"
-        _say(console, f"the branch of {each.run.tenant} {then}")
+        say(console, f"the branch of {each.run.tenant} {then}")
 
 
 def _time(config: Config, steps: int) -> str:
@@ -204,10 +200,8 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
             f"none of the {len(ids)} given turns is among them" if ids else "no turns were given to look for (--turns)"
         )
         said = f"v{certificate.weights[0]} with root {certificate.weights[1]} rests on {count} turns of {len(rows)} steps; {among}"
-    _say(console, f"certificate {certificate.id}, signed {by}: {said}")
-    console.print(
-        certificate.model_dump_json(indent=1, exclude={"signature"}), highlight=False, markup=False, soft_wrap=True
-    )
+    say(console, f"certificate {certificate.id}, signed {by}: {said}")
+    say(console, certificate.model_dump_json(indent=1, exclude={"signature"}))
 
 
 def _read(path: Path, what: str) -> str:

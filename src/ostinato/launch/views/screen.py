@@ -5,11 +5,12 @@ Untrusted text, made safe to print on a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -144,7 +145,37 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def say(console: Console, words: str, style: str = "") -> None:
+    """Print a line as it is: with no markup, no colours of numbers and no breaks."""
+    console.print(Text(words, style), soft_wrap=True)
+
+
+# ---------------------------------------------------------------- progress bars
+
+
 def counting_bar(*, disable: bool) -> Progress:
     """Progress bars that count what is done, on standard error; they go when they end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
+
+
+@contextlib.contextmanager
+def counting_bars(*, disable: bool = False) -> Generator[Callable[[str, int, int], None]]:
+    """A `counting_bar` for each thing that is told of, with how much of it is done, and of how much."""
+    with counting_bar(disable=disable) as bar:
+        lines: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in lines:
+                lines[what] = bar.add_task(what, total=total)
+            bar.update(lines[what], completed=done, total=total)
+
+        yield told
+
+
+@contextlib.contextmanager
+def measured_bar(console: Console, what: str, *columns: ProgressColumn) -> Generator[Callable[[int, int], None]]:
+    """A bar that is told how much is done, and of how much."""
+    with Progress("{task.description}", BarColumn(), *columns, console=console) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
