@@ -29,7 +29,7 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.scenarios import FINAL_SEED, Copilot
+from ostinato.launch.commands.scenarios import Copilot, with_final_seed
 from ostinato.launch.commands.worlds.train import CREW, follow
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
@@ -102,10 +102,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the time is divided: seconds of training in the world, and seconds with users.
-
-    Example: ``Plan.of(minutes=20.0, training=0.65) == Plan(training_s=780.0, users_s=420.0)``
-    """
+    """How the time is divided: seconds of training in the world, and seconds with users."""
 
     training_s: float
     users_s: float
@@ -217,9 +214,7 @@ class _Course:
 
     async def _solved(self, candidate: PolicyVersion, url: str) -> Solved:
         """Measure what base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
-        settings = self._config.evaluate
-        runner = settings.runner.model_copy(update={"seed": FINAL_SEED + self._seed})
-        config = self._config.model_copy(update={"evaluate": settings.model_copy(update={"runner": runner})})
+        config = with_final_seed(self._config, self._seed)
         base = await open_follower(config).resolve("control")
         assert base is not None
         run = open_runner(config, url, open_task_suite(config.worlds.file, config)).run
