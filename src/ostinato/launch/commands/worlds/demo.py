@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import home, open_follower, open_log
@@ -31,6 +30,7 @@ from ostinato.launch.commands.demo import check_emptied, empty, served, show, tr
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, with_final_seed
 from ostinato.launch.commands.worlds.train import CREW, follow
+from ostinato.launch.views.screen import say
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
@@ -122,22 +122,21 @@ async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, conso
     out.mkdir(parents=True, exist_ok=True)
     began = wall_clock()
 
-    def say(worker: str, what: str) -> None:
-        console.print(f"{worker:10} {what}", highlight=False, soft_wrap=True, markup=False)
+    def note(worker: str, what: str) -> None:
+        say(console, f"{worker:10} {what}")
 
     with hold(home(config).root, "up"):
         empty(config.run.directory)
         save(function_tasks(), Path(config.worlds.file))
         await check_start(config)
-        async with launch(config, say, names=CREW) as launched:
+        async with launch(config, note, names=CREW) as launched:
             await _train(launched, plan.training_s, console)
         trained = wall_clock()
         candidate = await open_follower(config).resolve("candidate")
         if candidate is None:
-            raise NoSignal(
-                f"no step was taken in {plan.training_s / 60:.1f} minutes of the world; give it more --minutes"
-            )
-        async with launch(config, say, names=PROVING) as launched:
+            minutes = f"{plan.training_s / 60:.1f} minutes of the world"
+            raise NoSignal(f"no step was taken in {minutes}; give it more --minutes")
+        async with launch(config, note, names=PROVING) as launched:
             with open_log(config) as log:
                 course = _Course(config, seed, plan, RunObserver(home(config), log), log, console)
                 await launched.during(course.run(launched, candidate, out, began, trained))
@@ -147,7 +146,7 @@ async def _train(launched: Launched, seconds: float, console: Console) -> None:
     """Train in the world for `seconds` from when the gateway answers, and print a line per step."""
     with console.status("starting") as status:
         await launched.during(served(launched, status, ("live", "control", Arm.WORLD.value)))
-    console.print(f"training in the world for {seconds / 60:.1f} minutes", highlight=False)
+    say(console, f"training in the world for {seconds / 60:.1f} minutes")
     stopping = asyncio.Event()
     ending = asyncio.get_running_loop().call_later(seconds, stopping.set)
     try:
@@ -200,7 +199,7 @@ class _Course:
         (out / "report.json").write_text(page.to_json(), encoding="utf-8")
         show(page, out, console)
         if not passed:
-            console.print(Text(f"{candidate} was not tried on users: {last_word(seen, candidate)}", "yellow"))
+            say(console, f"{candidate} was not tried on users: {last_word(seen, candidate)}", "yellow")
         await write_report(config, out / "report.html", console, page)
 
     async def _judged(self, candidate: PolicyVersion) -> bool:

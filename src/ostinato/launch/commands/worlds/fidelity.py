@@ -23,7 +23,7 @@ from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page import Spelling
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
 from ostinato.worlds.fidelity.observe import read_observations, script
@@ -61,7 +61,7 @@ async def write_episodes(
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageFull(f"{out} cannot be written: {error.strerror}; name another file with --out") from error
-    console.print(f"{len(lines)} episodes of {whose} in {out}", highlight=False)
+    say(console, f"{len(lines)} episodes of {whose} in {out}")
 
 
 def _wanted(turn: Turn, whose: str) -> bool:
@@ -84,14 +84,7 @@ _SURE = 0.05
 
 
 def show_probe(
-    production: Path,
-    simulation: Path,
-    seed: int,
-    tells: int,
-    console: Console,
-    *,
-    same_prompts: bool = False,
-    machine: bool,
+    production: Path, simulation: Path, seed: int, tells: int, console: Console, *, same_prompts: bool, machine: bool
 ) -> None:
     """Compare both sides and print the result. `same_prompts`: use only prompts that both were given. Raises NotFound, BadRequest."""
     matched, first, second = None, read_observations(production), read_observations(simulation)
@@ -107,17 +100,15 @@ def show_probe(
         return
     if matched is not None:
         out = f"{matched.left_out[0]} of production and {matched.left_out[1]} of simulation left out"
-        console.print(
-            Text(f"{matched.prompts} prompts are shared, {len(matched.production)} pairs drawn; {out}", "dim")
-        )
+        say(console, f"{matched.prompts} prompts are shared, {len(matched.production)} pairs drawn; {out}", "dim")
     sides = f"{_counted(found.production)} of production, {_counted(found.simulation)} of simulation, {found.columns} columns"
     console.print(Text(sides, "dim"))
     chance = "" if found.p is None else f", p = {found.p:.2g} by permutation of the labels"
     console.print(f"AUC {found.auc:.3f} [{found.lower:.3f}, {found.upper:.3f}]{chance}", highlight=False)
     console.print(Text(verdict(found), "green" if found.faithful else "red" if found.told_apart else "yellow"))
-    table = Table(box=None, pad_edge=False)
-    for name in ("feature", "AUC", "p (Holm)", "production", "simulation"):
-        table.add_column(name, overflow="fold")
+    table = Table("feature", "AUC", "p (Holm)", "production", "simulation", box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
     for tell in found.tells[:tells]:
         style = "bold" if tell.p < _SURE else "dim"
         words = (plain(tell.name), f"{tell.auc:.3f}", f"{tell.p:.2g}", tell.production, tell.simulation)
@@ -135,9 +126,8 @@ def verdict(found: Probed) -> str:
         return f"told apart{aside}: a model can know that it is in a simulation, by the features below"
     if found.faithful:
         return f"an AUC above {BOUND:g} is ruled out by these features{aside}"
-    return (
-        f"not told apart{aside}, but not ruled out either: {found.needed} {units} would rule out an AUC above {BOUND:g}"
-    )
+    enough = f"{found.needed} {units} would rule out an AUC above {BOUND:g}"
+    return f"not told apart{aside}, but not ruled out either: {enough}"
 
 
 def _counted(counts: tuple[int, int]) -> str:
