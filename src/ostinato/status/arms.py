@@ -19,8 +19,6 @@ class ArmAcceptance:
     """One arm's rated turns: the share that was accepted, their mean reward, and how many of them somebody reacted to (`heard`).
 
     `newest` is the policy number that answered the last of them.
-
-    Example: ``ArmAcceptance(arm="live", newest=17, point=Acceptance(...), mean=0.1, heard=90)``
     """
 
     arm: str

@@ -215,7 +215,6 @@ class CompactionTally:
             self._closed.append(window.began.counts(tenant))
 
     def state(self) -> dict[str, Any]:
-        """The state to store, as JSON types."""
         return {
             "asked": self.asked,
             "begun": self.begun,
@@ -257,8 +256,6 @@ class CompactionTally:
 class SessionRewards:
     """Mean rewards of people's long sessions, in [-1, 1]: `with_summary` of those that were summarised, `without` of the others, each over
     so many `people`. `between`: bounds of their difference (95%, people as clusters); None with fewer than `LEAST_PEOPLE` on a side.
-
-    Example: ``SessionRewards(with_summary=0.31, without=0.4, people=(41, 160), between=(-0.2, 0.02))``
     """
 
     with_summary: float

@@ -88,7 +88,6 @@ class IndexedTurn:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing is learned from it, or None."""
         return None if self.outcome in (WAITING, REWARDED, TRAINED) else self.outcome
 
 
@@ -211,7 +210,6 @@ class IndexQueries:
         return None if found is None else _event(found)
 
     def shipped(self, most: int) -> list[LedgerEvent]:
-        """The newest releases and rollbacks, newest first."""
         with self.open() as db:
             sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
             return [_event(row) for row in db.execute(sql, (most,))]

@@ -131,7 +131,6 @@ class PageIndex:
         return self._opened
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._close()
 

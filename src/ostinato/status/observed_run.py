@@ -56,7 +56,6 @@ class RunObserver:
         self._lines = [Lines(place.progress("train")), Lines(place.progress("serve"))]
 
     async def look(self) -> Observed:
-        """Read new rows and lines."""
         kinds: set[type] = {Turn, Signal, Reward, Holdback, ReleaseEvent}
         async for cursor, row in self._log.read(self._cursor, kinds):
             self._cursor = cursor
@@ -270,10 +269,7 @@ _TOLD = ("evaluated", "blocked", "canary", "shipped", "better", "rolled_back")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """When each part of the demo ended, in Unix seconds. Users worked from `judged` to `ended`.
-
-    Example: ``Phases(began=0.0, trained=700.0, judged=800.0, ended=1250.0, measured=1330.0)``
-    """
+    """When each part of the demo ended, in Unix seconds. Users worked from `judged` to `ended`."""
 
     began: float
     trained: float
@@ -291,16 +287,12 @@ class Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The first and the last model's scores on held-out tasks, with the same tasks and seeds for both.
-
-    Example: ``Solved(before=scores, after=others)``
-    """
+    """The first and the last model's scores on held-out tasks, with the same tasks and seeds for both."""
 
     before: Sequence[ItemScore]
     after: Sequence[ItemScore]
 
     def row(self) -> tuple[str, str]:
-        """Before, after, and their paired difference with its interval."""
         _, differences_I, draws = paired_items(self.after, self.before)
         gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         before, after = (100 * suite_mean(scores).mean for scores in (self.before, self.after))
@@ -308,7 +300,6 @@ class Solved:
         return "solved in the world, held-out tasks", f"{told}, {len(differences_I)} tasks x {draws}"
 
     def bars(self, candidate: PolicyVersion) -> tuple[HeldOut, HeldOut]:
-        """Both scores as the page shows them."""
         items = len({score.item for score in self.before})
         return (
             held_out("held-out tasks, base", suite_mean(self.before), items),

@@ -130,7 +130,6 @@ class RunFacts:
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
     def close(self) -> None:
-        """Close the index and the threads."""
         self._threads.close()
         self._index.close()
 
@@ -164,7 +163,6 @@ class RunFacts:
         )
 
     async def turns(self, query: index_queries.TurnQuery) -> TurnList:
-        """Turns, newest first."""
         found: index_queries.TurnPage = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
         said = await self._said(turns)
@@ -200,17 +198,14 @@ class RunFacts:
         )
 
     async def learning(self) -> LearningNow:
-        """The state of training."""
         run, marks = await self.now(), await self.shipped()
         lines = await self._threads.ask(self._lines.look)
         return lines.learning(marks, run)
 
     async def shipped(self) -> Sequence[LedgerEvent]:
-        """The newest releases and rollbacks."""
         return await self._threads.ask_index(lambda: self._questions.shipped(200), [])
 
     async def alarms(self, before: Cursor | None) -> index_queries.AlarmList:
-        """The standing alarms and the past ones."""
         return await self._ask(lambda: self._questions.alarms(before))
 
     async def alarm(self, name: str) -> AlarmDetail | None:
@@ -233,7 +228,6 @@ class RunFacts:
         )
 
     async def weights(self) -> WeightsNow:
-        """The weight store."""
         home = self._run.home
         lines = await self._threads.ask(self._lines.look)
         if self._clock() - self._disk[0] > _DISK_S:

@@ -99,7 +99,6 @@ class RunFolds:
 
     @property
     def accounts(self) -> Accounting:
-        """The number of turns in each state."""
         return of_ledger(self._turns.ledger)
 
     async def catch_up(self) -> int:

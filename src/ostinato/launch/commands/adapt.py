@@ -243,7 +243,6 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
 
 
 def _show_styles(told: StylesView, console: Console) -> None:
-    """Print a person's styles."""
     words = "are dealt" if told.off is None else f"are not dealt: {told.off.words}"
     chosen = "" if told.held is None else f"; {told.held} was set by hand"
     _say(console, f"styles {words}; {told.ratings} ratings{chosen}")

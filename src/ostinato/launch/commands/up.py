@@ -223,7 +223,6 @@ class Crew:
 
     @property
     def serving(self) -> PlacedWorker:
-        """The gateway's worker."""
         return next(worker for worker in self.workers if worker.name == "serve")
 
     async def keep(self, supervisor: Supervisor) -> None:

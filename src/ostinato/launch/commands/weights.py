@@ -255,7 +255,6 @@ class _Screen:
         self._progress.stop()
 
     def show(self, step: GcProgress) -> None:
-        """Move the stage's bar."""
         if step.stage not in self._tasks:
             self._tasks[step.stage] = self._progress.add_task(step.stage, total=None, size="")
         task = self._tasks[step.stage]

@@ -41,8 +41,6 @@ class Order:
     """What a node needs to start a worker. `command`: the CLI command; `settings`: the configuration as JSON, with the secrets that this
     worker needs; `home`: the run's directory on the node; `admin_key`: the run's own, empty for a worker that does not need it; `cwd`: the
     base of relative paths, if the node has it; `version`: the version of Ostinato, the same on all nodes.
-
-    Example: ``Order(name="rollout-2", command="rollout", settings="{}", home="/runs/a/rollout-2", admin_key="...", cwd="/srv")``
     """
 
     name: str
@@ -54,7 +52,6 @@ class Order:
     version: str = __version__
 
     def plain(self) -> dict[str, str]:
-        """The order as a plain dict, to be sent."""
         return asdict(self)
 
 
@@ -62,8 +59,6 @@ class Order:
 class RemoteState:
     """A worker's state. `line`: its last sign, as sent; `silent_s`: seconds since that sign, or since its start; `ready`: it has been ready
     since this start; `code`: its exit code, None while it runs; `url`: where it answers, if it is the run's gateway.
-
-    Example: ``RemoteState(line=None, silent_s=0.1, ready=False, code=None, last_line="", url=None)``
     """
 
     line: str | None
@@ -194,8 +189,6 @@ class PlacedWorker:
         order: sent to the node to start the worker.
         open_place: requests a place; returns at once.
         on_placed: called with the worker's name and a message that says where it was placed.
-
-    Example: ``PlacedWorker("train", order, cluster.place_for("train"), say)``
     """
 
     def __init__(

@@ -41,8 +41,6 @@ class AuditFile:
 
     A file of 16 MB becomes `audit.1.jsonl`, in the place of the one before. Lines about wrong keys are limited; `left_out` of the next one
     counts those that are missing.
-
-    Example: ``AuditFile(home.audit)("rolled back", result="done", actor="ann")``
     """
 
     def __init__(self, path: Path, clock: Clock = wall_clock) -> None:
@@ -52,7 +50,6 @@ class AuditFile:
     def __call__(
         self, act: str, *, result: str, key: str = "", tenant: str = "", address: str = "", **facts: str
     ) -> None:
-        """Append a line."""
         more: dict[str, object] = {name: value[:200] for name, value in facts.items()}
         if act in _STRANGERS:
             if not self._allowance.take(self._clock()):

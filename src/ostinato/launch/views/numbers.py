@@ -45,7 +45,6 @@ class RunNumbers(Collector):
         self.alarms: set[str] = set()
 
     def collect(self) -> Iterable[Metric]:
-        """The metric families of one scrape."""
         names = sorted(self.alarms)
         yield _labelled("name", names, "alarm", "1 for each active alarm in the log.", [1.0] * len(names))
         free = shutil.disk_usage(self._board.parent).free

@@ -42,42 +42,37 @@ _TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 class RunActs:
-    """Acts on one run. Release actions run one at a time, so that of two people who act at once the second gets Conflict."""
+    """Acts on one run, as the commands of these names do. Release actions run one at a time: of two people the second gets Conflict."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._moving = asyncio.Lock()
 
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato ship`."""
         async with self._moving:
             releases, seen = await self._releases(expected_live)
             event = await releases.ship(await self._kept(root), reason, actor=actor, expected=seen)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato approve`."""
         async with self._moving:
             releases, _ = await self._releases(expected_live)
             event = await releases.approve(await self._kept(root), reason, actor=actor)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato refuse`."""
         async with self._moving:
             releases, _ = await self._releases(expected_live)
             event = await releases.refuse(await self._kept(root), reason, actor=actor)
         return f"{event.policy} never ships by itself; {event.previous} is still live"
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato rollback`."""
         async with self._moving:
             releases, seen = await self._releases(expected_live)
             event = await releases.rollback(None, reason, actor=actor, expected=seen)
         return f"{event.policy} is live again; it was {event.previous}"
 
     async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
-        """As `ostinato alarms accept`."""
         row = await accept(self._run.log, alarm, reason, actor, wall_clock(), id)
         return f"{row.name} ended; it is not raised again for a finding of this size"
 
@@ -209,7 +204,6 @@ class RunPage:
             keeping.cancel()
 
     def close(self) -> None:
-        """Close the index and the threads."""
         if self._pages is not None:
             self._pages.end()
         if self._worlds is not None:

@@ -55,7 +55,6 @@ class ReportingTrainer:
         self._inner, self._pulse, self._longest_s, self._most = inner, pulse, longest_s, most
 
     async def step(self, batch: TrainingBatch) -> Learned:
-        """As the inner trainer's `step`."""
         longest_s = self._longest_s * max(1.0, batch.tokens / self._most)
         with self._pulse.during(f"taking step {batch.row.step}", longest_s):
             return await self._inner.step(batch)
@@ -308,7 +307,6 @@ class TrainWorker:
             logger.exception("the last version is not stored; it is made again at the next start")
 
     async def _settle(self) -> None:
-        """Wait until what was learned is stored."""
         with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
             await self.parts.stored.settle()
 

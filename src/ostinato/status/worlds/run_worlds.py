@@ -105,10 +105,7 @@ class FamilyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksetLine:
-    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks` None: not read.
-
-    Example: ``TasksetLine(name="functions", hash="9f2c...", current=True, tasks=120, rollouts=960, first=10.0, last=90.0)``
-    """
+    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks` None: not read."""
 
     name: str
     hash: str
@@ -160,8 +157,6 @@ class RolloutQuery:
     """Which rollouts to list. "" and None stand for any; `before`: with a smaller `seq`.
 
     `outcome` is solved, failed, ungraded or cheated.
-
-    Example: ``RolloutQuery(task="calc-1", outcome="solved")``
     """
 
     task: str = ""
@@ -260,7 +255,6 @@ class RunWorlds:
         self._counted: dict[str, tuple[tuple[int, int], RolloutCounts]] = {}
 
     def close(self) -> None:
-        """Close the threads."""
         self._threads.close()
 
     async def worlds(self, family: str) -> WorldsNow:
@@ -270,7 +264,6 @@ class RunWorlds:
         return await self._ask(lambda: self._worlds(family, tuple(sorted(marks.items()))))
 
     async def rollouts(self, query: RolloutQuery) -> RolloutList:
-        """Rollouts that ended, newest first."""
         return await self._ask(lambda: self._list(query))
 
     async def rollout(self, episode: str, first: int) -> RolloutDetail | None:

@@ -106,7 +106,6 @@ class TasksetFile:
         return self
 
     def task(self, id: str, *, hidden: bool) -> TaskFacts | None:
-        """One task; None if it is not there."""
         known = self.tasks.get(id)
         if known is None or self._path is None:
             return None
@@ -202,10 +201,7 @@ Kind = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedShare:
-    """The share of graded rollouts that were solved, with its 95% interval, tasks as clusters. With one task the interval says nothing.
-
-    Example: ``SolvedShare(rollouts=96, tasks=12, share=0.42, lower=0.31, upper=0.54)``
-    """
+    """The share of graded rollouts that were solved, with its 95% interval, tasks as clusters. With one task the interval says nothing."""
 
     rollouts: int
     tasks: int
@@ -216,10 +212,7 @@ class SolvedShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPoint:
-    """The share solved by one version, or by several that were merged.
-
-    Example: ``VersionPoint(first=4, last=5, solved=solved)``
-    """
+    """The share solved by one version, or by several that were merged."""
 
     first: int
     last: int
@@ -239,8 +232,6 @@ class GroupCounts:
     """Groups of which at least two members were graded. `flat`: all grades are equal, so that nothing can be learned from them.
 
     `all_solved` and `none_solved` count flat groups.
-
-    Example: ``GroupCounts(graded=60, flat=22, all_solved=4, none_solved=18)``
     """
 
     graded: int
