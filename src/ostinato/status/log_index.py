@@ -231,18 +231,8 @@ class PageIndex:
         if loose is not None:
             self._db.execute("DELETE FROM loose WHERE turn = ?", (turn.id,))
         outcome = loose or (WAITING, 0, None, None)
-        dealt = int(turn.propensity < 1.0)
-        values = (
-            seq,
-            turn.id,
-            turn.tenant,
-            self._user(seq, turn),
-            turn.arm.value,
-            turn.oldest,
-            turn.ended_at,
-            *outcome,
-            dealt,
-        )
+        whose = (seq, turn.id, turn.tenant, self._user(seq, turn), turn.arm.value, turn.oldest, turn.ended_at)
+        values = (*whose, *outcome, int(turn.propensity < 1.0))
         self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         if self.words and turn.text:
             self._db.execute("INSERT OR REPLACE INTO words(rowid, text) VALUES (?, ?)", (seq, turn.text))

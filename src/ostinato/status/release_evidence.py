@@ -45,13 +45,9 @@ _FIGURES = ("difference", "lower", "upper", "margin", "power")
 
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[releases.GateLook, ...]:
     """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
-    found: list[releases.GateLook] = []
-    for event in events:
-        report = event.detail.get("report")
-        if event.action == "evaluated" and isinstance(report, Mapping) and event.previous is not None:
-            look = _look(event, event.previous, cast("Mapping[str, Any]", report))
-            found += [] if look is None else [look]
-    return tuple(sorted(found, key=lambda look: look.at))
+    evaluated = [event for event in events if event.action == "evaluated"]
+    found = [_look(event, event.previous, mapping(event.detail.get("report"))) for event in evaluated if event.previous]
+    return tuple(sorted((look for look in found if look), key=lambda look: look.at))
 
 
 def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> releases.GateLook | None:
@@ -392,9 +388,8 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
             (parts[0].start, root),
         ).fetchone()[0]
         # until the candidate's weights are loaded everybody gets live, and nobody is dealt
-        answered = db.execute(
-            "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'", (parts[0].start,)
-        ).fetchone()[0]
+        first = "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'"
+        answered = db.execute(first, (parts[0].start,)).fetchone()[0]
         since = parts[0].start if parts[0].shipped or answered is None else answered - 1
         rows = db.execute(
             "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND dealt AND "
@@ -468,12 +463,8 @@ class EvidenceReader:
         slow = releases.ReleaseEvidence() if against is None else await self._slow(policy, against)
         parts = stretches(events, rows, policy.hash)
         config = self._run.config.release
-        rules = releases.TrialRules(
-            margin=config.trial.margin,
-            alpha=config.trial.ship_alpha,
-            void_odds=config.trial.imbalance,
-        )
-        trial = trial_looks(rows.values(), policy.hash)
+        limits, trial = config.trial, trial_looks(rows.values(), policy.hash)
+        rules = releases.TrialRules(margin=limits.margin, alpha=limits.ship_alpha, void_odds=limits.imbalance)
         return replace(
             slow,
             against=against,
@@ -507,15 +498,10 @@ class EvidenceReader:
         return found
 
     async def _rates(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[releases.RateShift, ...]:
-        names = await self._threads.ask_index(
-            lambda: [self._users(each.number) for each in (against, policy)], [[], []]
-        )
-        rated = await self._threads.ask_index(
-            lambda: [self._rated(each.number) for each in (against, policy)], [[], []]
-        )
-        before, after = [
-            _made_by(await self._find(each), version) for each, version in zip(names, (against, policy), strict=True)
-        ]
+        both, ask = (against, policy), self._threads.ask_index
+        names = await ask(lambda: [self._users(each.number) for each in both], [[], []])
+        rated = await ask(lambda: [self._rated(each.number) for each in both], [[], []])
+        before, after = [_made_by(await self._find(each), made) for each, made in zip(names, both, strict=True)]
         off = self._run.config.release.monitors.off
         return await self._threads.ask(lambda: shifts(before, after, rated[0], rated[1], off))
 

@@ -174,16 +174,10 @@ class Summary:
         match row:
             case ReleaseEvent():
                 self.actions[row.action] += 1
-                actor = row.detail.get("actor")
-                self.releases.append(
-                    LedgerLine(
-                        action=row.action,
-                        number=row.policy.number,
-                        reason=row.reason,
-                        at=row.at,
-                        actor=None if actor is None else str(actor),
-                    )
-                )
+                told, number = row.detail.get("actor"), row.policy.number
+                actor = None if told is None else str(told)
+                line = LedgerLine(action=row.action, number=number, reason=row.reason, at=row.at, actor=actor)
+                self.releases.append(line)
             case SteeringBasis():
                 self.dials.basis(row)
             case Stamp():

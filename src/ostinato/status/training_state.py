@@ -195,16 +195,9 @@ def followers(
         number, until = (wanted.number, now) if behind and wanted is not None else (line.number, line.at)
         moves = [at for each, at in shipped if each == number and at <= until] if slot == "live" else []
         since = max(moves, default=made.get(number))
-        found.append(
-            FollowerNow(
-                slot=slot,
-                number=line.number,
-                loaded_at=line.at,
-                wanted=wanted,
-                lag_s=None if since is None else max(0.0, until - since),
-                behind=behind,
-            )
-        )
+        lag_s, at = None if since is None else max(0.0, until - since), line.at
+        each = FollowerNow(slot=slot, number=line.number, loaded_at=at, wanted=wanted, lag_s=lag_s, behind=behind)
+        found.append(each)
     return tuple(found)
 
 

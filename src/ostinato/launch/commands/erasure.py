@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,9 +83,7 @@ async def ask_replay(
     ErasureFiles(place).request(ErasureRequest(tenant=tenant, user=user, upto=upto))
     when = "at its next start"
     if await _training(config):
-        when = (
-            "as soon as its present step is done, or at its next start if no checkpoint is older than their first turns"
-        )
+        when = f"as soon as its present step is done, or {when} if no checkpoint is older than their first turns"
     say(
         console,
         f"the trainer trains again without them {when}; what comes out is a candidate for the gate, and once it is live the versions and "
@@ -128,12 +125,9 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
             say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
             return
         found = await knowing(run, plan.first, plan.last)
-    start = (
-        "the start of training (no checkpoint is older)"
-        if plan.checkpoint is None
-        else f"checkpoint {plan.checkpoint.name}"
-    )
-    steps = plan.last - plan.start
+    start, steps = "the start of training (no checkpoint is older)", plan.last - plan.start
+    if plan.checkpoint is not None:
+        start = f"checkpoint {plan.checkpoint.name}"
     lines = [
         f"{plan.erased_turns} turns are taken out; {plan.touched} of {plan.last} steps differ without them, the first is step {plan.first}",
         f"{steps} steps are taken again, from {start}{_time(config, steps)}",
@@ -175,20 +169,15 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
     certificate = read_certificate(_read(path, "the certificate").encode())
     beside = path.with_name(f"{certificate.id}.rows.jsonl")
     rows = read_rows(_read(beside, "the batches of the certificate").splitlines())
-    ids: Sequence[str] = (
-        [] if turns is None else [line.strip() for line in _read(turns, "--turns").splitlines() if line.strip()]
-    )
+    lines = [] if turns is None else _read(turns, "--turns").splitlines()
+    ids = [line.strip() for line in lines if line.strip()]
     if turns is not None and (not ids or any(len(line.split()) > 1 for line in ids)):
-        raise BadConfig(
-            f"--turns {turns}: write one id on each line, of a turn (chatcmpl-3f:0) or of a call (chatcmpl-3f)"
-        )
+        either = "of a turn (chatcmpl-3f:0) or of a call (chatcmpl-3f)"
+        raise BadConfig(f"--turns {turns}: write one id on each line, {either}")
     check_erasure(certificate, rows, ids, config.follow.trusted)
     signature = certificate.signature
-    by = (
-        "by nobody"
-        if signature is None
-        else f"by {signature.key}" + ("" if config.follow.trusted else " (follow.trusted is empty)")
-    )
+    trust = "" if config.follow.trusted else " (follow.trusted is empty)"
+    by = "by nobody" if signature is None else f"by {signature.key}{trust}"
     if certificate.checkpoint.startswith(SHARED):
         said = (
             f"a branch began anew at v{certificate.weights[0]} with root {certificate.weights[1]} of the shared run, and nothing that it "
@@ -196,9 +185,8 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
         )
     else:
         count = sum(len(ids) for _, ids in rows)
-        among = (
-            f"none of the {len(ids)} given turns is among them" if ids else "no turns were given to look for (--turns)"
-        )
+        given = f"none of the {len(ids)} given turns is among them"
+        among = given if ids else "no turns were given to look for (--turns)"
         said = f"v{certificate.weights[0]} with root {certificate.weights[1]} rests on {count} turns of {len(rows)} steps; {among}"
     say(console, f"certificate {certificate.id}, signed {by}: {said}")
     say(console, certificate.model_dump_json(indent=1, exclude={"signature"}))

@@ -38,38 +38,30 @@ def bar(point: Acceptance) -> Text:
 
 def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     """Acceptance per arm. `who` is the heading of the arms, `when` says which turns are counted."""
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name in (who, f"acceptance, {when}", "", "95%", "turns", "policy"):
-        table.add_column(name)
+    names = (who, f"acceptance, {when}", "", "95%", "turns", "policy")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
     for row in sorted(rows, key=lambda row: _ORDER.index(row.arm)):
         point = row.point
-        table.add_row(
-            row.arm + (" (frozen)" if row.arm == Arm.CONTROL else ""),
-            bar(point),
-            f"{100 * point.acceptance:.0f}%",
-            f"{100 * point.lower:.0f} to {100 * point.upper:.0f}",
-            str(point.turns),
-            "-" if row.newest is None else f"v{row.newest}",
-        )
+        name = row.arm + (" (frozen)" if row.arm == Arm.CONTROL else "")
+        share = (f"{100 * point.acceptance:.0f}%", f"{100 * point.lower:.0f} to {100 * point.upper:.0f}")
+        policy = "-" if row.newest is None else f"v{row.newest}"
+        table.add_row(name, bar(point), *share, str(point.turns), policy)
     return table
 
 
-_ORDER = [
-    arm.value
-    for arm in (
-        Arm.LIVE,
-        Arm.CANARY,
-        Arm.PREVIOUS,
-        Arm.VERIFIED,
-        Arm.LEARNER,
-        Arm.BRANCH,
-        Arm.SHARED,
-        Arm.CONTROL,
-        Arm.EVAL,
-        Arm.WORLD,
-        Arm.OUTSIDE,
-    )
-]
+_ORDER = (
+    "live",
+    "canary",
+    "previous",
+    "verified",
+    "learner",
+    "branch",
+    "shared",
+    "control",
+    "eval",
+    "world",
+    "outside",
+)
 
 
 def recent_arms(seen: Observed, now: float) -> list[ArmAcceptance]:

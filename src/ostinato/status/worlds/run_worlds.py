@@ -383,17 +383,9 @@ class RunWorlds:
             if not current and not n:
                 continue
             known = len(self._tasks.tasks) if current and not self._tasks.trouble else None
-            lines.append(
-                TasksetLine(
-                    name=file.stem if current else "",
-                    hash=hash_,
-                    current=current,
-                    tasks=known,
-                    rollouts=n,
-                    first=first,
-                    last=last,
-                )
-            )
+            name = file.stem if current else ""
+            line = TasksetLine(name=name, hash=hash_, current=current, tasks=known, rollouts=n, first=first, last=last)
+            lines.append(line)
         return tuple(lines[:_MOST_TASKSETS])
 
     def _list(self, query: RolloutQuery, most: int = PAGE_ROWS) -> RolloutList:
@@ -426,9 +418,7 @@ class RunWorlds:
         """The whole record; None if its file is gone."""
         data = self._lines.line(known.spot)
         record = None if data is None else underway.record_of(data)
-        return (
-            record if record is not None and record.episode[: len(known.line.episode)] == known.line.episode else None
-        )
+        return record if record is not None and record.episode.startswith(known.line.episode) else None
 
     def _task(self, id: str, *, hidden: bool) -> TaskDetail | None:
         facts = self._tasks.task(id, hidden=hidden)

@@ -30,18 +30,18 @@ class RolloutLine:
     `seq` is its number among the records read. `policy` is the oldest version that made a token, `policy_last` the newest.
     """
 
-    seq: int
+    seq: int = 0
     episode: str
     task: str
-    family: str
+    family: str = ""
     split: str
-    harness: str
+    harness: str = ""
     group: str | None
     member: int | None
-    at: float | None
+    at: float | None = None
     value: float | None
     solved: bool
-    cheated: tuple[str, ...]
+    cheated: tuple[str, ...] = ()
     ended: str
     policy: PolicyVersion | None = None
     policy_last: PolicyVersion | None = None
@@ -189,18 +189,13 @@ def _state(slot: GroupMember) -> str:
 def _line(group: RolloutGroup, member: int, episode: str, ended: str, grade: object) -> RolloutLine:
     value = cast("float", grade) if isinstance(grade, int | float) else None
     return RolloutLine(
-        seq=0,
         episode=episode,
         task=group.task,
-        family="",
         split="train",
-        harness="",
         group=group.name,
         member=member,
-        at=None,
         value=value,
         solved=value is not None and value >= 1.0,
-        cheated=(),
         ended=ended,
     )
 
