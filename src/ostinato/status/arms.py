@@ -88,8 +88,10 @@ class Windows:
     start: float | None
 
 
-def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
-    """The curves over all of these turns, and the releases and rollbacks meanwhile."""
+def windows(
+    rated: Sequence[RatedTurn], events: Iterable[LedgerEvent] = (), name: Callable[[RatedTurn], str] = _arm
+) -> Windows:
+    """The curves over all of these turns, and the releases and rollbacks meanwhile. `name`: as for `curves`."""
     starts = [each.served.started_at for each in rated]
     start, end = min(starts, default=0.0), max(starts, default=0.0)
     if end - start < 2.0:
@@ -99,5 +101,5 @@ def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Window
         for event in events
         if start <= event.at <= end and event.previous is not None
     )
-    drawn = sorted(curves(rated, start, end, FEWEST), key=lambda curve: curve.arm)
+    drawn = sorted(curves(rated, start, end, FEWEST, name), key=lambda curve: curve.arm)
     return Windows(curves=tuple(drawn), marks=marks, start=start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import secrets
 import tempfile
@@ -241,14 +242,12 @@ class Spelling:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._bytes: Callable[[int], bytes] | None = None
 
     def __call__(self, token: int) -> bytes:
-        if self._bytes is None:
-            self._bytes = self._load()
         return self._bytes(token)
 
-    def _load(self) -> Callable[[int], bytes]:
+    @functools.cached_property
+    def _bytes(self) -> Callable[[int], bytes]:
         from ostinato.model.renderer import HFRenderer
 
         try:

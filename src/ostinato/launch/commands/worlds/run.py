@@ -38,6 +38,7 @@ from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views import progress
 from ostinato.launch.views.screen import plain, say
+from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
@@ -90,9 +91,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
         say(f"{worker}: {what}")
 
     async def served() -> _T:
-        while (url := read_address(place.address)) is None:
-            await asyncio.sleep(_LOOK_S)
-        return await work(url)
+        return await work(await gateway(place))
 
     with hold(place.root, "up"):
         say(f"no gateway is running for {place.root}: starting one")
@@ -130,8 +129,8 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
         before = await store.read_ref(EVALUATION_REF)
         await store.move_ref(EVALUATION_REF, before, policy.hash)
         leaving.push_async_callback(_put_back, config, before or await store.read_ref(Arm.LIVE.value))
-        async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as gateway:
-            while await gateway.holds() != policy:
+        async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as evaluating:
+            while await evaluating.holds() != policy:
                 await asyncio.sleep(_LOOK_S)
         yield PlacedWeights(url=url, slot=EVALUATION_REF, policy=policy, pinned=True)
 
@@ -146,8 +145,8 @@ async def newest(config: Config) -> str:
 
 
 async def _unpinned(config: Config, url: str) -> PlacedWeights:
-    async with WorldGateway(url, home(config).admin_key()) as gateway:
-        policy = await gateway.holds()
+    async with WorldGateway(url, home(config).admin_key()) as serving:
+        policy = await serving.holds()
     if policy is None:
         raise Conflict(
             "the release worker is running, and the gateway has no slot for worlds because the run learns from people only "
