@@ -27,7 +27,7 @@ from ostinato.release.trial.trial import ArmBalance
 from ostinato.run_directory import Run
 from ostinato.status import releases
 from ostinato.status.index_queries import IndexQueries, Threads
-from ostinato.status.log_index import mapping
+from ostinato.status.log_index import finite, mapping
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.compare import TensorChange
 from ostinato.weights.version.manifest import Manifest
@@ -172,12 +172,6 @@ def _measures(told: Mapping[str, Any]) -> tuple[releases.MeasureLook, ...]:
             )
         )
     return tuple(found)
-
-
-def finite(value: object) -> float | None:
-    """A number that can be drawn, or None."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(cast("float", value)) if known else None
 
 
 def _list(value: object) -> Sequence[Any]:
@@ -569,7 +563,7 @@ def compared_with(policy: PolicyVersion, events: Iterable[releases.LedgerEvent])
     return next((each for each in found if each is not None and each != policy), None)
 
 
-def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAMPLES) -> list[tuple[Turn, Turn]]:
+def same_prompts(before: Iterable[Turn], after: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
     """Pairs of turns with the same prompt, drawn by the prompt's hash: at random, but the same at every look."""
     theirs: dict[tuple[int, ...], Turn] = {}
     for turn in before:
@@ -580,7 +574,7 @@ def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAM
         if other is not None and not (turn.redacted or other.redacted):
             drawn = hashlib.sha256(repr(tuple(turn.prompt_ids)).encode()).hexdigest()
             found.setdefault(drawn, (other, turn))
-    return [found[drawn] for drawn in sorted(found)[:most]]
+    return [found[drawn] for drawn in sorted(found)[:EXAMPLES]]
 
 
 def _made_by(turns: Iterable[Turn], policy: PolicyVersion) -> list[Turn]:

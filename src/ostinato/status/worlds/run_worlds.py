@@ -388,11 +388,11 @@ class RunWorlds:
             lines.append(line)
         return tuple(lines[:_MOST_TASKSETS])
 
-    def _list(self, query: RolloutQuery, most: int = PAGE_ROWS) -> RolloutList:
+    def _list(self, query: RolloutQuery) -> RolloutList:
         fits = [line for line in self._ended.newest() if _fits(line, query)]
         rows = [line for line in fits if query.before is None or line.seq < query.before]
-        older_ = rows[most - 1].seq if len(rows) > most else None
-        return RolloutList(rows=tuple(rows[:most]), count=len(fits), older=older_, reading=self._reading())
+        older_ = rows[PAGE_ROWS - 1].seq if len(rows) > PAGE_ROWS else None
+        return RolloutList(rows=tuple(rows[:PAGE_ROWS]), count=len(fits), older=older_, reading=self._reading())
 
     def _rollout(
         self, episode: str

@@ -70,15 +70,13 @@ class KnownTask:
 
 
 class TasksetFile:
-    """Reads the file on a thread of its own whenever it has changed. Call `look` first.
+    """Reads a file, if one is named, on a thread of its own whenever it has changed. Call `look` first.
 
-    Args:
-        path: the file, None if none is named.
-        wait_s: how long one look waits for the reading; a large file is ready at a later look.
+    A look waits `WAIT_S` for the reading: a large file is ready at a later one.
     """
 
-    def __init__(self, path: Path | None, wait_s: float = WAIT_S) -> None:
-        self._path, self._wait_s = path, wait_s
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._seen: tuple[int, int] | None = None
         self._reader: threading.Thread | None = None
         self.tasks: Mapping[str, KnownTask] = {}
@@ -102,7 +100,7 @@ class TasksetFile:
                 self._reader = threading.Thread(target=self._read, args=(self._path, seen[1]), daemon=True)
                 self._reader.start()
         if self._reader is not None:
-            self._reader.join(self._wait_s)
+            self._reader.join(WAIT_S)
         return self
 
     def task(self, id: str, *, hidden: bool) -> TaskFacts | None:
