@@ -414,9 +414,7 @@ def _arms(seen: Observed, candidate: PolicyVersion, phases: Phases) -> list[tupl
     compared = beside_control(seen, candidate, live.at, phases.ended)
     names = {Arm.LIVE: "live arm, trained in the world", Arm.CONTROL: "control arm, not trained in it"}
     rows += [(f"acceptance, {name}", told) for name, told in _shares(compared, names)]
-    gap = live_minus_control(compared)
-    told = f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
-    return [*rows, ("live minus control", told)]
+    return [*rows, ("live minus control", _difference(live_minus_control(compared)))]
 
 
 def _shares(rated: Sequence[Rated], names: Mapping[Arm, str]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,27 +174,20 @@ async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, P
     Raises NotFound, and what the log raises.
     """
     place = existing(config)
-    with open_run(config) as run:
-        cache = PersonCacheView(place.people, run.log.keys, config.record.encrypt)
-        try:
-            adaptation = DialAdaptation(run.log, cache, config.adapt)
-            await adaptation.follow()
-            live = await run.follower.resolve("live")
-            yield run, adaptation, cache, "" if live is None else live.hash
-        finally:
-            cache.close()
+    with open_run(config) as run, closing(PersonCacheView(place.people, run.log.keys, config.record.encrypt)) as cache:
+        adaptation = DialAdaptation(run.log, cache, config.adapt)
+        await adaptation.follow()
+        live = await run.follower.resolve("live")
+        yield run, adaptation, cache, "" if live is None else live.hash
 
 
 @asynccontextmanager
 async def _styles(config: Config, run: Run) -> AsyncGenerator[StyleAdaptation]:
     """Everybody's styles, likewise."""
-    cache = PersonCacheView(run.home.styles, run.log.keys, config.record.encrypt)
-    try:
+    with closing(PersonCacheView(run.home.styles, run.log.keys, config.record.encrypt)) as cache:
         found = StyleAdaptation(run.log, cache, config.adapt)
         await found.follow()
         yield found
-    finally:
-        cache.close()
 
 
 async def show(config: Config, tenant: str, user: str, console: Console, *, machine: bool = False) -> None:

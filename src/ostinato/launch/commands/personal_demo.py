@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -221,16 +222,15 @@ async def _traffic(
 async def _fit_prior(config: Config) -> str:
     """Write a prior that is fitted to the ratings so far, as a gateway does now and then; says what came of it."""
     await asyncio.sleep(_FOLLOWED_S)
-    with open_run(config) as run:
-        cache = PersonCacheView(run.home.people, run.log.keys, config.record.encrypt)
-        try:
-            adaptation = DialAdaptation(run.log, cache, config.adapt, consent=config.privacy.at_most)
-            await adaptation.follow()
-            await adaptation.refit()
-            await adaptation.follow()
-            people = 0 if adaptation.fold is None else adaptation.fold.population.people
-        finally:
-            cache.close()
+    with (
+        open_run(config) as run,
+        closing(PersonCacheView(run.home.people, run.log.keys, config.record.encrypt)) as cache,
+    ):
+        adaptation = DialAdaptation(run.log, cache, config.adapt, consent=config.privacy.at_most)
+        await adaptation.follow()
+        await adaptation.refit()
+        await adaptation.follow()
+        people = 0 if adaptation.fold is None else adaptation.fold.population.people
     await asyncio.sleep(_FOLLOWED_S)
     return f"a prior from {people} people's ratings" if people else "no prior: too few people have rated"
 

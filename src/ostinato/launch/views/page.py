@@ -212,15 +212,13 @@ async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunF
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
         copy(run.home.folds / INDEX, index)
-        facts = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
-        try:
+        made = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
+        with contextlib.closing(made) as facts:
             await facts.feed.decided()
             until = time.monotonic() + turns_s
             while await facts.feed.step() and time.monotonic() < until:
                 pass
             yield facts
-        finally:
-            facts.close()
 
 
 def copy(index: Path, to: Path) -> None:
