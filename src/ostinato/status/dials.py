@@ -52,17 +52,14 @@ class DialRules(Protocol):
     @property
     def mode(self) -> str:
         """'off': nobody has dials."""
-        ...
 
     @property
     def holdout(self) -> float:
         """The share of people who are held out."""
-        ...
 
     @property
     def without(self) -> Collection[str]:
         """The tenants whose people have no dials."""
-        ...
 
 
 def refused_bases(serve: Sequence[Mapping[str, Any]]) -> frozenset[str]:

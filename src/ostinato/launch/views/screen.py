@@ -64,11 +64,6 @@ _ORDER = (
 )
 
 
-def recent_arms(seen: Observed, now: float) -> list[ArmAcceptance]:
-    """The arms over the last two minutes."""
-    return acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
-
-
 def step_line(step: dict[str, Any]) -> str:
     """One optimizer step in one line."""
     own = f"on-policy {100 * step['on_policy']:.0f}%  " if "on_policy" in step else ""
@@ -108,7 +103,8 @@ def lent_line(line: dict[str, Any], now: float) -> str:
 
 def recent_acceptance(seen: Observed, now: float) -> Table:
     """Acceptance per arm over the last two minutes."""
-    return arms_table(recent_arms(seen, now), "simulated users", "last 2 min")
+    recent = acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
+    return arms_table(recent, "simulated users", "last 2 min")
 
 
 def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:

@@ -26,7 +26,7 @@ from ostinato.launch.views.page import Spelling
 from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
-from ostinato.worlds.fidelity.observe import read_observations, script
+from ostinato.worlds.fidelity.observe import read_observations
 from ostinato.worlds.fidelity.paired import match_prompts, tell_pairs_apart
 from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 
@@ -34,11 +34,6 @@ from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 def observation_of_this(group: str) -> str:
     """An observation of this machine, as a line."""
     return Observation(group=group or _hashed(platform.node()), features=look()).line()
-
-
-def source() -> str:
-    """The script that writes such a line."""
-    return script()
 
 
 async def write_episodes(
@@ -84,7 +79,14 @@ _SURE = 0.05
 
 
 def show_probe(
-    production: Path, simulation: Path, seed: int, tells: int, console: Console, *, same_prompts: bool, machine: bool
+    production: Path,
+    simulation: Path,
+    seed: int,
+    tells: int,
+    console: Console,
+    *,
+    same_prompts: bool = False,
+    machine: bool,
 ) -> None:
     """Compare both sides and print the result. `same_prompts`: use only prompts that both were given. Raises NotFound, BadRequest."""
     matched, first, second = None, read_observations(production), read_observations(simulation)
