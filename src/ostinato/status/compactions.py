@@ -110,6 +110,10 @@ class _Window:
     pending: OrderedDict[str, _Summary] = field(default_factory=OrderedDict[str, _Summary])
     began: _Summary | None = None
 
+    def state(self) -> list[Any]:
+        pending = [[turn, summary.state()] for turn, summary in self.pending.items()]
+        return [sorted(self.facts), pending, self.began and self.began.state()]
+
 
 @dataclass(slots=True)
 class _Rated:
@@ -219,18 +223,8 @@ class CompactionTally:
             "asked": self.asked,
             "begun": self.begun,
             "sessions": [[*key, *astuple(rated)] for key, rated in self.sessions.items()],
-            "windows": [
-                [
-                    *key,
-                    sorted(w.facts),
-                    [[turn, s.state()] for turn, s in w.pending.items()],
-                    w.began and w.began.state(),
-                ]
-                for key, w in self._windows.items()
-            ],
-            "closed": [
-                [*c.person, c.prompt, c.tokens, c.after, c.facts, c.kept, c.needed, c.found] for c in self._closed
-            ],
+            "windows": [[*key, *window.state()] for key, window in self._windows.items()],
+            "closed": [[*counts.person, *astuple(counts)[1:]] for counts in self._closed],
         }
 
     @classmethod
