@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import aiohttp
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from ostinato.app.machine import PLACE
 from ostinato.app.storage import Home, home, open_log
@@ -29,13 +30,13 @@ from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
-from ostinato.launch.views.screen import panel, say
+from ostinato.launch.views.screen import published_line, release_line, say, step_line, swap_line
 from ostinato.launch.workers.release import gateway
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import observed_run as figures
-from ostinato.status.observed_run import RunObserver
+from ostinato.status.observed_run import Observed, RunObserver
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.run_report import RunReport
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
@@ -280,7 +281,7 @@ async def traffic(
                 seen = await observer.look()
                 passed = (time.monotonic() - started) / 60
                 head = f"{passed:.1f} of {round(minutes, 1):g} min, {scenario.users} simulated users on {url}"
-                live.update(panel(seen, head, scenario.arms(seen, wall_clock())))
+                live.update(_panel(seen, head, scenario.arms(seen, wall_clock())))
                 if not console.is_terminal and passed >= told:  # without a terminal the panel is shown at the end only
                     say(console, head)
                     told = passed + 1.0
@@ -288,6 +289,24 @@ async def traffic(
     finally:
         working.cancel()
     return working.result()
+
+
+def _panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
+    """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
+    parts: list[RenderableType] = [Text(head, "bold"), arms]
+    if seen.steps:
+        parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))
+    if seen.published:
+        parts.append(Text(published_line(seen.published[-1]), "dim"))
+    live = [swap for swap in seen.swaps if swap["slot"] == "live"]
+    if live:
+        parts.append(Text(swap_line(live[-1]), "dim"))
+    parts.extend(release_line(event.action, event.policy.number, event.reason) for event in seen.releases[-6:])
+    held = ", ".join(f"{count} {reason}" for reason, count in seen.held.most_common(4))
+    parts.append(
+        Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")
+    )
+    return Group(*parts)
 
 
 def show(page: RunReport, out: Path, console: Console) -> None:

@@ -29,9 +29,9 @@ from ostinato.demo.users import RequestOutcome, UsersConfig, UserStats, make_use
 from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paired_items, suite_mean
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
-from ostinato.launch.views.screen import RECENT_S, recent_acceptance
+from ostinato.launch.views.screen import arms_table
 from ostinato.status import observed_run as figures
-from ostinato.status.arms import WINDOWS
+from ostinato.status.arms import WINDOWS, acceptance_by_arm
 from ostinato.status.observed_run import Observed, last_third
 from ostinato.status.run_report import (
     CalibratedFamily,
@@ -42,10 +42,12 @@ from ostinato.status.run_report import (
     OutcomeShare,
     Suggesting,
 )
+from ostinato.status.summary import rated_turn
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
+RECENT_S = 120.0
 # that may end a measurement of live; without traffic, training soon runs out of turns for more
 _LAST_RELEASES = 20
 
@@ -139,7 +141,8 @@ class Copilot:
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
         """The recent acceptance of each arm."""
-        return recent_acceptance(seen, now)
+        recent = acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
+        return arms_table(recent, "simulated users", "last 2 min")
 
     def findings(
         self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config

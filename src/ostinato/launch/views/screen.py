@@ -1,15 +1,12 @@
-"""The terminal panel shown during a run, drawn from an `Observed`.
-
-Untrusted text, made safe to print on a terminal.
-"""
+"""What commands show on a terminal: lines and tables about a run, sentences, progress bars, and untrusted text made safe to print."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -17,13 +14,12 @@ from rich.text import Text
 from ostinato.core.durations import ago
 from ostinato.core.records import Arm
 from ostinato.core.report import headline
-from ostinato.evaluate.acceptance import Acceptance
-from ostinato.status.arms import ArmAcceptance, acceptance_by_arm
-from ostinato.status.observed_run import Observed
-from ostinato.status.summary import rated_turn
+
+if TYPE_CHECKING:  # most commands need none of their figures
+    from ostinato.evaluate.acceptance import Acceptance
+    from ostinato.status.arms import ArmAcceptance
 
 WIDTH = 30
-RECENT_S = 120.0
 
 
 def bar(point: Acceptance) -> Text:
@@ -99,30 +95,6 @@ def lent_line(line: dict[str, Any], now: float) -> str:
     back = f", {line['returning']} returning" if line["returning"] else ""
     why = f"; {ago(now - line['at'])} ago {line['why']}" if line["why"] else ""
     return f"lent to rollouts: {line['lent']}{back}, {line['serving']} serving people{given}{why}"
-
-
-def recent_acceptance(seen: Observed, now: float) -> Table:
-    """Acceptance per arm over the last two minutes."""
-    recent = acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
-    return arms_table(recent, "simulated users", "last 2 min")
-
-
-def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
-    """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
-    parts: list[RenderableType] = [Text(head, "bold"), arms]
-    if seen.steps:
-        parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))
-    if seen.published:
-        parts.append(Text(published_line(seen.published[-1]), "dim"))
-    live = [swap for swap in seen.swaps if swap["slot"] == "live"]
-    if live:
-        parts.append(Text(swap_line(live[-1]), "dim"))
-    parts.extend(release_line(event.action, event.policy.number, event.reason) for event in seen.releases[-6:])
-    held = ", ".join(f"{count} {reason}" for reason, count in seen.held.most_common(4))
-    parts.append(
-        Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")
-    )
-    return Group(*parts)
 
 
 # ---------------------------------------------------------------- plain text
