@@ -50,22 +50,26 @@ class RunActs:
         self._moving = asyncio.Lock()
 
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        async with self._releases(expected_live) as (releases, seen):
+        async with self._moving:
+            releases, seen = await self._releases(expected_live)
             event = await releases.ship(await self._kept(root), reason, actor=actor, expected=seen)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        async with self._releases(expected_live) as (releases, _):
+        async with self._moving:
+            releases, _ = await self._releases(expected_live)
             event = await releases.approve(await self._kept(root), reason, actor=actor)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        async with self._releases(expected_live) as (releases, _):
+        async with self._moving:
+            releases, _ = await self._releases(expected_live)
             event = await releases.refuse(await self._kept(root), reason, actor=actor)
         return f"{event.policy} never ships by itself; {event.previous} is still live"
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
-        async with self._releases(expected_live) as (releases, seen):
+        async with self._moving:
+            releases, seen = await self._releases(expected_live)
             event = await releases.rollback(None, reason, actor=actor, expected=seen)
         return f"{event.policy} is live again; it was {event.previous}"
 
@@ -88,17 +92,15 @@ class RunActs:
 
     # ------------------------------------------------------------ inside
 
-    @contextlib.asynccontextmanager
-    async def _releases(self, expected_live: str) -> AsyncGenerator[tuple[ReleaseController, PolicyVersion]]:
+    async def _releases(self, expected_live: str) -> tuple[ReleaseController, PolicyVersion]:
         """A controller for release actions by hand, and the expected live version. Raises Conflict if another one is live."""
-        async with self._moving:
-            releases = open_releases(self._run)
-            live = (await releases.ledger.refresh()).live
-            if live is None or live.hash != expected_live:
-                raise Conflict(
-                    f"{live or 'nothing'} is live now, which is not what the page showed: nothing was done; load the page again"
-                )
-            yield releases, live
+        releases = open_releases(self._run)
+        live = (await releases.ledger.refresh()).live
+        if live is None or live.hash != expected_live:
+            raise Conflict(
+                f"{live or 'nothing'} is live now, which is not what the page showed: nothing was done; load the page again"
+            )
+        return releases, live
 
     async def _kept(self, root: str) -> PolicyVersion:
         policy = await self._run.follower.resolve(version_ref(root))
