@@ -47,19 +47,16 @@ class DialsNow:
 
 
 class DialRules(Protocol):
-    """The settings that count here (`adapt`)."""
+    """The settings that count here (`adapt`). `mode` "off": nobody has dials; `holdout`: the share of people who are held out; `without`:
+    the tenants whose people have no dials.
+    """
 
     @property
-    def mode(self) -> str:
-        """'off': nobody has dials."""
-
+    def mode(self) -> str: ...
     @property
-    def holdout(self) -> float:
-        """The share of people who are held out."""
-
+    def holdout(self) -> float: ...
     @property
-    def without(self) -> Collection[str]:
-        """The tenants whose people have no dials."""
+    def without(self) -> Collection[str]: ...
 
 
 def refused_bases(serve: Sequence[Mapping[str, Any]]) -> frozenset[str]:
