@@ -5,7 +5,7 @@ import contextlib
 import os
 
 from ostinato.core.errors import Unavailable
-from ostinato.launch.placing.remote_worker import NodeKeeper, Order
+from ostinato.launch.placing.ray_cluster import NodeKeeper, Order
 from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Supervisor
 

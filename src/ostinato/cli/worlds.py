@@ -30,9 +30,10 @@ def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] 
     script
         Print a script instead, for a machine without Ostinato: pipe what `ostinato worlds observe --script` prints into its python3.
     """
-    from ostinato.launch.commands.worlds.fidelity import observation_of_this, source
+    from ostinato.launch.commands.worlds.fidelity import observation_of_this
+    from ostinato.worlds.fidelity import observe as observing
 
-    sys.stdout.write(source() if script else observation_of_this(group) + "\n")
+    sys.stdout.write(observing.script() if script else observation_of_this(group) + "\n")
 
 
 @worlds.command

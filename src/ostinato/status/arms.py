@@ -19,8 +19,6 @@ class ArmAcceptance:
     """One arm's rated turns: the share that was accepted, their mean reward, and how many of them somebody reacted to (`heard`).
 
     `newest` is the policy number that answered the last of them.
-
-    Example: ``ArmAcceptance(arm="live", newest=17, point=Acceptance(...), mean=0.1, heard=90)``
     """
 
     arm: str
@@ -90,8 +88,10 @@ class Windows:
     start: float | None
 
 
-def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
-    """The curves over all of these turns, and the releases and rollbacks meanwhile."""
+def windows(
+    rated: Sequence[RatedTurn], events: Iterable[LedgerEvent] = (), name: Callable[[RatedTurn], str] = _arm
+) -> Windows:
+    """The curves over all of these turns, and the releases and rollbacks meanwhile. `name`: as for `curves`."""
     starts = [each.served.started_at for each in rated]
     start, end = min(starts, default=0.0), max(starts, default=0.0)
     if end - start < 2.0:
@@ -101,5 +101,5 @@ def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Window
         for event in events
         if start <= event.at <= end and event.previous is not None
     )
-    drawn = sorted(curves(rated, start, end, FEWEST), key=lambda curve: curve.arm)
+    drawn = sorted(curves(rated, start, end, FEWEST, name), key=lambda curve: curve.arm)
     return Windows(curves=tuple(drawn), marks=marks, start=start)

@@ -11,7 +11,6 @@ from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.core.seams import Clock
 from ostinato.evaluate.acceptance import difference_of
 from ostinato.evaluate.statistics import Estimate
 from ostinato.release.ledger import ReleaseLedger
@@ -91,8 +90,8 @@ class BranchReader:
     `opened` gives the runs of those that have begun.
     """
 
-    def __init__(self, opened: Callable[[], Sequence[Run]], clock: Clock = wall_clock) -> None:
-        self._opened, self._clock, self._lock = opened, clock, asyncio.Lock()
+    def __init__(self, opened: Callable[[], Sequence[Run]]) -> None:
+        self._opened, self._lock = opened, asyncio.Lock()
         self._folds: dict[str, RunFolds] = {}
         self._at = 0.0
         self._seen: tuple[BranchNow, ...] = ()
@@ -100,7 +99,7 @@ class BranchReader:
     async def now(self, board: WorkerBoard | None) -> tuple[BranchNow, ...]:
         """The branches, by tenant. One whose log cannot be read is there, with the reason as its trouble."""
         async with self._lock:
-            now = self._clock()
+            now = wall_clock()
             if now - self._at >= _FRESH_S:
                 self._at = now
                 with contextlib.suppress(OstinatoError):  # one that cannot be opened: its own workers say so
@@ -112,7 +111,7 @@ class BranchReader:
         unread: tuple[str, ...] = ()
         folds = self._folds.get(tenant)
         if folds is None:
-            folds = RunFolds(run.log, run.folds, run.config.reward, ReleaseLedger(run.log, self._clock))
+            folds = RunFolds(run.log, run.folds, run.config.reward, ReleaseLedger(run.log, wall_clock))
             self._folds[tenant] = folds
         try:
             await folds.catch_up()

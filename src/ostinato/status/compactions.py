@@ -110,6 +110,10 @@ class _Window:
     pending: OrderedDict[str, _Summary] = field(default_factory=OrderedDict[str, _Summary])
     began: _Summary | None = None
 
+    def state(self) -> list[Any]:
+        pending = [[turn, summary.state()] for turn, summary in self.pending.items()]
+        return [sorted(self.facts), pending, self.began and self.began.state()]
+
 
 @dataclass(slots=True)
 class _Rated:
@@ -215,23 +219,12 @@ class CompactionTally:
             self._closed.append(window.began.counts(tenant))
 
     def state(self) -> dict[str, Any]:
-        """The state to store, as JSON types."""
         return {
             "asked": self.asked,
             "begun": self.begun,
             "sessions": [[*key, *astuple(rated)] for key, rated in self.sessions.items()],
-            "windows": [
-                [
-                    *key,
-                    sorted(w.facts),
-                    [[turn, s.state()] for turn, s in w.pending.items()],
-                    w.began and w.began.state(),
-                ]
-                for key, w in self._windows.items()
-            ],
-            "closed": [
-                [*c.person, c.prompt, c.tokens, c.after, c.facts, c.kept, c.needed, c.found] for c in self._closed
-            ],
+            "windows": [[*key, *window.state()] for key, window in self._windows.items()],
+            "closed": [[*counts.person, *astuple(counts)[1:]] for counts in self._closed],
         }
 
     @classmethod
@@ -257,8 +250,6 @@ class CompactionTally:
 class SessionRewards:
     """Mean rewards of people's long sessions, in [-1, 1]: `with_summary` of those that were summarised, `without` of the others, each over
     so many `people`. `between`: bounds of their difference (95%, people as clusters); None with fewer than `LEAST_PEOPLE` on a side.
-
-    Example: ``SessionRewards(with_summary=0.31, without=0.4, people=(41, 160), between=(-0.2, 0.02))``
     """
 
     with_summary: float

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato.release.monitors.dial_effect import DialEffect
-from ostinato.status.arms import FEWEST, curves
+from ostinato.status.arms import windows
 from ostinato.status.run_report import Curve
 from ostinato.status.summary import RatedTurn, Summary
 
@@ -47,22 +47,16 @@ class DialsNow:
 
 
 class DialRules(Protocol):
-    """The settings that count here (`adapt`)."""
+    """The settings that count here (`adapt`). `mode` "off": nobody has dials; `holdout`: the share of people who are held out; `without`:
+    the tenants whose people have no dials.
+    """
 
     @property
-    def mode(self) -> str:
-        """'off': nobody has dials."""
-        ...
-
+    def mode(self) -> str: ...
     @property
-    def holdout(self) -> float:
-        """The share of people who are held out."""
-        ...
-
+    def holdout(self) -> float: ...
     @property
-    def without(self) -> Collection[str]:
-        """The tenants whose people have no dials."""
-        ...
+    def without(self) -> Collection[str]: ...
 
 
 def refused_bases(serve: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -76,31 +70,22 @@ def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence
     if rules.mode == "off":
         return None
     told = next((line for line in reversed(serve) if line["kind"] == "dials"), {})
-    drawn, since = _curves(seen.rated, rules.holdout)
+    refused, dealt = live in refused_bases(serve), [each for each in seen.rated if each.served.dealt is not None]
+
+    def side(each: RatedTurn) -> str:
+        return HOLDOUT if (each.served.dealt or 0.0) < rules.holdout else DIALS
+
+    drawn = windows(dealt, name=side)
     return DialsNow(
-        fitted=live in seen.dials.bases and live not in refused_bases(serve),
-        refused=live in refused_bases(serve),
+        fitted=live in seen.dials.bases and not refused,
+        refused=refused,
         effect=seen.dials.effect(rules.holdout, rules.without),
-        curves=drawn,
-        since=since,
+        curves=drawn.curves,
+        since=drawn.start,
         spread=told.get("dials", {}),
         people=told.get("people", 0),
         resets=told.get("resets", 0),
     )
-
-
-def _curves(rated: Sequence[RatedTurn], share: float) -> tuple[tuple[Curve, ...], float | None]:
-    """The curves of both sides, and when they begin; none within two seconds."""
-    dealt = [each for each in rated if each.served.dealt is not None]
-    starts = [each.served.started_at for each in dealt]
-    start, end = min(starts, default=0.0), max(starts, default=0.0)
-    if end - start < 2.0:
-        return (), None
-
-    def side(each: RatedTurn) -> str:
-        return HOLDOUT if (each.served.dealt or 0.0) < share else DIALS
-
-    return tuple(sorted(curves(dealt, start, end, FEWEST, side), key=lambda curve: curve.arm)), start
 
 
 def effect_sentence(found: DialsNow) -> str:

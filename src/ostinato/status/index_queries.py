@@ -1,14 +1,16 @@
-"""Queries on the page's index. Each has a deadline, uses the SQL indexes and returns one page of rows."""
+"""Queries on the page's index, and the threads that ask them. Each has a deadline, uses the SQL indexes and returns one page of rows."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -21,11 +23,14 @@ PAGE_ROWS = 50
 MOST_COUNTED = 10_000
 LONGEST_S = 0.15
 """How long one question may take before it is given up."""
+THREADS = 2
+"""Tenants' pages are made one at a time, which leaves the other for the operator."""
 _INSTRUCTIONS = 2_000  # of SQLite's virtual machine, between two looks at the clock
 _EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at"
 _VERSION = "seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at"
 _WORD = re.compile(r"[^\W_]+")
 """Words as the index cuts them. Nothing else reaches FTS5, so that a typed query cannot use its operators."""
+_T = TypeVar("_T")
 
 
 class TooWide(OstinatoError):
@@ -69,7 +74,6 @@ class AlarmList:
     standing: tuple[AlarmLine, ...]
     rows: tuple[AlarmLine, ...]
     older: Cursor | None
-    coverage: Mapping[str, tuple[float, int, bool]] = field(default_factory=dict[str, tuple[float, int, bool]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,6 @@ class IndexedTurn:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing is learned from it, or None."""
         return None if self.outcome in (WAITING, REWARDED, TRAINED) else self.outcome
 
 
@@ -102,12 +105,8 @@ class TurnPage:
 class IndexQueries:
     """Reads the index at `path`. Every method opens its own connection, so that threads may call it concurrently."""
 
-    def __init__(
-        self, path: Path, *, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._path = path
-        self._longest_s = longest_s
-        self._clock = clock
+    def __init__(self, path: Path, *, longest_s: float = LONGEST_S) -> None:
+        self._path, self._longest_s = path, longest_s
 
     # ------------------------------------------------------------ turns
 
@@ -146,7 +145,7 @@ class IndexQueries:
 
     def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[IndexedTurn]:
         at = "words.rowid" if where.startswith("words") else "turns.seq"
-        place, order = ("", "DESC")
+        place, order = "", "DESC"
         bounds: list[Any] = []
         if query.after is not None:
             place, order, bounds = f" AND {at} > ?", "ASC", [query.after]
@@ -211,7 +210,6 @@ class IndexQueries:
         return None if found is None else _event(found)
 
     def shipped(self, most: int) -> list[LedgerEvent]:
-        """The newest releases and rollbacks, newest first."""
         with self.open() as db:
             sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
             return [_event(row) for row in db.execute(sql, (most,))]
@@ -252,13 +250,13 @@ class IndexQueries:
     @contextlib.contextmanager
     def open(self) -> Generator[Any]:
         """A connection whose queries are interrupted at the deadline. Raises TooWide, Unavailable."""
-        until = self._clock() + self._longest_s
+        until = time.monotonic() + self._longest_s
         try:
             db = connect(self._path, write=False)
         except driver.Error as error:
             raise Unavailable(f"the page's index cannot be read now: {error}; try again in a moment") from error
         try:
-            db.set_progress_handler(lambda: int(self._clock() > until), _INSTRUCTIONS)
+            db.set_progress_handler(lambda: int(time.monotonic() > until), _INSTRUCTIONS)
             yield db
         except driver.Error as error:
             if "interrupted" in str(error):
@@ -309,31 +307,41 @@ def _found(row: Sequence[Any]) -> IndexedTurn:
 
 def _event(row: Sequence[Any]) -> LedgerEvent:
     seq, id, action, number, hash, before, before_hash, reason, at = row
-    return LedgerEvent(
-        seq=seq,
-        id=id,
-        action=action,
-        policy=PolicyVersion(number=number, hash=hash),
-        previous=None if before_hash is None else PolicyVersion(number=before, hash=before_hash),
-        reason=reason,
-        at=at,
-    )
+    policy = PolicyVersion(number=number, hash=hash)
+    previous = None if before_hash is None else PolicyVersion(number=before, hash=before_hash)
+    return LedgerEvent(seq=seq, id=id, action=action, policy=policy, previous=previous, reason=reason, at=at)
 
 
 def _line(row: Sequence[Any], live: PolicyVersion | None) -> ReleaseLine:
-    seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at = row
-    policy = PolicyVersion(number=number, hash=hash)
-    return ReleaseLine(
-        seq=seq,
-        policy=policy,
-        state=state,
-        live=policy == live,
-        verdict=verdict,
-        difference=difference,
-        lower=lower,
-        upper=upper,
-        margin=margin,
-        looks=looks,
-        reason=reason,
-        at=at,
-    )
+    found = dict(zip(_VERSION.split(", "), row, strict=True))
+    policy = PolicyVersion(number=found.pop("number"), hash=found.pop("hash"))
+    return ReleaseLine(policy=policy, live=policy == live, **found)
+
+
+# ---------------------------------------------------------------- its threads
+
+
+class Threads:
+    """The page's own thread pool, for its questions and what is put into words and drawn: nothing else waits for viewers. Close it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ostinato-page")
+        self._closed = False
+
+    async def ask(self, question: Callable[[], _T], /) -> _T:
+        """Run a blocking question and return its result. Raises its errors, and Unavailable after `close`."""
+        if self._closed:
+            raise Unavailable("the page is closed because the gateway is stopping; try again in a moment")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, question)
+
+    async def ask_index(self, question: Callable[[], _T], otherwise: _T) -> _T:
+        """The index's answer, or `otherwise` if it takes too long or cannot be read, so that the rest can still be shown."""
+        try:
+            return await self.ask(question)
+        except (TooWide, Unavailable):
+            return otherwise
+
+    def close(self) -> None:
+        """Start no further question; one that is running ends by itself."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -100,6 +101,8 @@ _SETTLE = (
     "step = ifnull(?4, step)"
 )
 
+_DROPPED = 2_000  # turns of one transaction
+
 Rows = Sequence[tuple[Cursor, Row]]
 
 
@@ -131,7 +134,6 @@ class PageIndex:
         return self._opened
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._close()
 
@@ -167,10 +169,10 @@ class PageIndex:
                 self._db.execute("ROLLBACK")
                 raise
 
-    def drop(self, horizon: Cursor, most: int = 2_000) -> int:
-        """Remove turns that the log may have dropped, at most `most` per call; returns how many."""
+    def drop(self, horizon: Cursor) -> int:
+        """Remove turns that the log may have dropped, some at a time; returns how many."""
         with self._lock:
-            oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, most))
+            oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, _DROPPED))
             places = oldest.fetchall()
             if places:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -180,7 +182,7 @@ class PageIndex:
                 self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
                 self._db.execute("COMMIT")
                 self._traces = True
-            if self._traces and len(places) < most:
+            if self._traces and len(places) < _DROPPED:
                 self._traces = not self._clean()
             return len(places)
 
@@ -232,18 +234,8 @@ class PageIndex:
         if loose is not None:
             self._db.execute("DELETE FROM loose WHERE turn = ?", (turn.id,))
         outcome = loose or (WAITING, 0, None, None)
-        dealt = int(turn.propensity < 1.0)
-        values = (
-            seq,
-            turn.id,
-            turn.tenant,
-            self._user(seq, turn),
-            turn.arm.value,
-            turn.oldest,
-            turn.ended_at,
-            *outcome,
-            dealt,
-        )
+        whose = (seq, turn.id, turn.tenant, self._user(seq, turn), turn.arm.value, turn.oldest, turn.ended_at)
+        values = (*whose, *outcome, int(turn.propensity < 1.0))
         self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         if self.words and turn.text:
             self._db.execute("INSERT OR REPLACE INTO words(rowid, text) VALUES (?, ?)", (seq, turn.text))
@@ -292,7 +284,7 @@ class PageIndex:
         )
         report = mapping(event.detail.get("report"))
         if event.action == "evaluated" and report:
-            figures = [_number(report.get(name)) for name in ("difference", "lower", "upper", "margin")]
+            figures = [finite(report.get(name)) for name in ("difference", "lower", "upper", "margin")]
             self._db.execute(
                 "UPDATE versions SET looks = looks + 1, verdict = ?, difference = ?, lower = ?, upper = ?, margin = ? WHERE hash = ?",
                 (str(report.get("verdict", "")), *figures, event.policy.hash),
@@ -328,8 +320,10 @@ def mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def finite(value: object) -> float | None:
+    """A number that can be drawn, or None."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(cast("float", value)) if known else None
 
 
 # ---------------------------------------------------------------- feeding the index

@@ -1,4 +1,6 @@
-"""JSON lines that workers write for people, read back: steps, publications, swaps, rounds. No worker reads them."""
+"""Files of lines that another process appends to, followed within a time limit; and the JSON lines that workers write for people: steps,
+publications, swaps, rounds. No worker reads these.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,144 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from ostinato.core.files import older
-from ostinato.status.file_tail import FileTail
+
+# ---------------------------------------------------------------- any lines
+
+
+LONGEST_LOOK_S = 0.2
+"""How long one look may read before the rest waits for the next one."""
+LONGEST_LINE = 1 << 19
+_CHUNK = 1 << 20
+_NAME = 512  # bytes of its first line by which a file is identified
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line's place: the file, identified by the start of its first line, and the line's byte offset."""
+
+    name: bytes
+    at: int
+
+
+class FileTail:
+    """The lines of a file and of its rotated parts, oldest first. Use it from one thread at a time.
+
+    A file is identified by its first line: a file rotated meanwhile is read to its end, and a rewritten file is read from its start.
+
+    Args:
+        parts: the rotated parts, oldest first, then the file.
+        most_bytes: of a file not read before, only the last so many bytes are read.
+
+    Example::
+
+        lines = FileTail([path])
+        for spot, line in lines.new():
+            ...
+        lines.line(spot)  # the same line again
+    """
+
+    def __init__(
+        self,
+        parts: list[Path],
+        most_bytes: int = 64 << 20,
+        *,
+        look_s: float = LONGEST_LOOK_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._parts, self._most, self._look_s, self._clock = parts, most_bytes, look_s, clock
+        self._read: dict[bytes, int] = {}  # first line -> bytes read
+        self.skipped = 0
+        self.behind = 0
+        self.bad = 0
+        self.at: float | None = None
+
+    def new(self) -> Iterator[tuple[Spot, bytes]]:
+        """New complete lines, without their line breaks. A line longer than any record is skipped and counted in `bad`."""
+        until, read, self.behind, self.at = self._clock() + self._look_s, {}, 0, None
+        for path in self._parts:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                name = _name(file)
+                if not name:
+                    continue
+                found = os.fstat(file.fileno())
+                self.at = found.st_mtime
+                at = read[name] = self._begin(file, name, found.st_size)
+                while at < found.st_size and self._clock() < until:
+                    lines, at_next = self._chunk(file, at)
+                    if at_next == at:
+                        break
+                    yield from ((Spot(name, place), line) for place, line in lines)
+                    at = read[name] = at_next
+                self.behind += found.st_size - at
+        self._read = read
+
+    def line(self, spot: Spot) -> bytes | None:
+        """The line at a place; None if its file is gone."""
+        for path in self._parts:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                if _name(file) == spot.name:
+                    file.seek(spot.at)
+                    line = file.readline(LONGEST_LINE + 1)
+                    return line[:-1] if line.endswith(b"\n") else None
+        return None
+
+    def _begin(self, file: BinaryIO, name: bytes, size: int) -> int:
+        """The offset to continue from."""
+        known = self._read.get(name)
+        if known is not None and known <= size:
+            return known
+        if size <= self._most:
+            return 0
+        file.seek(size - self._most)
+        at = size - self._most + len(file.readline(LONGEST_LINE))
+        self.skipped += at
+        return at
+
+    def _chunk(self, file: BinaryIO, at: int) -> tuple[list[tuple[int, bytes]], int]:
+        """Some complete lines with their offsets, and the offset of the next one."""
+        file.seek(at)
+        data = file.read(_CHUNK)
+        whole = data.rfind(b"\n") + 1
+        if not whole:
+            return self._overlong(file, at, data)
+        lines: list[tuple[int, bytes]] = []
+        start = 0
+        while start < whole:
+            end = data.index(b"\n", start)
+            if 0 < end - start <= LONGEST_LINE:
+                lines.append((at + start, data[start:end]))
+            elif end > start:
+                self.bad += 1
+            start = end + 1
+        return lines, at + whole
+
+    def _overlong(self, file: BinaryIO, at: int, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
+        """Skip a line that is longer than a chunk, but not one that is still being written."""
+        if len(data) < _CHUNK:
+            return [], at
+        while data := file.read(_CHUNK):
+            at_end = data.find(b"\n")
+            if at_end >= 0:
+                self.bad += 1
+                return [], file.tell() - len(data) + at_end + 1
+        return [], at
+
+
+def _name(file: BinaryIO) -> bytes:
+    """A file's identity: the start of its first line; b"" while that line is incomplete."""
+    file.seek(0)
+    first = file.readline(LONGEST_LINE)
+    return first[:_NAME] if first.endswith(b"\n") or len(first) == LONGEST_LINE else b""
+
+
+# ---------------------------------------------------------------- workers' lines
 
 
 class Lines:

@@ -26,9 +26,8 @@ from ostinato.release.monitors.turn_text import take_apart
 from ostinato.release.trial.trial import ArmBalance
 from ostinato.run_directory import Run
 from ostinato.status import releases
-from ostinato.status.index_queries import IndexQueries
-from ostinato.status.log_index import mapping
-from ostinato.status.threads import Threads
+from ostinato.status.index_queries import IndexQueries, Threads
+from ostinato.status.log_index import finite, mapping
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.compare import TensorChange
 from ostinato.weights.version.manifest import Manifest
@@ -46,13 +45,9 @@ _FIGURES = ("difference", "lower", "upper", "margin", "power")
 
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[releases.GateLook, ...]:
     """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
-    found: list[releases.GateLook] = []
-    for event in events:
-        report = event.detail.get("report")
-        if event.action == "evaluated" and isinstance(report, Mapping) and event.previous is not None:
-            look = _look(event, event.previous, cast("Mapping[str, Any]", report))
-            found += [] if look is None else [look]
-    return tuple(sorted(found, key=lambda look: look.at))
+    evaluated = [event for event in events if event.action == "evaluated"]
+    found = [_look(event, event.previous, mapping(event.detail.get("report"))) for event in evaluated if event.previous]
+    return tuple(sorted((look for look in found if look), key=lambda look: look.at))
 
 
 def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> releases.GateLook | None:
@@ -177,12 +172,6 @@ def _measures(told: Mapping[str, Any]) -> tuple[releases.MeasureLook, ...]:
             )
         )
     return tuple(found)
-
-
-def finite(value: object) -> float | None:
-    """A number that can be drawn, or None."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(cast("float", value)) if known else None
 
 
 def _list(value: object) -> Sequence[Any]:
@@ -393,9 +382,8 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
             (parts[0].start, root),
         ).fetchone()[0]
         # until the candidate's weights are loaded everybody gets live, and nobody is dealt
-        answered = db.execute(
-            "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'", (parts[0].start,)
-        ).fetchone()[0]
+        first = "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'"
+        answered = db.execute(first, (parts[0].start,)).fetchone()[0]
         since = parts[0].start if parts[0].shipped or answered is None else answered - 1
         rows = db.execute(
             "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND dealt AND "
@@ -469,12 +457,8 @@ class EvidenceReader:
         slow = releases.ReleaseEvidence() if against is None else await self._slow(policy, against)
         parts = stretches(events, rows, policy.hash)
         config = self._run.config.release
-        rules = releases.TrialRules(
-            margin=config.trial.margin,
-            alpha=config.trial.ship_alpha,
-            void_odds=config.trial.imbalance,
-        )
-        trial = trial_looks(rows.values(), policy.hash)
+        limits, trial = config.trial, trial_looks(rows.values(), policy.hash)
+        rules = releases.TrialRules(margin=limits.margin, alpha=limits.ship_alpha, void_odds=limits.imbalance)
         return replace(
             slow,
             against=against,
@@ -508,15 +492,10 @@ class EvidenceReader:
         return found
 
     async def _rates(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[releases.RateShift, ...]:
-        names = await self._threads.ask_index(
-            lambda: [self._users(each.number) for each in (against, policy)], [[], []]
-        )
-        rated = await self._threads.ask_index(
-            lambda: [self._rated(each.number) for each in (against, policy)], [[], []]
-        )
-        before, after = [
-            _made_by(await self._find(each), version) for each, version in zip(names, (against, policy), strict=True)
-        ]
+        both, ask = (against, policy), self._threads.ask_index
+        names = await ask(lambda: [self._users(each.number) for each in both], [[], []])
+        rated = await ask(lambda: [self._rated(each.number) for each in both], [[], []])
+        before, after = [_made_by(await self._find(each), made) for each, made in zip(names, both, strict=True)]
         off = self._run.config.release.monitors.off
         return await self._threads.ask(lambda: shifts(before, after, rated[0], rated[1], off))
 
@@ -584,7 +563,7 @@ def compared_with(policy: PolicyVersion, events: Iterable[releases.LedgerEvent])
     return next((each for each in found if each is not None and each != policy), None)
 
 
-def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAMPLES) -> list[tuple[Turn, Turn]]:
+def same_prompts(before: Iterable[Turn], after: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
     """Pairs of turns with the same prompt, drawn by the prompt's hash: at random, but the same at every look."""
     theirs: dict[tuple[int, ...], Turn] = {}
     for turn in before:
@@ -595,7 +574,7 @@ def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAM
         if other is not None and not (turn.redacted or other.redacted):
             drawn = hashlib.sha256(repr(tuple(turn.prompt_ids)).encode()).hexdigest()
             found.setdefault(drawn, (other, turn))
-    return [found[drawn] for drawn in sorted(found)[:most]]
+    return [found[drawn] for drawn in sorted(found)[:EXAMPLES]]
 
 
 def _made_by(turns: Iterable[Turn], policy: PolicyVersion) -> list[Turn]:

@@ -23,8 +23,6 @@ class MeasureLook:
 
     The goal of a look is a share, and higher is better. Other measures have units of their own, and `better` says which direction is.
     `finding` has the values of a look's.
-
-    Example: ``MeasureLook(name="latency", role="guardrail", difference=0.12, lower=-0.1, upper=0.4, people=640.0, better="lower")``
     """
 
     name: str
@@ -42,9 +40,6 @@ class TrialLook:
     """One look at users, as recorded in the ledger. `goal` is the deciding measure, `share` the candidate's share of users from then on.
 
     `finding` is better, "better, confirmed", "better at first", not worse, worse, undecided, or "too few people".
-
-    Example: ``TrialLook(at=60.0, action="ramped", share=0.25, goal=MeasureLook(...), turns=4210.0, sees=0.031, finding="undecided",
-    reason="a loss of more than 4.1 pp is ruled out", measures=())``
     """
 
     at: float
@@ -60,10 +55,7 @@ class TrialLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRules:
-    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`.
-
-    Example: ``TrialRules(margin=0.02, alpha=0.05, void_odds=1000.0)``
-    """
+    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`."""
 
     margin: float
     alpha: float
@@ -75,8 +67,6 @@ class Dealt:
     """How many people came to each side of a trial; `expected` on the candidate's, under the shares in force when each came.
 
     `odds` are the odds against the set shares, valid however often they are looked at. `turns` were read; not `whole`: there are more.
-
-    Example: ``Dealt(candidate=2031, others=18012, expected=2004.3, odds=0.02, turns=48000, whole=True)``
     """
 
     candidate: int
@@ -92,9 +82,6 @@ class RateShift:
     """One rate over the newest turns of two versions. `lower` and `upper` bound the difference, after minus before, clustered by person.
 
     They are None if a side has fewer than two people. `harmful` says that a move in this direction is watched as harm.
-
-    Example: ``RateShift(name="question", means="answers that ask instead", before=0.11, after=0.19, lower=0.01, upper=0.15,
-    turns_before=200, turns_after=180, people=41, harmful=True)``
     """
 
     name: str
@@ -116,10 +103,7 @@ class RateShift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerChange:
-    """One tensor of one layer. `share` is the size of its deltas relative to its own, an upper bound on how much of it changed.
-
-    Example: ``LayerChange(kind="self_attn.q_proj", layer=3, share=0.0041)``
-    """
+    """One tensor of one layer. `share` is the size of its deltas relative to its own, an upper bound on how much of it changed."""
 
     kind: str
     layer: int | None
@@ -128,10 +112,7 @@ class LayerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """The publications between two releases: `versions` deltas of `bytes` together. `layers` is empty if one was a full snapshot.
-
-    Example: ``WeightChange(since=v16, versions=1, bytes=1_240_000, full_bytes=269_000_000, layers=(...))``
-    """
+    """The publications between two releases: `versions` deltas of `bytes` together. `layers` is empty if one was a full snapshot."""
 
     since: PolicyVersion
     versions: int
@@ -190,11 +171,7 @@ class LedgerEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLook:
-    """One look of the gate at a candidate: the mean difference to `against`, with the bounds that the verdict used.
-
-    Example: ``GateLook(at=60.0, against=v7, suite="held-out", items=100, draws=2, candidate=0.52, live=0.5, difference=0.02,
-    lower=-0.01, upper=0.05, margin=0.1, power=0.9, verdict="SHIP")``
-    """
+    """One look of the gate at a candidate: the mean difference to `against`, with the bounds that the verdict used."""
 
     at: float
     against: PolicyVersion

@@ -27,7 +27,6 @@ from ostinato.status.log_index import WAITING, Feed, PageIndex
 from ostinato.status.release_evidence import EvidenceReader, carried, gate_looks
 from ostinato.status.releases import LedgerEvent, ReleaseDetail, ReleaseList
 from ostinato.status.run_state import RunNow, RunStateReader
-from ostinato.status.threads import Threads
 from ostinato.status.training_state import LearningNow, TrainLines, WeightsNow, followers
 from ostinato.weights.version.content import version_ref
 
@@ -124,14 +123,13 @@ class RunFacts:
         self._index = PageIndex(index or home.folds / INDEX, words=words)
         self._questions = index_queries.IndexQueries(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
-        self._threads = Threads()
+        self._threads = index_queries.Threads()
         self._state = RunStateReader(run, log, self._questions, clock, self._threads, branches)
         self._evidence = EvidenceReader(run, log, self._questions, pieces, clock, self._threads)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
     def close(self) -> None:
-        """Close the index and the threads."""
         self._threads.close()
         self._index.close()
 
@@ -165,7 +163,6 @@ class RunFacts:
         )
 
     async def turns(self, query: index_queries.TurnQuery) -> TurnList:
-        """Turns, newest first."""
         found: index_queries.TurnPage = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
         said = await self._said(turns)
@@ -201,17 +198,14 @@ class RunFacts:
         )
 
     async def learning(self) -> LearningNow:
-        """The state of training."""
         run, marks = await self.now(), await self.shipped()
         lines = await self._threads.ask(self._lines.look)
         return lines.learning(marks, run)
 
     async def shipped(self) -> Sequence[LedgerEvent]:
-        """The newest releases and rollbacks."""
         return await self._threads.ask_index(lambda: self._questions.shipped(200), [])
 
     async def alarms(self, before: Cursor | None) -> index_queries.AlarmList:
-        """The standing alarms and the past ones."""
         return await self._ask(lambda: self._questions.alarms(before))
 
     async def alarm(self, name: str) -> AlarmDetail | None:
@@ -234,7 +228,6 @@ class RunFacts:
         )
 
     async def weights(self) -> WeightsNow:
-        """The weight store."""
         home = self._run.home
         lines = await self._threads.ask(self._lines.look)
         if self._clock() - self._disk[0] > _DISK_S:

@@ -140,7 +140,6 @@ class RunReport(_Part, frozen=True):
     notes: tuple[str, ...] = Field(default=(), description="Remarks shown under the summary.")
 
     def to_json(self) -> str:
-        """The text of `report.json`."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod

@@ -124,7 +124,6 @@ class Summary:
     styles: StyleTally = field(default_factory=lambda: StyleTally(NO_STYLE))
 
     def apply(self, cursor: Cursor, row: Row) -> None:
-        """Take in one row."""
         self.cursor = cursor
         match row:
             case Turn():
@@ -147,7 +146,6 @@ class Summary:
 
     @property
     def lineage(self) -> Lineage:
-        """The trainer's last return."""
         return Lineage(first=self.first, base=self.base)
 
     def _turn(self, turn: Turn) -> None:
@@ -176,16 +174,10 @@ class Summary:
         match row:
             case ReleaseEvent():
                 self.actions[row.action] += 1
-                actor = row.detail.get("actor")
-                self.releases.append(
-                    LedgerLine(
-                        action=row.action,
-                        number=row.policy.number,
-                        reason=row.reason,
-                        at=row.at,
-                        actor=None if actor is None else str(actor),
-                    )
-                )
+                told, number = row.detail.get("actor"), row.policy.number
+                actor = None if told is None else str(told)
+                line = LedgerLine(action=row.action, number=number, reason=row.reason, at=row.at, actor=actor)
+                self.releases.append(line)
             case SteeringBasis():
                 self.dials.basis(row)
             case Stamp():
@@ -214,7 +206,6 @@ class Summary:
         self.unrated = OrderedDict((turn, served) for turn, served in waiting if not gone.covers(served.person))
 
     def state(self) -> dict[str, Any]:
-        """The state to store, as JSON types."""
         return {
             "format": _FORMAT,
             **{name: getattr(self, name) for name in _NUMBERS},

@@ -47,10 +47,7 @@ class SwapLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerNow:
-    """A gateway slot's loaded version, and the version that its ref names. `lag_s`: from when a version was wanted to its load, or to now.
-
-    Example: ``FollowerNow(slot="live", number=17, loaded_at=60.0, wanted=v17, lag_s=2.4, behind=False)``
-    """
+    """A gateway slot's loaded version, and the one that its ref names. `lag_s`: from when a version was wanted to its load, or to now."""
 
     slot: str
     number: int
@@ -77,10 +74,7 @@ class WeightsNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeries:
-    """One figure over optimizer steps.
-
-    Example: ``StepSeries(name="ess", title="Effective sample size", unit="share", points=((3, 0.9),))``
-    """
+    """One figure over optimizer steps."""
 
     name: str
     title: str
@@ -142,7 +136,6 @@ class TrainLines:
         self._refused: deque[dict[str, Any]] = deque(maxlen=SHOWN)
 
     def look(self) -> TrainLines:
-        """Read new lines."""
         kept = {"step": self._steps, "published": self._published, "swapped": self._swaps, "refused": self._refused}
         with self._lock:
             for lines in self._files:
@@ -175,11 +168,9 @@ class TrainLines:
         )
 
     def published(self) -> tuple[PublishedLine, ...]:
-        """The newest publications, newest first."""
         return tuple(_typed(PublishedLine, line) for line in reversed(self._published))
 
     def swaps(self) -> tuple[SwapLine, ...]:
-        """The newest hot swaps, newest first."""
         return tuple(_typed(SwapLine, line) for line in reversed(self._swaps))
 
 
@@ -204,21 +195,13 @@ def followers(
         number, until = (wanted.number, now) if behind and wanted is not None else (line.number, line.at)
         moves = [at for each, at in shipped if each == number and at <= until] if slot == "live" else []
         since = max(moves, default=made.get(number))
-        found.append(
-            FollowerNow(
-                slot=slot,
-                number=line.number,
-                loaded_at=line.at,
-                wanted=wanted,
-                lag_s=None if since is None else max(0.0, until - since),
-                behind=behind,
-            )
-        )
+        lag_s, at = None if since is None else max(0.0, until - since), line.at
+        each = FollowerNow(slot=slot, number=line.number, loaded_at=at, wanted=wanted, lag_s=lag_s, behind=behind)
+        found.append(each)
     return tuple(found)
 
 
 def _typed(kind: type[L], line: Mapping[str, Any]) -> L:
-    """A line as a type of its fields."""
     return kind(**{each.name: line[each.name] for each in fields(kind) if each.name in line})
 
 

@@ -16,9 +16,6 @@ STALE_S = 15.0
 class WorkerStatus:
     """One worker's state. Times are Unix seconds: `since` is when it entered its `condition`, `doing_since` when it began what it is doing,
     `reason_at` when it last ended. `node`: the machine that it runs on; empty for the supervisor's.
-
-    Example: ``WorkerStatus(name="train", pid=711, condition="running", since=10.0, doing="taking step 12", doing_since=12.5,
-    trouble=None, restarts=1, reason="was killed by SIGKILL", reason_at=9.0)``
     """
 
     name: str

@@ -21,8 +21,7 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config, load
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Reward, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm, live_minus_control
-from ostinato.status.observed_run import RunObserver
-from ostinato.status.report_figures import last_third
+from ostinato.status.observed_run import RunObserver, last_third
 
 
 async def rows(log: Any) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Reward
-from ostinato.status.observed_run import Observed
-from ostinato.status.report_figures import acceptance_rows, before_releases
+from ostinato.status.observed_run import Observed, acceptance_rows, before_releases
 from ostinato.testing.records import a_turn
 
 START, END = 1000.0, 1900.0  # the last third begins at 1600

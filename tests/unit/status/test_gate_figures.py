@@ -1,8 +1,7 @@
 """What a report says of the gate: the looks, what was proven better, what the suite can resolve; rows of earlier versions included."""
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.status.observed_run import Observed
-from ostinato.status.report_figures import gates, proven, resolution, summary
+from ostinato.status.observed_run import Observed, gates, proven, resolution, summary
 
 V0, V3, V5, V8 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (0, 3, 5, 8))
 OLD = {

@@ -5,8 +5,7 @@ import pytest
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.demo import check_servers
-from ostinato.status.observed_run import Observed
-from ostinato.status.report_figures import mismatch_rows
+from ostinato.status.observed_run import Observed, mismatch_rows
 
 
 def step(prefix, tokens, differing=0.0, **figures):

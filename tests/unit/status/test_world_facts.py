@@ -22,7 +22,7 @@ from tests.fakes.worlds_page import (
 from ostinato.app.storage import Home
 from ostinato.core.files import older
 from ostinato.launch.views.progress import Progress
-from ostinato.status.file_tail import LONGEST_LINE, FileTail, Spot
+from ostinato.status.progress_lines import LONGEST_LINE, FileTail, Spot
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.worlds.run_worlds import RolloutQuery, changes_of, figures_of, turns_of, why_of
 from ostinato.status.worlds.tasks import counts_of, group_counts, solved_share, version_points

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import TaskID
 from rich.table import Table
 
 from ostinato.adapt.dials import DialAdaptation
@@ -21,7 +20,7 @@ from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, Safety, Told, check_live, check_styles, fit_live
+from ostinato.app.dials import BasisCheck, Safety, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
@@ -34,7 +33,7 @@ from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesV
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.screen import ago, counting_bar, plain
+from ostinato.launch.views.screen import ago, counting_bars, plain, say
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.release.auto.estimating import style_effects
 from ostinato.release.ledger import ReleaseLedger
@@ -56,7 +55,7 @@ async def fit(
     policy = None if version == "live" else (await find_version(config, version)).policy
     with open_run(config) as run:
         names = None if policy is None else await _live_names(run)
-        with _progress() as told:
+        with counting_bars() as told:
             found = await fit_live(
                 run, asked, each=each, tokens=tokens, seed=seed, on_progress=told, version=policy, names=names
             )
@@ -66,16 +65,14 @@ async def fit(
         console.print(table)
         basis = found.basis
         if config.adapt.safety.suite:
-            with _progress() as told:
+            with counting_bars() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
             _show(checked, config.adapt.safety.margin, console)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
             basis = checked.kept if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
-    console.print(
-        f"basis {basis.hash} of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}, is in the log",
-        highlight=False,
-    )
+    told = f"of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}"
+    say(console, f"basis {basis.hash} {told}, is in the log")
 
 
 async def _live_names(run: Run) -> tuple[str, ...] | None:
@@ -94,12 +91,12 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
     """
     existing(config)
     with open_run(config) as run:
-        with _progress() as told:
+        with counting_bars() as told:
             found = await check_live(run, None, seed=seed, on_progress=told)
         _show(found, config.adapt.safety.margin, console)
         if found.dropped:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
-            console.print(f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}", highlight=False)
+            say(console, f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}")
     return found.safe
 
 
@@ -116,25 +113,20 @@ def _show(found: BasisCheck, margin: float, console: Console) -> None:
             each.found.value,
         )
     console.print(table)
-    console.print(f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp", highlight=False)
+    say(console, f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp")
     if len(found.families) > 1:
         told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
-        console.print(f"the base model's by family: {told}", highlight=False, markup=False)
+        say(console, f"the base model's by family: {told}")
     if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
-        console.print(
-            f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
-            highlight=False,
-            markup=False,
-        )
+        names = ", ".join(full)
+        say(console, f"in {names} the base model itself violates nearly always, so a rise can hardly show there")
     if found.dropped:
         left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
-        console.print(f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}", highlight=False)
+        say(console, f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}")
     if unknown := [each.corner.name for each in found.corners if each.found is Safety.OPEN]:
         needed = max(each.needed for each in found.corners if each.found is Safety.OPEN)
-        console.print(
-            f"not shown to be safe, and kept: {', '.join(unknown)}. Give adapt.safety.suite {needed} prompts, or widen adapt.safety.margin",
-            highlight=False,
-        )
+        remedy = f"Give adapt.safety.suite {needed} prompts, or widen adapt.safety.margin"
+        say(console, f"not shown to be safe, and kept: {', '.join(unknown)}. {remedy}")
 
 
 async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
@@ -147,7 +139,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
     policy, shared = (None, not config.run.tenant) if manifest is None else (manifest.policy, not line_of(manifest.run))
     with open_run(config) as run:
         await _settle(run, config.adapt.styles.prompts)
-        with _progress() as told:
+        with counting_bars() as told:
             tried, found = await check_styles(run, seed=seed, on_progress=told, version=policy)
         table = Table("style", "scores more than none by", "bounds", "tasks", "approved")
         margin = config.adapt.styles.margin
@@ -160,7 +152,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
                 each.style.name, f"{100 * each.gain:+.1f} pp", bounds, str(each.tasks), "yes" if each.passed else "no"
             )
         console.print(table)
-    console.print(f"for the version {tried}; a margin of {100 * margin:g} pp", highlight=False)
+    say(console, f"for the version {tried}; a margin of {100 * margin:g} pp")
     return all(each.passed for each in found)
 
 
@@ -175,20 +167,6 @@ async def _settle(run: Run, configured: Collection[str]) -> None:
             await run.log.append(gone)
 
 
-@contextmanager
-def _progress() -> Generator[Told]:
-    """A bar with a line for each thing that is told of."""
-    with counting_bar(disable=False) as bar:
-        lines: dict[str, TaskID] = {}
-
-        def told(what: str, done: int, total: int) -> None:
-            if what not in lines:
-                lines[what] = bar.add_task(what, total=total)
-            bar.update(lines[what], completed=done)
-
-        yield told
-
-
 @asynccontextmanager
 async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, PersonCacheView, str]]:
     """The run, everybody's states with all that is in the log, where they are kept, and the live version's hash or "". Writes nothing.
@@ -196,27 +174,20 @@ async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, P
     Raises NotFound, and what the log raises.
     """
     place = existing(config)
-    with open_run(config) as run:
-        cache = PersonCacheView(place.people, run.log.keys, config.record.encrypt)
-        try:
-            adaptation = DialAdaptation(run.log, cache, config.adapt)
-            await adaptation.follow()
-            live = await run.follower.resolve("live")
-            yield run, adaptation, cache, "" if live is None else live.hash
-        finally:
-            cache.close()
+    with open_run(config) as run, closing(PersonCacheView(place.people, run.log.keys, config.record.encrypt)) as cache:
+        adaptation = DialAdaptation(run.log, cache, config.adapt)
+        await adaptation.follow()
+        live = await run.follower.resolve("live")
+        yield run, adaptation, cache, "" if live is None else live.hash
 
 
 @asynccontextmanager
 async def _styles(config: Config, run: Run) -> AsyncGenerator[StyleAdaptation]:
     """Everybody's styles, likewise."""
-    cache = PersonCacheView(run.home.styles, run.log.keys, config.record.encrypt)
-    try:
+    with closing(PersonCacheView(run.home.styles, run.log.keys, config.record.encrypt)) as cache:
         found = StyleAdaptation(run.log, cache, config.adapt)
         await found.follow()
         yield found
-    finally:
-        cache.close()
 
 
 async def show(config: Config, tenant: str, user: str, console: Console, *, machine: bool = False) -> None:
@@ -265,7 +236,6 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
 
 
 def _show_styles(told: StylesView, console: Console) -> None:
-    """Print a person's styles."""
     words = "are dealt" if told.off is None else f"are not dealt: {told.off.words}"
     chosen = "" if told.held is None else f"; {told.held} was set by hand"
     _say(console, f"styles {words}; {told.ratings} ratings{chosen}")
@@ -286,17 +256,10 @@ async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
     arms = dict.fromkeys([*(style.arm for style in styles_of(config.adapt)), *effects])
     rows: list[dict[str, Any]] = []
     for arm in arms:
-        found = effects.get(arm)
-        gain = None if found is None else found.gain
-        rows.append(
-            {
-                "arm": arm,
-                "approved": live is not None and approvals.holds(arm, live),
-                "turns": 0 if found is None else found.turns,
-                "rated": 0 if found is None else found.rated,
-                "gain": None if gain is None else [gain.mean, gain.lower, gain.upper],
-            }
-        )
+        found, approved = effects.get(arm), live is not None and approvals.holds(arm, live)
+        turns, rated, gain = (0, 0, None) if found is None else (found.turns, found.rated, found.gain)
+        bounds = None if gain is None else [gain.mean, gain.lower, gain.upper]
+        rows.append({"arm": arm, "approved": approved, "turns": turns, "rated": rated, "gain": bounds})
     return rows
 
 
@@ -354,23 +317,18 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
         priors = [] if fold is None else fold.priors
     adapt, budget, now = config.adapt, PrivacyBudget.of(config.adapt.privacy), wall_clock()
     if machine:
-        console.print_json(
-            data={
-                "mode": adapt.mode,
-                "users": adapt.users,
-                "holdout": adapt.holdout,
-                "live": live or None,
-                "live_has_basis": live in bases,
-                "bases": [
-                    {"hash": each.hash, "weights": weights, "dials": each.names} for weights, each in bases.items()
-                ],
-                "people": people,
-                "resets": resets,
-                "privacy": None if budget is None else budget.state(priors, now),
-                **({"styles": styles} if styles else {}),
-            },
-            highlight=False,
-        )
+        data = {
+            "mode": adapt.mode,
+            "users": adapt.users,
+            "holdout": adapt.holdout,
+            "live": live or None,
+            "live_has_basis": live in bases,
+            "bases": [{"hash": each.hash, "weights": weights, "dials": each.names} for weights, each in bases.items()],
+            "people": people,
+            "resets": resets,
+            "privacy": None if budget is None else budget.state(priors, now),
+        }
+        console.print_json(data=data | ({"styles": styles} if styles else {}), highlight=False)
         return
     whose = "users that their tenant signs" if adapt.users == "verified" else "any user that a caller names"
     _say(console, f"mode {adapt.mode}: {whose}; {adapt.holdout:.0%} of people are held out")
@@ -396,7 +354,7 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
 
 
 def _say(console: Console, words: str) -> None:
-    console.print(plain(words), highlight=False, markup=False, soft_wrap=True)
+    say(console, plain(words))
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

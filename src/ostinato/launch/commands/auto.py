@@ -60,10 +60,16 @@ def _there(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
     return [arm.name for arm in arms if tried.get(arm.slot or "", True)]
 
 
+def _right(table: Table) -> Table:
+    """All columns but the first on the right."""
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
 def _arms(router: Router, there: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("arm", "share", "utility", "95%", "users", "turns", "failed", "cost a turn"):
-        table.add_column(name, justify="left" if name == "arm" else "right")
+    names = ("arm", "share", "utility", "95%", "users", "turns", "failed", "cost a turn")
+    table = _right(Table(*names, box=None, pad_edge=False, header_style="dim"))
     odds = router.odds(there)
     for view in router.views():
         known = view.utility
@@ -84,16 +90,10 @@ def _propensities(router: Router, alpha: float) -> str:
 
 def _prospect(found: Prospect) -> Table:
     named = ", ".join(f"{arm} {share:.0%}" for arm, share in found.shares.items())
-    table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-        title=f"\nWith {named}, from {found.turns} turns, {found.rated} with a reward or a failure",
-        title_justify="left",
-        caption=found.advice or None,
-    )
-    for name in ("estimate", "utility a turn", "95%", "effective turns"):
-        table.add_column(name, justify="left" if name == "estimate" else "right")
+    names = ("estimate", "utility a turn", "95%", "effective turns")
+    table = _right(Table(*names, box=None, pad_edge=False, header_style="dim", title_justify="left"))
+    table.title = f"\nWith {named}, from {found.turns} turns, {found.rated} with a reward or a failure"
+    table.caption = found.advice or None
     rows = {"as logged": found.earned, "IPS": found.ips, "SNIPS": found.snips, "doubly robust": found.dr}
     for name, value in rows.items():
         table.add_row(name, *_numbers(value))

@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ostinato.app.server_loans import write_draining
 from ostinato.app.storage import home, model_path, open_log
@@ -29,6 +28,7 @@ from ostinato.core.places import expanded
 from ostinato.core.records import Arm, Batch, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.launch.placing.supervision import Event
+from ostinato.launch.views.screen import say
 from ostinato.status.progress_lines import Lines
 from ostinato.status.worker_status import placed_from_elsewhere, read_board
 
@@ -47,19 +47,16 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
     if board is None or not board.alive(wall_clock()):
         raise NotFound(f"the run in {place.root} is not up; start it with `ostinato up --on ray`")
     if config.learn.source == "people":
-        raise BadRequest(
-            'learn.source is "people": there are no rollouts; start the run with "worlds" or "both"', field="worker"
-        )
+        nobody = 'learn.source is "people": there are no rollouts; start the run with "worlds" or "both"'
+        raise BadRequest(nobody, field="worker")
     if placed_from_elsewhere(place.workers, place.scale):
         raise BadRequest("`ostinato up` runs on another machine; ask for workers there", field="worker")
     if not place.scale.exists():
-        raise BadRequest(
-            "the run is up on one machine, which has one rollout worker; `ostinato up --on ray` has several",
-            field="worker",
-        )
+        one = "the run is up on one machine, which has one rollout worker; `ostinato up --on ray` has several"
+        raise BadRequest(one, field="worker")
     write_wish(place.scale, number)
     there = sum(worker.name.startswith("rollout") for worker in board.workers)
-    console.print(f"rollout workers: {there} now, {number} wanted; `ostinato status` shows them", highlight=False)
+    say(console, f"rollout workers: {there} now, {number} wanted; `ostinato status` shows them")
 
 
 def write_wish(path: Path, number: int) -> None:
@@ -86,23 +83,19 @@ def drain_server(config: Config, url: str, back: bool, console: Console) -> None
     """
     place = home(config)
     if placed_from_elsewhere(place.workers, place.scale):
-        raise BadRequest(
-            "`ostinato up` runs on another machine and tells this one what drains; drain it there", field="url"
-        )
+        elsewhere = "`ostinato up` runs on another machine and tells this one what drains; drain it there"
+        raise BadRequest(elsewhere, field="url")
     left = write_draining(place.draining, config.engine, url, back=back)
     if back:
-        console.print(f"{url} is used again", highlight=False)
+        say(console, f"{url} is used again")
     else:
-        console.print(
+        say(
+            console,
             f"{url} gets nothing new within a few seconds. Once the gateway's /metrics counts it in ostinato_engine_servers_draining and "
             "ostinato_engine_draining_open is 0, no answer of that gateway is open there. Where several hosts have an `ostinato up`, "
             "drain it on each and look at each gateway; then stop it.",
-            highlight=False,
         )
-    console.print(f"draining: {', '.join(sorted(left)) or 'none'}", highlight=False)
-
-
-# ---------------------------------------------------------------- what was spent, and its shares
+    say(console, f"draining: {', '.join(sorted(left)) or 'none'}")
 
 
 # ---------------------------------------------------------------- filling in the ledger
@@ -112,12 +105,6 @@ class Filling:
     """A position in the log, and the ledger filled up to there.
 
     `kept`: for how many turns the lengths are remembered, for the batches that the turns go into; None: for all.
-
-    Example::
-
-        filling = Filling(work)
-        await filling.catch_up(log)
-        filling.ledger.of_all
     """
 
     def __init__(self, work: TokenWork, *, after: Cursor = 0, kept: int | None = None) -> None:
@@ -148,18 +135,11 @@ class Filling:
 
     def _step(self, row: Batch) -> None:
         inside, lengths = set(row.turns), self._lengths
-        taken = [lengths[turn] for turn in row.turns if turn in lengths]
-        self.ledger = self.ledger.stepped(
-            self._work,
-            [
-                (
-                    prompt,
-                    min(prompt, sum(lengths[parent][:2])) if parent in inside and parent in lengths else 0,
-                    answer,
-                )
-                for prompt, answer, parent in taken
-            ],
-        )
+        taken: list[tuple[int, int, int]] = []
+        for prompt, answer, parent in (lengths[turn] for turn in row.turns if turn in lengths):
+            known = sum(lengths[parent][:2]) if parent in inside and parent in lengths else 0
+            taken.append((prompt, min(prompt, known), answer))
+        self.ledger = self.ledger.stepped(self._work, taken)
 
 
 # ---------------------------------------------------------------- sharing
@@ -269,13 +249,8 @@ class Sharing:
 
 
 def _sum(one: OperationLedger, other: OperationLedger) -> OperationLedger:
-    return OperationLedger(
-        prefill=one.prefill + other.prefill,
-        decode=one.decode + other.decode,
-        forward=one.forward + other.forward,
-        backward=one.backward + other.backward,
-        evaluation=one.evaluation + other.evaluation,
-    )
+    more = asdict(other)
+    return OperationLedger(**{name: count + more[name] for name, count in asdict(one).items()})
 
 
 # ---------------------------------------------------------------- the ledger
@@ -304,15 +279,12 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
         table.add_row(name, f"{count:.3e}", f"{100 * count / found.total if found.total else 0:.1f}%")
     console.print(table)
     per = "no step yet" if found.per_training is None else f"{found.per_training:.3f} for each operation of training"
-    console.print(f"on sampling: {100 * found.of_all:.1f}% of all; {per}", highlight=False)
+    say(console, f"on sampling: {100 * found.of_all:.1f}% of all; {per}")
     if lent["seconds"]:
-        console.print(
-            f"of it on servers that people lent: {lent['tokens']:.0f} tokens in {lent['seconds'] / 3600:.2f} server-hours; "
-            f"{lent['cut']:.0f} answers were cut off",
-            highlight=False,
-        )
+        tokens = f"{lent['tokens']:.0f} tokens in {lent['seconds'] / 3600:.2f} server-hours"
+        say(console, f"of it on servers that people lent: {tokens}; {lent['cut']:.0f} answers were cut off")
     for line in RESTS_ON:
-        console.print(Text(line, "dim"), soft_wrap=True)
+        say(console, line, "dim")
 
 
 def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -22,24 +22,13 @@ from ostinato.core.errors import NotFound
 # ---------------------------------------------------------------- keys explained
 
 
-_NAMES = {
-    str: "text",
-    int: "int",
-    float: "float",
-    bool: "true or false",
-    Path: "path",
-    SecretStr: "secret",
-    type(None): "null",
-}
+_NAMES = {str: "text", bool: "true or false", Path: "path", SecretStr: "secret", type(None): "null"}
 _SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key that can be set. `default` and `value` are JSON types; `origin` is "" for a default, a file name, or "--set".
-
-    Example: ``Key(name="learn.batch", kind="int >= 1", default=144, value=32, origin="ostinato.toml", meaning="Turns per step.")``
-    """
+    """A key that can be set. `default` and `value` are JSON types; `origin` is "" for a default, a file name, or "--set"."""
 
     name: str
     kind: str

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,14 +127,8 @@ async def launch(
 
 def limits_of(config: Config) -> SupervisorLimits:
     """The supervisor's timeouts and retry limits for this run."""
-    patience = config.supervise
-    return SupervisorLimits(
-        silence_s=patience.silence_s,
-        stop_s=patience.stop_s,
-        tries=patience.tries,
-        window_s=patience.window_s,
-        longest_wait_s=patience.longest_wait_s,
-    )
+    names = {each.name for each in fields(SupervisorLimits)}
+    return SupervisorLimits(**config.supervise.model_dump(include=names))
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import aiohttp
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.status import Status
 from rich.table import Table
@@ -30,13 +30,13 @@ from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
-from ostinato.launch.views.screen import panel
+from ostinato.launch.views.screen import published_line, release_line, say, step_line, swap_line
 from ostinato.launch.workers.release import gateway
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
-from ostinato.status import report_figures as figures
-from ostinato.status.observed_run import RunObserver
+from ostinato.status import observed_run as figures
+from ostinato.status.observed_run import Observed, RunObserver
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.run_report import RunReport
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
@@ -97,7 +97,7 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
         "evaluate.opinions=false",  # the simulated users state none
         "evaluate.runner.concurrency=48",
         f"evaluate.runner.seed={seed}",
-        *shown.settings(seed),
+        *shown.settings,
     )
 
 
@@ -114,13 +114,8 @@ async def choose(asked: Name | None, sandbox: SandboxConfig, console: Console) -
     except SandboxRefused as error:
         if asked is not None:
             raise SandboxRefused(f"{error} Without it: --scenario tab, which runs no code") from error
-        console.print(
-            Text(
-                f"the copilot's functions need a sandbox: {error} Going on with --scenario tab, which runs no code.",
-                "yellow",
-            ),
-            soft_wrap=True,
-        )
+        instead = "Going on with --scenario tab, which runs no code."
+        say(console, f"the copilot's functions need a sandbox: {error} {instead}", "yellow")
         return "tab"
     return "copilot"
 
@@ -134,13 +129,7 @@ def check_emptied(config: Config) -> None:
 
 def check_servers(config: Config) -> None:
     """Raise BadConfig if a vLLM engine has too few servers for what the demo loads at once: it would stop releasing half-way."""
-    needed = (
-        "live",
-        "control",
-        "previous",
-        "a candidate",
-        *(("the best",) if config.evaluate.gate.sample_best else ()),
-    )
+    needed = ["live", "control", "previous", "a candidate", *["the best"] * config.evaluate.gate.sample_best]
     wanted = len(needed) - 1 + config.engine.replicas.get("live", 1)
     if config.engine.kind == "vllm" and len(config.engine.urls) < wanted:
         raise BadConfig(
@@ -178,29 +167,25 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
     out.mkdir(parents=True, exist_ok=True)
     ends: list[str] = []
 
-    def say(worker: str, what: str) -> None:
+    def note(worker: str, what: str) -> None:
         if "starts again" in what:
             ends.append(f"{worker} {what}")
 
     with hold(home(config).root, "up"):
         empty(config.run.directory)
-        async with launch(config, say) as launched:
+        async with launch(config, note) as launched:
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live", "control")))
             if words := numerics_line(last_lines(launched.home.progress("serve"))):
-                console.print(Text(words, "yellow"), soft_wrap=True)
-            console.print(
-                f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:", highlight=False
-            )
+                say(console, words, "yellow")
+            say(console, f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:")
             for command in ("status", "release show live", "log"):
-                console.print(f"  ostinato {command} {named(config)}", highlight=False, soft_wrap=True)
+                say(console, f"  ostinato {command} {named(config)}")
             with open_log(config) as log:
-                observer = RunObserver(home(config), log)
-                await launched.during(
-                    _run(config, SCENARIOS[scenario], seed, minutes, out, console, observer, url, log)
-                )
+                running = _run(config, SCENARIOS[scenario], seed, minutes, out, console, url, log)
+                await launched.during(running)
     for end in ends:
-        console.print(Text(end, "red"))
+        say(console, end, "red")
 
 
 async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> str:
@@ -232,11 +217,10 @@ async def _run(
     minutes: float,
     out: Path,
     console: Console,
-    observer: RunObserver,
     url: str,
     log: Log,
 ) -> None:
-    start = wall_clock()
+    start, observer = wall_clock(), RunObserver(home(config), log)
     stats = await traffic(config, scenario, seed, url, minutes, observer, console)
     end = wall_clock()
     with console.status("waiting for the last feedback to mature"):
@@ -275,9 +259,7 @@ async def _run(
     show(page, out, console)
     if not seen.shipped():
         steps = f"{len(seen.steps)} steps in {minutes:g} minutes" if seen.steps else f"no step in {minutes:g} minutes"
-        console.print(
-            Text(f"Nothing was released: {steps} are too few. Try again with more, as in --minutes 40.", "yellow")
-        )
+        say(console, f"Nothing was released: {steps} are too few. Try again with more, as in --minutes 40.", "yellow")
     await write_report(config, out / "report.html", console, page)
 
 
@@ -299,14 +281,32 @@ async def traffic(
                 seen = await observer.look()
                 passed = (time.monotonic() - started) / 60
                 head = f"{passed:.1f} of {round(minutes, 1):g} min, {scenario.users} simulated users on {url}"
-                live.update(panel(seen, head, scenario.arms(seen, wall_clock())))
+                live.update(_panel(seen, head, scenario.arms(seen, wall_clock())))
                 if not console.is_terminal and passed >= told:  # without a terminal the panel is shown at the end only
-                    console.print(head, highlight=False, soft_wrap=True)
+                    say(console, head)
                     told = passed + 1.0
                 await asyncio.wait({working}, timeout=1.0)
     finally:
         working.cancel()
     return working.result()
+
+
+def _panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
+    """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
+    parts: list[RenderableType] = [Text(head, "bold"), arms]
+    if seen.steps:
+        parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))
+    if seen.published:
+        parts.append(Text(published_line(seen.published[-1]), "dim"))
+    live = [swap for swap in seen.swaps if swap["slot"] == "live"]
+    if live:
+        parts.append(Text(swap_line(live[-1]), "dim"))
+    parts.extend(release_line(event.action, event.policy.number, event.reason) for event in seen.releases[-6:])
+    held = ", ".join(f"{count} {reason}" for reason, count in seen.held.most_common(4))
+    parts.append(
+        Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")
+    )
+    return Group(*parts)
 
 
 def show(page: RunReport, out: Path, console: Console) -> None:
@@ -315,4 +315,4 @@ def show(page: RunReport, out: Path, console: Console) -> None:
     for label, value in page.summary:
         table.add_row(label, value)
     console.print(table)
-    console.print(f"figures: {out / 'report.json'}", highlight=False)
+    say(console, f"figures: {out / 'report.json'}")

@@ -18,16 +18,22 @@ from rich.text import Text
 
 from ostinato.app.evaluation import check_suite
 from ostinato.app.machine import Measured, cores, forget, places
-from ostinato.app.storage import Home, log_elsewhere
+from ostinato.app.storage import Home, log_elsewhere, open_folds, open_follower, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
 from ostinato.core.memory import in_gib, process_limit
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Batch, PolicyVersion, SteeringBasis
+from ostinato.core.seams import Backend, R
+from ostinato.core.steering import DialPrior
 from ostinato.launch.commands.checks import check_keys, check_model, check_place, check_room
 from ostinato.launch.placing.address import bind, url_of
+from ostinato.status.compactions import prompt_lengths
 from ostinato.status.dials import REFUSED, refused_bases
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines
+from ostinato.status.summary import FOLD, Summary
 
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds
@@ -76,9 +82,16 @@ def _sandbox(config: Config) -> str:
     asyncio.run(_namespaces(config))
     found = "user, mount, pid and network namespaces work"
     if config.sandbox.backend == "gvisor":
-        return f"{found}; {asyncio.run(_gvisor(config))}"
+        from ostinato.worlds.sandbox.gvisor import GVisorBoxes
+
+        boxes = GVisorBoxes(config.sandbox)
+        missing = asyncio.run(_missing(boxes))
+        return f"{found}; gVisor works (platform {boxes.platform}): {missing}"
     if config.sandbox.backend == "e2b":
-        return f"{found}; {asyncio.run(_e2b(config))}"
+        from ostinato.worlds.sandbox.e2b import E2BBoxes
+
+        missing = asyncio.run(_missing(E2BBoxes(config.sandbox)))
+        return f"{found}; E2B works (template {config.sandbox.template}): {missing}"
     runsc = "runsc is installed" if shutil.which("runsc") else "no runsc"
     sdk = "E2B's SDK is installed" if importlib.util.find_spec("e2b") else "no E2B SDK"
     return f"{found}; {runsc} for sandbox.backend = 'gvisor', {sdk} for 'e2b'"
@@ -91,26 +104,12 @@ async def _namespaces(config: Config) -> None:
         await runs.check()
 
 
-async def _gvisor(config: Config) -> str:
-    from ostinato.worlds.sandbox.gvisor import GVisorBoxes
-
-    boxes = GVisorBoxes(config.sandbox)
+async def _missing(boxes: Backend) -> str:
+    """What a backend's isolation lacks. Raises SandboxRefused."""
     try:
-        missing = (await boxes.isolation()).missing
+        return "; ".join((await boxes.isolation()).missing)
     finally:
         await boxes.close()
-    return f"gVisor works (platform {boxes.platform}): {'; '.join(missing)}"
-
-
-async def _e2b(config: Config) -> str:
-    from ostinato.worlds.sandbox.e2b import E2BBoxes
-
-    boxes = E2BBoxes(config.sandbox)
-    try:
-        missing = (await boxes.isolation()).missing
-    finally:
-        await boxes.close()
-    return f"E2B works (template {config.sandbox.template}): {'; '.join(missing)}"
 
 
 def _context(config: Config) -> str:
@@ -146,10 +145,6 @@ def _context(config: Config) -> str:
 
 async def _prompts(config: Config) -> tuple[int, Sequence[int]]:
     """The longest prompt that people's sessions had, and those with which windows began, by the status that was saved last."""
-    from ostinato.app.storage import open_folds
-    from ostinato.status.compactions import prompt_lengths
-    from ostinato.status.summary import FOLD, Summary
-
     kept = await open_folds(config).load(FOLD) if Home(config.run.directory).folds.is_dir() else None
     if kept is None:
         return 0, ()
@@ -352,79 +347,65 @@ def _dials(config: Config) -> str:
     return _BELOW.join(told)
 
 
+def _has_log(config: Config) -> bool:
+    return bool(config.record.url) or any(Home(config.run.directory).log.glob("*.db"))
+
+
+def _rows(config: Config, kind: type[R]) -> list[R]:
+    """The log's rows of a kind, oldest first."""
+
+    async def read() -> list[R]:
+        with open_log(config) as log:
+            return [row async for _, row in log.read(0, {kind}) if isinstance(row, kind)]
+
+    return asyncio.run(read()) if _has_log(config) else []
+
+
+def _live(config: Config) -> PolicyVersion | None:
+    return asyncio.run(open_follower(config).resolve("live")) if _has_log(config) else None
+
+
 def _basis(config: Config) -> str:
     """Whether the live version has a basis of dials, with the remedy if it has none."""
-    after = "run `ostinato adapt fit` after the start and after each release"
-    if not config.record.url and not any(Home(config.run.directory).log.glob("*.db")):
+    after, live = "run `ostinato adapt fit` after the start and after each release", _live(config)
+    if live is None:
         return after
-    from ostinato.app.storage import open_follower, open_log
-    from ostinato.core.records import SteeringBasis
-
-    async def look() -> str:
-        live, names = await open_follower(config).resolve("live"), tuple[str, ...]()
-        if live is None:
-            return after
-        with open_log(config) as log:
-            async for _, row in log.read(0, {SteeringBasis}):
-                if isinstance(row, SteeringBasis) and row.weights == live.hash:
-                    names = row.names if row.moves else ()
-        if live.hash in refused_bases(last_lines(Home(config.run.directory).progress("serve"))):
-            return f"warning: {REFUSED}"
-        if not names:
-            return (
-                f"warning: v{live.number} is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`"
-            )
-        return f"v{live.number} is live and has a basis of {len(names)} dials: {', '.join(names)}; {after}"
-
-    return asyncio.run(look())
+    bases = [row for row in _rows(config, SteeringBasis) if row.weights == live.hash]
+    if live.hash in refused_bases(last_lines(Home(config.run.directory).progress("serve"))):
+        return f"warning: {REFUSED}"
+    if not bases or not bases[-1].moves:
+        return f"warning: v{live.number} is live and has no basis, so nobody's answers lean: run `ostinato adapt fit`"
+    names = bases[-1].names
+    return f"v{live.number} is live and has a basis of {len(names)} dials: {', '.join(names)}; {after}"
 
 
 def _approved(config: Config) -> list[str]:
     """Whether the live version has an approval of each style, with the remedy where it has none; nothing without styles."""
     from ostinato.adapt.styles import StyleApprovals, styles_of
-    from ostinato.app.storage import open_follower, open_log
-    from ostinato.core.notices import Alarm
 
     styles = styles_of(config.adapt)
-    if not styles or not (config.record.url or any(Home(config.run.directory).log.glob("*.db"))):
-        return ["styles: run `ostinato adapt approve` after the start and after each release"] if styles else []
-
-    async def look() -> list[str]:
-        live, approvals = await open_follower(config).resolve("live"), StyleApprovals(config.adapt.styles.versions)
-        if live is None:
-            return []
-        with open_log(config) as log:
-            async for _, row in log.read(0, {Alarm}):
-                if isinstance(row, Alarm):
-                    approvals.take(row)
-        names = {style.name: approvals.holds(style.arm, live) for style in styles}
-        dealt = ", ".join(name for name, held in names.items() if held) or "none"
-        lines = [f"styles that are approved for v{live.number}, which is live: {dealt}"]
-        if missing := ", ".join(name for name, held in names.items() if not held):
-            lines.append(f"warning: nobody is dealt {missing}: run `ostinato adapt approve`")
-        return lines
-
-    return asyncio.run(look())
+    if styles and not _has_log(config):
+        return ["styles: run `ostinato adapt approve` after the start and after each release"]
+    if not styles or (live := _live(config)) is None:
+        return []
+    approvals = StyleApprovals(config.adapt.styles.versions)
+    for row in _rows(config, Alarm):
+        approvals.take(row)
+    names = {style.name: approvals.holds(style.arm, live) for style in styles}
+    dealt = ", ".join(name for name, held in names.items() if held) or "none"
+    lines = [f"styles that are approved for v{live.number}, which is live: {dealt}"]
+    if missing := ", ".join(name for name, held in names.items() if not held):
+        lines.append(f"warning: nobody is dealt {missing}: run `ostinato adapt approve`")
+    return lines
 
 
 def _private_priors(config: Config) -> str:
     """What priors of dials have spent of their privacy budget; "" without one."""
     from ostinato.adapt.privacy import PrivacyBudget
-    from ostinato.app.storage import open_log
-    from ostinato.core.steering import DialPrior
 
-    budget, priors = PrivacyBudget.of(config.adapt.privacy), list[tuple[float, float]]()
-    if budget is None:
+    if (budget := PrivacyBudget.of(config.adapt.privacy)) is None:
         return ""
-
-    async def look() -> None:
-        with open_log(config) as log:
-            async for _, row in log.read(0, {DialPrior}):
-                if isinstance(row, DialPrior):
-                    priors.append((row.at, row.sigma))
-
-    if config.record.url or any(Home(config.run.directory).log.glob("*.db")):
-        asyncio.run(look())
+    priors = [(row.at, row.sigma) for row in _rows(config, DialPrior)]
     most = f"a tenant with {config.adapt.most_states} people who rated is in none (adapt.most_states)"
     return f"priors of dials: {budget.words(priors, wall_clock())}; {most}"
 
@@ -434,8 +415,6 @@ def _dropped(config: Config) -> tuple[int, int]:
     place = Home(config.run.directory)
     if config.record.url or not any(place.log.glob("*.db")):
         return 0, 0
-    from ostinato.app.storage import open_log
-    from ostinato.core.records import Batch
 
     async def look() -> tuple[int, int]:
         with open_log(config) as log:

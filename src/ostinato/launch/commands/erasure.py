@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch
+from ostinato.launch.views.screen import say
 from ostinato.status.progress_lines import Lines
 
 if TYPE_CHECKING:  # they bring torch
@@ -83,14 +83,11 @@ async def ask_replay(
     ErasureFiles(place).request(ErasureRequest(tenant=tenant, user=user, upto=upto))
     when = "at its next start"
     if await _training(config):
-        when = (
-            "as soon as its present step is done, or at its next start if no checkpoint is older than their first turns"
-        )
-    console.print(
+        when = f"as soon as its present step is done, or {when} if no checkpoint is older than their first turns"
+    say(
+        console,
         f"the trainer trains again without them {when}; what comes out is a candidate for the gate, and once it is live the versions and "
         f"checkpoints that knew them are deleted. Certificates: {place.erasure}",
-        highlight=False,
-        soft_wrap=True,
     )
     for branch in branches_begun(config):  # after the shared request, without which a branch would not wait
         whose = branch.run.tenant
@@ -99,7 +96,7 @@ async def ask_replay(
         then = f"begins anew at the shared version if it may know them, and forgets what it learned from anybody: train@{whose} does it"
         if whose not in config.learn.tenants:
             then = f"is not trained now (learn.tenants), and may know them: `ostinato ship live --for {whose}` once that is the new version"
-        _say(console, f"the branch of {whose} {then}. Certificates: {Home(branch.run.directory).erasure}")
+        say(console, f"the branch of {whose} {then}. Certificates: {Home(branch.run.directory).erasure}")
     with open_run(config) as run:
         found = await held_by_branches(run)
     for ref, policy in found.items():
@@ -107,11 +104,7 @@ async def ask_replay(
         then = f"once the new version is live, begin the branch anew with `ostinato ship live --for {whose}`"
         if whose in config.learn.tenants:
             then = "until the branch begins anew"
-        _say(console, f"{policy} may know them, and the ref {ref} keeps it: {then}")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+        say(console, f"{policy} may know them, and the ref {ref} keeps it: {then}")
 
 
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
@@ -129,22 +122,19 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         plan = await plan_erasure(config, run.log, run.home, people, tokens)
         await _show_branches(config, plan, replace(request, upto=1 << 62), tokens, console)
         if plan.first is None:
-            _say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
+            say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
             return
         found = await knowing(run, plan.first, plan.last)
-    start = (
-        "the start of training (no checkpoint is older)"
-        if plan.checkpoint is None
-        else f"checkpoint {plan.checkpoint.name}"
-    )
-    steps = plan.last - plan.start
+    start, steps = "the start of training (no checkpoint is older)", plan.last - plan.start
+    if plan.checkpoint is not None:
+        start = f"checkpoint {plan.checkpoint.name}"
     lines = [
         f"{plan.erased_turns} turns are taken out; {plan.touched} of {plan.last} steps differ without them, the first is step {plan.first}",
         f"{steps} steps are taken again, from {start}{_time(config, steps)}",
         f"the result is version {plan.last + 1}, a candidate; once it or a later one is live, these are deleted: {found.line()}",
     ]
     for line in lines:
-        _say(console, line)
+        say(console, line)
 
 
 async def _show_branches(
@@ -159,7 +149,7 @@ async def _show_branches(
             began = plan.first is not None and base is not None and plan.first <= base.number <= plan.last
             knows = began or await turns_learned(branch, [request], tokens)
         then = "begins anew at the shared version, and what it learned from anybody is deleted" if knows else "stays"
-        _say(console, f"the branch of {each.run.tenant} {then}")
+        say(console, f"the branch of {each.run.tenant} {then}")
 
 
 def _time(config: Config, steps: int) -> str:
@@ -179,20 +169,15 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
     certificate = read_certificate(_read(path, "the certificate").encode())
     beside = path.with_name(f"{certificate.id}.rows.jsonl")
     rows = read_rows(_read(beside, "the batches of the certificate").splitlines())
-    ids: Sequence[str] = (
-        [] if turns is None else [line.strip() for line in _read(turns, "--turns").splitlines() if line.strip()]
-    )
+    lines = [] if turns is None else _read(turns, "--turns").splitlines()
+    ids = [line.strip() for line in lines if line.strip()]
     if turns is not None and (not ids or any(len(line.split()) > 1 for line in ids)):
-        raise BadConfig(
-            f"--turns {turns}: write one id on each line, of a turn (chatcmpl-3f:0) or of a call (chatcmpl-3f)"
-        )
+        either = "of a turn (chatcmpl-3f:0) or of a call (chatcmpl-3f)"
+        raise BadConfig(f"--turns {turns}: write one id on each line, {either}")
     check_erasure(certificate, rows, ids, config.follow.trusted)
     signature = certificate.signature
-    by = (
-        "by nobody"
-        if signature is None
-        else f"by {signature.key}" + ("" if config.follow.trusted else " (follow.trusted is empty)")
-    )
+    trust = "" if config.follow.trusted else " (follow.trusted is empty)"
+    by = "by nobody" if signature is None else f"by {signature.key}{trust}"
     if certificate.checkpoint.startswith(SHARED):
         said = (
             f"a branch began anew at v{certificate.weights[0]} with root {certificate.weights[1]} of the shared run, and nothing that it "
@@ -200,14 +185,11 @@ def verify(config: Config, path: Path, turns: Path | None, console: Console) -> 
         )
     else:
         count = sum(len(ids) for _, ids in rows)
-        among = (
-            f"none of the {len(ids)} given turns is among them" if ids else "no turns were given to look for (--turns)"
-        )
+        given = f"none of the {len(ids)} given turns is among them"
+        among = given if ids else "no turns were given to look for (--turns)"
         said = f"v{certificate.weights[0]} with root {certificate.weights[1]} rests on {count} turns of {len(rows)} steps; {among}"
-    _say(console, f"certificate {certificate.id}, signed {by}: {said}")
-    console.print(
-        certificate.model_dump_json(indent=1, exclude={"signature"}), highlight=False, markup=False, soft_wrap=True
-    )
+    say(console, f"certificate {certificate.id}, signed {by}: {said}")
+    say(console, certificate.model_dump_json(indent=1, exclude={"signature"}))
 
 
 def _read(path: Path, what: str) -> str:

@@ -7,13 +7,13 @@ master key; `copy` goes to Postgres and back.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from ostinato.app.backups import back_up_log, rekey_log, restore_log
 from ostinato.app.branches import branches_begun
@@ -27,44 +27,29 @@ from ostinato.core.seams import Log
 from ostinato.core.steering import DialPrior, DialSet
 from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, ask_replay, await_checkpoint
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.screen import plain
-from ostinato.record.backup import KEYS, BackupManifest, OnBytes
+from ostinato.launch.views.screen import measured_bar, plain, say
+from ostinato.record.backup import KEYS, BackupManifest
 from ostinato.record.config import RecordConfig
 from ostinato.reward.functions import parts_of
 
-KINDS: dict[str, set[type]] = {
-    "all": {
-        records.Turn,
-        records.Delivered,
-        records.Signal,
-        records.Reward,
-        records.Quarantine,
-        records.Holdback,
-        records.Batch,
-        records.ReleaseEvent,
-        Stamp,
-        Alarm,
-        records.SteeringBasis,
-        records.ConsentGiven,
-        DialSet,
-        DialPrior,
-        Forgotten,
-    },
-    "turns": {records.Turn},
-    "signals": {records.Signal},
-    "rewards": {records.Reward},
-    "quarantines": {records.Quarantine},
-    "holdbacks": {records.Holdback},
-    "batches": {records.Batch},
-    "releases": {records.ReleaseEvent},
-    "contracts": {Stamp},
-    "alarms": {Alarm},
-    "bases": {records.SteeringBasis},
-    "consents": {records.ConsentGiven},
-    "dials": {DialSet},
-    "priors": {DialPrior},
-    "forgotten": {Forgotten},
+_KINDS: dict[str, type] = {
+    "turns": records.Turn,
+    "signals": records.Signal,
+    "rewards": records.Reward,
+    "quarantines": records.Quarantine,
+    "holdbacks": records.Holdback,
+    "batches": records.Batch,
+    "releases": records.ReleaseEvent,
+    "contracts": Stamp,
+    "alarms": Alarm,
+    "bases": records.SteeringBasis,
+    "consents": records.ConsentGiven,
+    "dials": DialSet,
+    "priors": DialPrior,
+    "forgotten": Forgotten,
 }
+KINDS: dict[str, set[type]] = {name: {kind} for name, kind in _KINDS.items()}
+KINDS["all"] = {*_KINDS.values(), records.Delivered}
 SHOWN = 60
 
 
@@ -166,7 +151,7 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
         parts = await parts_in(log, (row for _, row in rows), config.reward.options)
         for cursor, row in rows:
             made = parts.get(row.turn) if isinstance(row, records.Reward) else None
-            console.print(f"{cursor:>8}  {line(row, made)}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"{cursor:>8}  {line(row, made)}")
 
 
 async def forget(
@@ -196,27 +181,24 @@ async def forget(
             log.check_forgettable(user)
         for each in (config, *branches):
             if said := await await_checkpoint(each, wait_s):
-                said = f"branch of {tenant}: {said}" if each.run.tenant else said
-                console.print(said, highlight=False, soft_wrap=True)
+                say(console, f"branch of {tenant}: {said}" if each.run.tenant else said)
         newest, *copied = [await log.forget(tenant, user) for log in logs]
         if branches and not replay:
-            console.print(
+            say(
+                console,
                 f"{tenant} has a branch, which may have been trained on them: `--replay` begins it anew at the shared version and deletes "
                 f"what it was. `ostinato ship live --for {tenant}` begins it anew, too, and `ostinato weights gc` deletes what it was only "
                 f"once its checkpoints, {config.collect.releases} releases (collect.releases) and {config.collect.keep} versions "
                 "(collect.keep) are later ones",
-                highlight=False,
-                soft_wrap=True,
             )
     who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
     if user is not None:
         who += ", while record.encrypt was 'user',"
-    console.print(
+    say(
+        console,
         f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it. Running "
         "workers drop what they keep under the name within seconds. Backups of the log that were made before hold the "
         "keys: make a new one and delete them",
-        highlight=False,
-        soft_wrap=True,
     )
     if replay:
         await ask_replay(config, tenant, user, newest, max(copied, default=0), console)
@@ -239,8 +221,7 @@ async def consent(config: Config, tenant: str, user: str, level: records.Consent
                     pass  # a gateway recorded another in this instant; the operator's counts after it
         chosen = choices.of((tenant, user))
     most = records.Consent.strictest(chosen, config.privacy.at_most(tenant))
-    said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    say(console, plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}"))
 
 
 def check_tenant(config: Config, tenant: str) -> None:
@@ -262,13 +243,13 @@ def check_tenant(config: Config, tenant: str) -> None:
 def backup(config: Config, directory: Path, console: Console) -> None:
     """Back up the run's log. Raises as `app.backups.back_up_log`."""
     with (
-        _progress(console, "copying the log") as show,
+        measured_bar(console, "copying the log", DownloadColumn(), TimeRemainingColumn()) as show,
         audited(Home(config.run.directory), "log backup", actor=login(), target=str(directory)),
     ):
         made = back_up_log(config, directory, show)
     tenants = sorted(path.name for path in directory.glob("branches/*"))
     with_branches = f", and the branches of {', '.join(tenants)}" if tenants else ""
-    console.print(f"backed up {_rows(made)}{with_branches} to {directory}", highlight=False, soft_wrap=True)
+    say(console, f"backed up {_rows(made)}{with_branches} to {directory}")
     if any(file.name == KEYS for file in made.files):
         master = config.record.master_key
         said = (
@@ -276,9 +257,7 @@ def backup(config: Config, directory: Path, console: Console) -> None:
             if master is None
             else f"the master key is not in it: keep a copy of {master} elsewhere, because nothing can be read without it"
         )
-        console.print(
-            f"{said}. Delete the directory once somebody is forgotten who is in it", highlight=False, soft_wrap=True
-        )
+        say(console, f"{said}. Delete the directory once somebody is forgotten who is in it")
 
 
 def restore(
@@ -286,17 +265,17 @@ def restore(
 ) -> None:
     """Restore a backup into the run's directory. Raises as `app.backups.restore_log`."""
     with (
-        _progress(console, "restoring the log") as show,
+        measured_bar(console, "restoring the log", DownloadColumn(), TimeRemainingColumn()) as show,
         audited(Home(config.run.directory), "log restore", actor=login(), source=str(directory)),
     ):
         made = restore_log(config, directory, keys, show, old_master)
-    console.print(f"restored {_rows(made.manifest)} to {config.run.directory}", highlight=False, soft_wrap=True)
+    say(console, f"restored {_rows(made.manifest)} to {config.run.directory}")
     if made.branches:
-        console.print(f"restored the branches of {', '.join(made.branches)}", highlight=False, soft_wrap=True)
+        say(console, f"restored the branches of {', '.join(made.branches)}")
     if made.kept:
-        console.print(f"the branches of {', '.join(made.kept)} stay as they are here", highlight=False, soft_wrap=True)
+        say(console, f"the branches of {', '.join(made.kept)} stay as they are here")
     if made.destroyed:
-        console.print(f"{made.destroyed} keys that were forgotten since stay destroyed", highlight=False)
+        say(console, f"{made.destroyed} keys that were forgotten since stay destroyed")
 
 
 def rekey(config: Config, new_master: Path, console: Console) -> None:
@@ -304,11 +283,10 @@ def rekey(config: Config, new_master: Path, console: Console) -> None:
     with audited(Home(config.run.directory), "log rekey", actor=login()):
         count = rekey_log(config, new_master)
     named = f'record.master_key = "{new_master}"'
-    console.print(
+    say(
+        console,
         f"{count} keys are wrapped with the master key in {new_master}: set {named} before the run starts again. "
         "Keep the old one for earlier backups: `ostinato log restore DIR --old-master FILE` needs it",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -317,18 +295,6 @@ def _rows(manifest: BackupManifest) -> str:
     return (
         "a log without rows" if manifest.last < manifest.first else f"rows {manifest.first} to {manifest.last}{dropped}"
     )
-
-
-@contextmanager
-def _progress(console: Console, what: str) -> Generator[OnBytes]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(what, total=None)
-
-        def show(done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total)
-
-        yield show
 
 
 # ---------------------------------------------------------------- copies of the log
@@ -345,14 +311,8 @@ async def copy_between(config: Config, source: str, target: str, console: Consol
         name, there = log_elsewhere(one)
         if not there:
             raise NotFound(f"no log at {name}; correct the URL or record.namespace")
-    columns = (TextColumn("copying rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("rows", total=None)
-
-        def show(done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total)
-
+    with measured_bar(console, "copying rows", MofNCompleteColumn(), TimeRemainingColumn()) as show:
         place = Home(one.parent) if isinstance(one, Path) else Home(config.run.directory)
         with audited(place, "log copy", actor=login(), target=str(other) if isinstance(other, Path) else "Postgres"):
             newest = await copy_rows_of(config, one, other, show)
-    console.print(f"copied: the newest row is {newest}", highlight=False)
+    say(console, f"copied: the newest row is {newest}")

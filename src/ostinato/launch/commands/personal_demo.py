@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import check_emptied, empty, outlast_terminal, served
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.views.screen import bar, counting_bar
+from ostinato.launch.views.screen import bar, counting_bar, say
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.record.roles import hold
@@ -48,10 +49,8 @@ from ostinato.status.summary import RatedTurn, Served
 TENANT = "default"
 _WORKERS = ("serve", "train", "housekeeping")  # the trainer settles rewards; it takes no step (learn.batch)
 _TOKENS = 20  # an answer, in the fit and to people
-_STRONG, _MOST_WISHES = (
-    0.1,
-    3,
-)  # people wish for what a dial explains so much of, or for the best; and for how many attributes at most
+_STRONG = 0.1  # people wish for what a dial explains so much of, or for the best
+_MOST_WISHES = 3  # attributes
 _WINDOW_S = 3.0
 _SETTLE_S = 60.0  # the most that is waited for the last rewards
 _FOLLOWED_S = 2.0  # within which a gateway has taken in and saved what is in the log
@@ -60,10 +59,7 @@ _STAGES = 3  # of the second wave, on the screen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonalSize:
-    """How much is asked: `each` answers to each question for the fit; of each wave, the people on each side and the answers of each.
-
-    Example: ``PersonalSize(each=4, first=(20, 4), second=(20, 4))``
-    """
+    """How much is asked: `each` answers to each question for the fit; of each wave, the people on each side and the answers of each."""
 
     each: int = 16
     first: tuple[int, int] = (24, 8)
@@ -99,6 +95,10 @@ class _Seen:
 
     def side(self, answer: RatedAnswer) -> str:
         return HOLDOUT if holdout_place((TENANT, answer.person)) < self.share else DIALS
+
+    def turn(self, answer: RatedAnswer) -> RatedTurn:
+        served = Served(arm=self.side(answer), person=(TENANT, answer.person), started_at=answer.at, number=None)
+        return RatedTurn(served=served, value=float(answer.accepted), heard=True)
 
     @property
     def rated(self) -> list[RatedAnswer]:
@@ -150,8 +150,8 @@ async def personal_demo(
         async with launch(config, lambda worker, what: None, names=_WORKERS) as launched:
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live",)))
-            console.print(f"page: {url}/ while it runs; run: {config.run.directory}", highlight=False)
-            console.print(f"  ostinato status {named(config)}", highlight=False, soft_wrap=True)
+            say(console, f"page: {url}/ while it runs; run: {config.run.directory}")
+            say(console, f"  ostinato status {named(config)}")
             await launched.during(_traffic(config, url, fitted, measures, seed, size, seen, console))
     return await _conclude(config, seen, seed, size, out, console)
 
@@ -175,13 +175,10 @@ async def _fit(config: Config, each: int, seed: int, console: Console) -> tuple[
     names.sort(key=lambda name: -fitted.explained[name])
     wished = [name for name in names if fitted.explained[name] >= _STRONG][:_MOST_WISHES] or names[:1]
     told = ", ".join(f"{name} {100 * fitted.explained[name]:.0f}%" for name in fitted.basis.names)
-    console.print(f"fitted dials; explained on other questions: {told}", highlight=False, soft_wrap=True)
-    console.print(
-        f"the simulated people wish for {', '.join(wished)}: most for more of it, each in other proportions, some for less; "
-        f"a token may move by {config.adapt.cap:g} nats (adapt.cap; the default is {type(config.adapt)().cap:g})",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"fitted dials; explained on other questions: {told}")
+    wish = f"the simulated people wish for {', '.join(wished)}: most for more of it, each in other proportions, some for less"
+    usual = f"adapt.cap; the default is {type(config.adapt)().cap:g}"
+    say(console, f"{wish}; a token may move by {config.adapt.cap:g} nats ({usual})")
     return fitted, {name: ATTRIBUTES[name] for name in wished}
 
 
@@ -215,9 +212,9 @@ async def _traffic(
             working.cancel()
         working.result()
         for kind, failed in stats.failures.items():
-            console.print(Text(f"{failed} calls failed: {kind}", "yellow"))
+            say(console, f"{failed} calls failed: {kind}", "yellow")
         if wave == 1:
-            console.print(await _fit_prior(config), highlight=False)
+            say(console, await _fit_prior(config))
     with console.status("waiting for the last rewards"):
         seen.dials = await _settled(config)
 
@@ -225,16 +222,15 @@ async def _traffic(
 async def _fit_prior(config: Config) -> str:
     """Write a prior that is fitted to the ratings so far, as a gateway does now and then; says what came of it."""
     await asyncio.sleep(_FOLLOWED_S)
-    with open_run(config) as run:
-        cache = PersonCacheView(run.home.people, run.log.keys, config.record.encrypt)
-        try:
-            adaptation = DialAdaptation(run.log, cache, config.adapt, consent=config.privacy.at_most)
-            await adaptation.follow()
-            await adaptation.refit()
-            await adaptation.follow()
-            people = 0 if adaptation.fold is None else adaptation.fold.population.people
-        finally:
-            cache.close()
+    with (
+        open_run(config) as run,
+        closing(PersonCacheView(run.home.people, run.log.keys, config.record.encrypt)) as cache,
+    ):
+        adaptation = DialAdaptation(run.log, cache, config.adapt, consent=config.privacy.at_most)
+        await adaptation.follow()
+        await adaptation.refit()
+        await adaptation.follow()
+        people = 0 if adaptation.fold is None else adaptation.fold.population.people
     await asyncio.sleep(_FOLLOWED_S)
     return f"a prior from {people} people's ratings" if people else "no prior: too few people have rated"
 
@@ -256,24 +252,18 @@ async def _settled(config: Config) -> DialsNow | None:
 
 def _chart(seen: _Seen, size: PersonalSize, head: str) -> RenderableType:
     """Both sides' acceptance by stage, as bars with 95% intervals, and the mean of its probability, which is less noisy."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "simulated people", "accepted", "", "95%", "expected", "answers"):
-        table.add_column(name)
+    names = ("", "simulated people", "accepted", "", "95%", "expected", "answers")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
     for stage, rated in seen.stages(size.second[1]).items():
         for side, words in ((DIALS, "with dials"), (HOLDOUT, "held out")):
             mine = [each for each in rated if seen.side(each) == side]
             if not mine:
                 continue
             point = share_of(((TENANT, each.person), each.accepted) for each in mine)
-            table.add_row(
-                stage if side == DIALS else "",
-                words,
-                bar(point),
-                f"{100 * point.acceptance:.0f}%",
-                f"{100 * point.lower:.0f} to {100 * point.upper:.0f}",
-                f"{100 * sum(each.probability for each in mine) / len(mine):.0f}%",
-                str(point.turns),
-            )
+            accepted = (f"{100 * point.acceptance:.0f}%", f"{100 * point.lower:.0f} to {100 * point.upper:.0f}")
+            expected = f"{100 * sum(each.probability for each in mine) / len(mine):.0f}%"
+            name = stage if side == DIALS else ""
+            table.add_row(name, words, bar(point), *accepted, expected, str(point.turns))
     return Group(Text(head, "bold"), table)
 
 
@@ -288,25 +278,16 @@ async def _conclude(config: Config, seen: _Seen, seed: int, size: PersonalSize, 
         ("expected acceptance, both waves, dials minus holdout", seen.expected(rated)),
     ]
     for label, value in rows[1:]:
-        console.print(f"{label}: {value}", highlight=False, soft_wrap=True)
+        say(console, f"{label}: {value}")
     if seen.dials is not None:
-        console.print(dials_line(seen.dials), highlight=False, soft_wrap=True)
+        say(console, dials_line(seen.dials))
         rows.append(("as `ostinato status` says it, both waves", dials_line(seen.dials).removeprefix("dials: ")))
-    verdict = (
-        "shown: people with dials accept more than the holdout"
-        if shown
-        else "not shown that people with dials accept more"
-    )
-    console.print(Text(verdict, "green" if shown else "yellow"), soft_wrap=True)
+    if shown:
+        say(console, "shown: people with dials accept more than the holdout", "green")
+    else:
+        say(console, "not shown that people with dials accept more", "yellow")
     start, end = min((each.at for each in rated), default=0.0), max((each.at for each in rated), default=0.0)
-    turns = [
-        RatedTurn(
-            served=Served(arm=seen.side(each), person=(TENANT, each.person), started_at=each.at, number=None),
-            value=float(each.accepted),
-            heard=True,
-        )
-        for each in rated
-    ]
+    turns = [seen.turn(each) for each in rated]
     page = RunReport(
         title="Simulated people with different wishes: dials beside the holdout",
         seed=seed,

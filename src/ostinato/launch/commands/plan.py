@@ -13,17 +13,17 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Description, Lane, learned_turns, plan_cycle
 from ostinato.config import explain, origins, parse_override, put, read_file
 from ostinato.core.errors import BadConfig
+from ostinato.launch.views.screen import say
 from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link, Moved, plan
 
 # ---------------------------------------------------------------- a deployment of weights
 
 
-def print_plan(deployment: Deployment, link: Link, console: Console, cores: int | None = None) -> None:
+def print_plan(deployment: Deployment, link: Link, console: Console, cores: int | None) -> None:
     """The plan, and what does not fit. `cores` are per shard; None takes the default."""
     found = plan(deployment, link, Cores() if cores is None else Cores(count=cores))
     for table in (ways(found), totals(deployment, link, found)):
@@ -70,20 +70,14 @@ def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
     """The figures that are not about a transfer."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("weights", f"{size(found.full_bytes)}, {deployment.parameters:,.0f} parameters of 16 bits")
-    table.add_row(
-        "a delta",
-        f"{found.ratio:,.0f} times smaller at {deployment.changed:.2%} changed, {found.bits_per_change:.2f} bits per change",
-    )
+    smaller = f"{found.ratio:,.0f} times smaller at {deployment.changed:.2%} changed"
+    table.add_row("a delta", f"{smaller}, {found.bits_per_change:.2f} bits per change")
     table.add_row("full snapshots", f"one after {found.chain} deltas")
-    table.add_row(
-        "kept",
-        f"{size(found.kept)} for {deployment.keep} versions, {size(found.skips)} of it to skip 4 and 16 versions",
-    )
-    table.add_row(
-        "line",
-        f"{link.gbit_s:g} Gbit/s, {link.rtt_s * 1e3:g} ms: {size(link.product)} under way when full; {link.streams} streams "
-        f"of {size(link.window)} carry {link.bytes_s * 8 / 1e9:.1f} Gbit/s",
-    )
+    kept = f"{size(found.kept)} for {deployment.keep} versions"
+    table.add_row("kept", f"{kept}, {size(found.skips)} of it to skip 4 and 16 versions")
+    full = f"{link.gbit_s:g} Gbit/s, {link.rtt_s * 1e3:g} ms: {size(link.product)} under way when full"
+    streams = f"{link.streams} streams of {size(link.window)} carry {link.bytes_s * 8 / 1e9:.1f} Gbit/s"
+    table.add_row("line", f"{full}; {streams}")
     for limit in found.limits:
         table.add_row(limit.name, f"{size(limit.need)} of {size(limit.limit)} per shard")
     return table
@@ -100,18 +94,12 @@ def planned(told: Description) -> CyclePlan:
 def deliveries(told: Description) -> Delivery:
     """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes."""
     sent = told.publication
-    deployment = Deployment(
-        parameters=told.model.parameters * told.model.weight_bytes / 2,
-        changed=sent.changed,
-        shards=sent.shards,
-        factor=sent.factor,
-    )
+    parameters = told.model.parameters * told.model.weight_bytes / 2
+    deployment = Deployment(parameters=parameters, changed=sent.changed, shards=sent.shards, factor=sent.factor)
     cores = Cores(count=sent.cores, encode=sent.encode, decode=sent.decode)
     lines = {"": Link(gbit_s=sent.gbit, rtt_s=sent.rtt_ms / 1e3, streams=sent.streams)}
-    lines |= {
-        name: Link(gbit_s=region.gbit, rtt_s=region.rtt_ms / 1e3, streams=sent.streams)
-        for name, region in told.regions.items()
-    }
+    for name, region in told.regions.items():
+        lines[name] = Link(gbit_s=region.gbit, rtt_s=region.rtt_ms / 1e3, streams=sent.streams)
     ways = {name: plan(deployment, line, cores) for name, line in lines.items()}
     here = ways.pop("")
     for limit in here.limits:
@@ -150,61 +138,40 @@ def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, 
         console.print(part)
         console.print()
     for line in conclusions(told, found):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(Text("\nOn paper, not a measurement. It rests on:", "dim"))
+        say(console, line)
+    say(console, "\nOn paper, not a measurement. It rests on:", "dim")
     for line in assumptions(told):
-        console.print(Text(line, "dim"), soft_wrap=True)
-    console.print(Text("Not counted:", "dim"))
+        say(console, line, "dim")
+    say(console, "Not counted:", "dim")
     for line in NOT_COUNTED:
-        console.print(Text(f"  {line}", "dim"), soft_wrap=True)
+        say(console, f"  {line}", "dim")
 
 
 def as_tree(told: Description, found: CyclePlan) -> dict[str, object]:
     """The plan for programs. Seconds, bytes, operations, and money in the description's currency, for a whole cycle."""
+    first = found.bottleneck
     return {
         "lanes": [asdict(lane) for lane in found.lanes],
         "lag_s": dict(found.lag),
         "machines": found.machines,
         "money": found.money,
-        "bottleneck": {
-            "lane": found.bottleneck.name,
-            "phase": found.bottleneck.widest.name,
-            "load": found.bottleneck.load,
-        },
-        "assumptions": [
-            {"key": key, "value": value, "source": source, "means": means}
-            for key, value, source, means in told.assumptions()
-        ],
+        "bottleneck": {"lane": first.name, "phase": first.widest.name, "load": first.load},
+        "assumptions": [dict(zip(("key", "value", "source", "means"), row, strict=True)) for row in told.assumptions()],
         "not_counted": NOT_COUNTED,
     }
 
 
 def phases_table(found: CyclePlan) -> Table:
     """A row for each phase, for a whole cycle."""
-    table = Table(
-        "",
-        "a cycle's phases",
-        "operations",
-        "bytes",
-        "seconds",
-        "limited by",
-        "money",
-        box=None,
-        pad_edge=False,
-    )
+    names = ("a cycle's phases", "operations", "bytes", "seconds", "limited by", "money")
+    table = Table("", *names, box=None, pad_edge=False)
     for column in (2, 3, 4, 6):
         table.columns[column].justify = "right"
     for lane in found.lanes:
         for at, phase in enumerate(lane.phases):
-            table.add_row(
-                lane.name if at == 0 else "",
-                phase.name,
-                f"{phase.flops:.2e}" if phase.flops else "",
-                size(phase.bytes) if phase.bytes else "",
-                f"{phase.seconds:,.1f}",
-                phase.by,
-                f"{phase.money:,.0f}",
-            )
+            flops = f"{phase.flops:.2e}" if phase.flops else ""
+            counts = (flops, size(phase.bytes) if phase.bytes else "", f"{phase.seconds:,.1f}")
+            table.add_row(lane.name if at == 0 else "", phase.name, *counts, phase.by, f"{phase.money:,.0f}")
     return table
 
 
@@ -214,13 +181,8 @@ def lanes_table(found: CyclePlan) -> Table:
     for column in (1, 2, 4):
         table.columns[column].justify = "right"
     for lane in found.lanes:
-        table.add_row(
-            lane.name,
-            f"{lane.machines:,}" if lane.machines else "",
-            f"{100 * lane.load:.1f}%",
-            _standing(lane),
-            f"{lane.idle:,.0f}" if lane.machines else "",
-        )
+        machines, idle = (f"{lane.machines:,}", f"{lane.idle:,.0f}") if lane.machines else ("", "")
+        table.add_row(lane.name, machines, f"{100 * lane.load:.1f}%", _standing(lane), idle)
     return table
 
 

@@ -6,7 +6,9 @@ show`: is a release better, how sure is that, what changed, why did it not ship.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Generator
 from typing import cast
 
 from rich.console import Console
@@ -15,7 +17,7 @@ from rich.text import Text
 
 from ostinato.app.branches import branches_begun
 from ostinato.app.evaluation import open_releases, open_suite
-from ostinato.app.storage import home, open_follower, open_run
+from ostinato.app.storage import Run, home, open_follower, open_run
 from ostinato.app.suites import open_runner
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_of
@@ -29,7 +31,7 @@ from ostinato.launch.commands.log import existing, named
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.page import looking
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, say
 from ostinato.release.monitors.watcher import accept, acceptable, standing
 from ostinato.status.gateway_address import read_address
 from ostinato.status.releases import ReleaseDetail, ReleaseLine
@@ -61,11 +63,19 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     )
 
 
+@contextlib.contextmanager
+def _deciding(config: Config, act: str, version: str | None, actor: str | None) -> Generator[tuple[Run, str]]:
+    """The run, and who decides; what comes of it is in the audit trail."""
+    who = actor or login()
+    with audited(home(config), act, version=version or "", actor=who), open_run(config) as run:
+        yield run, who
+
+
 async def ship(config: Config, version: str, reason: str, actor: str | None, console: Console) -> None:
     """Release a published version to users without judging it. Raises NotFound, and BadRequest for a version that is live already."""
-    with audited(home(config), "ship", version=version, actor=actor or login()), open_run(config) as run:
+    with _deciding(config, "ship", version, actor) as (run, who):
         policy = (await find_version(config, version)).policy
-        event = await open_releases(run).ship(policy, reason, actor=actor or login())
+        event = await open_releases(run).ship(policy, reason, actor=who)
     _say_live(config, event, console)
 
 
@@ -89,44 +99,38 @@ async def ship_branch(config: Config, version: str, tenant: str, actor: str | No
         else:
             await run.store.move_ref(ref, held, policy.hash)
     back = "" if before is None else f" (was {before}; `ostinato ship v{before.number} --for {tenant}` takes it back)"
-    console.print(
-        f"{policy} answers {tenant}'s calls{back}; engines follow within {config.follow.interval_s:g} s",
-        highlight=False,
-    )
+    follow = f"engines follow within {config.follow.interval_s:g} s"
+    say(console, f"{policy} answers {tenant}'s calls{back}; {follow}")
 
 
 async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Release the version that waits for approval. Raises NotFound if none waits or another does, Conflict if live is moved meanwhile."""
-    with audited(home(config), "approve", version=version or "", actor=actor or login()), open_run(config) as run:
+    with _deciding(config, "approve", version, actor) as (run, who):
         policy = None if version is None else (await find_version(config, version)).policy
-        event = await open_releases(run).approve(policy, reason, actor=actor or login())
+        event = await open_releases(run).approve(policy, reason, actor=who)
     _say_live(config, event, console)
 
 
 async def refuse(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Block the version that waits for approval. Raises NotFound as `approve` does."""
-    with audited(home(config), "refuse", version=version or "", actor=actor or login()), open_run(config) as run:
+    with _deciding(config, "refuse", version, actor) as (run, who):
         policy = None if version is None else (await find_version(config, version)).policy
-        event = await open_releases(run).refuse(policy, reason, actor=actor or login())
-    console.print(f"{event.policy} never ships by itself; live is still {event.previous}", highlight=False)
+        event = await open_releases(run).refuse(policy, reason, actor=who)
+    say(console, f"{event.policy} never ships by itself; live is still {event.previous}")
 
 
 async def roll_back(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Move `live` back. Raises NotFound for a version that was never released."""
-    with audited(home(config), "roll back", version=version or "", actor=actor or login()), open_run(config) as run:
+    with _deciding(config, "roll back", version, actor) as (run, who):
         target = None if version is None else await _released(run.log, version)
-        event = await open_releases(run).rollback(target, reason, actor=actor or login())
-    console.print(
-        f"live is {event.policy} again (was {event.previous}); engines follow within {config.follow.interval_s:g} s"
-    )
+        event = await open_releases(run).rollback(target, reason, actor=who)
+    follow = f"engines follow within {config.follow.interval_s:g} s"
+    say(console, f"live is {event.policy} again (was {event.previous}); {follow}")
 
 
 def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
-    console.print(
-        f"live is {event.policy} (was {event.previous}); engines follow within {config.follow.interval_s:g} s. "
-        "`ostinato rollback` takes it back",
-        highlight=False,
-    )
+    follow = f"engines follow within {config.follow.interval_s:g} s"
+    say(console, f"live is {event.policy} (was {event.previous}); {follow}. `ostinato rollback` takes it back")
 
 
 async def _released(log: Log, name: str) -> PolicyVersion:
@@ -163,13 +167,13 @@ async def show_alarms(config: Config, console: Console) -> None:
     for name, alarm in found.items():
         since = f"  since {ago(wall_clock() - alarm.at)}"
         console.print(Text.assemble(("◷ ", "yellow"), (plain(name), "bold"), (since, "dim")))
-        console.print(Text(f"  {plain(alarm.reason)}"), soft_wrap=True)
+        say(console, f"  {plain(alarm.reason)}")
         turns = alarm.detail.get("turns")
         if isinstance(turns, list) and turns:
             named = ", ".join(plain(str(turn)) for turn in cast("list[object]", turns)[-_TURNS:])
-            console.print(Text(f"  example turns: {named}", "dim"), soft_wrap=True)
+            say(console, f"  example turns: {named}", "dim")
         ends = f"ostinato alarms accept {name}" if acceptable(name) else "it ends when its cause does"
-        console.print(Text(f"  {plain(ends)}", "dim"), soft_wrap=True)
+        say(console, f"  {plain(ends)}", "dim")
 
 
 async def accept_alarm(config: Config, name: str, reason: str, actor: str | None, console: Console) -> None:
@@ -202,14 +206,12 @@ async def show_release(config: Config, version: str, console: Console) -> None:
     for answer in answers(found, named(config)):
         console.print()
         console.print(Text(answer.question, "bold"))
-        console.print(Text(f"  {_SIGNS[answer.state]} {plain(answer.verdict)}", _STYLES[answer.state]), soft_wrap=True)
+        say(console, f"  {_SIGNS[answer.state]} {plain(answer.verdict)}", _STYLES[answer.state])
         for detail in filter(None, answer.details):
-            console.print(Text(f"    {plain(detail)}"), soft_wrap=True)
+            say(console, f"    {plain(detail)}")
     if unread > 0:
-        console.print(
-            f"\n{count(unread)} older rows of the log were not read: behaviour is computed from the newest turns",
-            style="dim",
-        )
+        older = f"{count(unread)} older rows of the log were not read"
+        say(console, f"\n{older}: behaviour is computed from the newest turns", "dim")
     for table in (_trial(found), _gate(found)):
         if table.row_count:
             console.print()
@@ -260,23 +262,15 @@ def _trial(found: ReleaseDetail) -> Table:
     for look in found.evidence.trial[-10:]:
         goal = look.goal
         share = DASH if look.share is None else f"{100 * look.share:g}%"
-        bounds = f"{points(goal.lower)} to {points(goal.upper)}"
-        table.add_row(
-            look.action, share, points(goal.difference), bounds, count(goal.people), count(look.turns), look.finding
-        )
+        change = (points(goal.difference), f"{points(goal.lower)} to {points(goal.upper)}")
+        table.add_row(look.action, share, *change, count(goal.people), count(look.turns), look.finding)
     return table
 
 
 def _gate(found: ReleaseDetail) -> Table:
     table = Table("suite", "against", "items x draws", "change, pp", "bounds, pp", "margin", "verdict", title="gate")
     for look in found.looks[-10:]:
-        table.add_row(
-            Text(plain(look.suite)),
-            f"v{look.against.number}",
-            f"{look.items} x {look.draws}",
-            points(look.difference),
-            f"{points(look.lower)} to {points(look.upper)}",
-            f"{100 * look.margin:g}",
-            look.verdict,
-        )
+        change = (points(look.difference), f"{points(look.lower)} to {points(look.upper)}", f"{100 * look.margin:g}")
+        asked = (Text(plain(look.suite)), f"v{look.against.number}", f"{look.items} x {look.draws}")
+        table.add_row(*asked, *change, look.verdict)
     return table

@@ -25,7 +25,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import counting_bar, plain
+from ostinato.launch.views.screen import counting_bar, plain, say
 from ostinato.record.config import Encrypt
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.backtest import (
@@ -112,11 +112,10 @@ def _tried(reward: RewardConfig, function: str, options: Sequence[str]) -> Rewar
 
 
 def _nothing(config: Config, since: float | None) -> str:
-    when = "" if since is None else f" that ended in the last {ago(since)}"
-    longer = "; ask people first, or name another run with --set run.directory=..."
-    return f"the log of {config.run.directory} has no turn of people{when}" + (
-        longer if since is None else "; raise --since"
-    )
+    nothing = f"the log of {config.run.directory} has no turn of people"
+    if since is None:
+        return f"{nothing}; ask people first, or name another run with --set run.directory=..."
+    return f"{nothing} that ended in the last {ago(since)}; raise --since"
 
 
 async def _asked(
@@ -180,7 +179,7 @@ def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, con
     console.print(told + same, highlight=False)
     if found.new.learnable and found.new.spread == 0.0:
         why = "all rewards that may be learned from are equal: no step learns anything from them (no_signal)"
-        console.print(Text(why, "yellow"), soft_wrap=True)
+        say(console, why, "yellow")
     _print_changes("tenant", found.tenants if len(found.tenants) > 1 else (), console)
     _print_changes("user", found.users, console)
     if found.examples:
@@ -188,26 +187,25 @@ def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, con
     for each in found.examples:
         said = ", ".join(map(plain, each.signals)) or "no signals"
         change = f"{each.old:+.3f} -> {each.new:+.3f}"
-        console.print(Text(f"{plain(each.turn)}  {plain(each.who)}  {change}  {said}"), soft_wrap=True)
+        say(console, f"{plain(each.turn)}  {plain(each.who)}  {change}  {said}")
         if each.turn in texts:
-            console.print(Text(f"  {plain(texts[each.turn])}", "dim"), soft_wrap=True)
+            say(console, f"  {plain(texts[each.turn])}", "dim")
 
 
 def _print_failures(side: RewardSide, console: Console) -> None:
     for each in side.failed:
-        why = f"{side.function} failed on {each.turns}, e.g. {each.example}: {each.reason}"
-        console.print(Text(plain(why), "red"), soft_wrap=True)
+        say(console, plain(f"{side.function} failed on {each.turns}, e.g. {each.example}: {each.reason}"), "red")
     if left_out := side.without.get(GIVEN_UP, 0):
         why = f"{side.function} was not asked about {left_out} turns any more: it had cost {MOST_LOST} processes, or would not load"
-        console.print(Text(plain(why), "red"), soft_wrap=True)
+        say(console, plain(why), "red")
 
 
 def _print_changes(title: str, rows: Sequence[ChangeFor], console: Console) -> None:
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in (f"{title}s with the largest change in all", "turns", "change in the mean"):
-        table.add_column(name, justify="left" if title in name else "right")
+    names = (f"{title}s with the largest change in all", "turns", "change in the mean")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table.columns[1].justify = table.columns[2].justify = "right"
     for row in rows:
         table.add_row(Text(plain(row.who)), str(row.turns), f"{row.change:+.3f}")
     console.print("", table, sep="\n")
@@ -219,24 +217,21 @@ def _sides(found: RewardComparison) -> Table:
         table.add_column(name, overflow="fold")
     sides = (found.old, found.new)
     reasons = dict.fromkeys([*found.old.without, *found.new.without])
-    rows: list[tuple[str, Callable[[RewardSide], str]]] = [
-        ("function", lambda side: plain(side.function)),
-        ("rewarded", lambda side: str(side.mean.turns)),
-        *((plain(reason).replace("[", "\\["), _counted(reason)) for reason in reasons),
-        ("mean, 95% by person", lambda side: _in_words(side.mean)),
-        (
-            "may be learned from",
-            lambda side: f"{side.learnable} ({_percent(side.learnable, found.may_teach)} of those that may)",
-        ),
-        ("their spread", lambda side: f"{side.spread:.3f}"),
+
+    def learnable(side: RewardSide) -> str:
+        return f"{side.learnable} ({_percent(side.learnable, found.may_teach)} of those that may)"
+
+    rows = [
+        ("function", [plain(side.function) for side in sides]),
+        ("rewarded", [str(side.mean.turns) for side in sides]),
+        *((plain(reason), [str(side.without.get(reason, 0)) for side in sides]) for reason in reasons),
+        ("mean, 95% by person", [_in_words(side.mean) for side in sides]),
+        ("may be learned from", [learnable(side) for side in sides]),
+        ("their spread", [f"{side.spread:.3f}" for side in sides]),
     ]
-    for name, cell in rows:
-        table.add_row(name, *(Text(cell(side)) for side in sides))
+    for name, cells in rows:
+        table.add_row(Text(name), *map(Text, cells))
     return table
-
-
-def _counted(reason: str) -> Callable[[RewardSide], str]:
-    return lambda side: str(side.without.get(reason, 0))
 
 
 def _percent(part: int, whole: int) -> str:
@@ -253,9 +248,8 @@ def _in_words(mean: MeanOfRewards, sign: str = "") -> str:
 
 def _histogram(old: Sequence[float], new: Sequence[float], width: int) -> Table:
     """Both functions' rewards as bars of at most `width` columns: each value if there are few, else intervals of equal width."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("reward", "in use", "", "tried", ""):
-        table.add_column(name, justify="right" if name == "reward" else "left")
+    table = Table("reward", "in use", "", "tried", "", box=None, pad_edge=False, header_style="dim")
+    table.columns[0].justify = "right"
     distinct = np.unique(np.round([*old, *new], 9))
     if len(distinct) <= BARS:
         names = [f"{value:g}" for value in distinct]

@@ -1,4 +1,4 @@
-"""Demo scenarios: their interface, the inline copilot, and "tab". Each has its settings, its simulated users, and what it measures.
+"""Demo scenarios: the inline copilot, and "tab". Each has its settings, its simulated users, and what it measures.
 
 The copilot's function bodies are judged by hidden tests in the sandbox. "tab" suggests the next item of a list, or nothing where nobody
 can know it; simulated users accept what they meant. Its figures: how often the model suggests, and how many suggestions are accepted, per
@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -30,11 +29,10 @@ from ostinato.demo.users import RequestOutcome, UsersConfig, UserStats, make_use
 from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paired_items, suite_mean
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
-from ostinato.launch.views.screen import RECENT_S, recent_acceptance
-from ostinato.status import report_figures as figures
-from ostinato.status.arms import WINDOWS
-from ostinato.status.observed_run import Observed
-from ostinato.status.report_figures import last_third
+from ostinato.launch.views.screen import arms_table
+from ostinato.status import observed_run as figures
+from ostinato.status.arms import WINDOWS, acceptance_by_arm
+from ostinato.status.observed_run import Observed, last_third
 from ostinato.status.run_report import (
     CalibratedFamily,
     Calibration,
@@ -44,20 +42,19 @@ from ostinato.status.run_report import (
     OutcomeShare,
     Suggesting,
 )
+from ostinato.status.summary import rated_turn
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
+RECENT_S = 120.0
 # that may end a measurement of live; without traffic, training soon runs out of turns for more
 _LAST_RELEASES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutScores:
-    """The frozen first model and the live release on the held-out suite: same items, same seeds.
-
-    Example: ``HeldOutScores(base=v0, base_scores=[...], final=v36, final_scores=[...])``
-    """
+    """The frozen first model and the live release on the held-out suite: same items, same seeds."""
 
     base: PolicyVersion
     base_scores: list[ItemScore]
@@ -67,10 +64,7 @@ class HeldOutScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioFindings:
-    """A scenario's part of the report. `arms` and `suite` are rows of the summary: label, value.
-
-    Example: ``ScenarioFindings(curves=(...), arms=[("acceptance, last third", "54%")], suite=[], notes=("Users are simulated.",))``
-    """
+    """A scenario's part of the report. `arms` and `suite` are rows of the summary: label, value."""
 
     curves: tuple[Curve, ...]
     arms: list[tuple[str, str]]
@@ -81,42 +75,16 @@ class ScenarioFindings:
     calibration: Calibration | None = None
 
 
-class Scenario(Protocol):
-    """A scenario of the demo."""
-
-    title: str
-    directory: str
-    """The run's default directory, to which the seed is appended."""
-    draws: int
-    """Samples per held-out item at the end."""
-    users: int
-    """Simulated users."""
-
-    def settings(self, seed: int) -> tuple[str, ...]:
-        """Its own settings, as `--set` words."""
-        ...
-
-    async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
-        """Run its simulated users. Raises SandboxRefused if they need a sandbox that this machine cannot give."""
-        ...
-
-    def arms(self, seen: Observed, now: float) -> RenderableType:
-        """The arms' present figures, for the screen."""
-        ...
-
-    def findings(
-        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
-    ) -> ScenarioFindings:
-        """Its results between `start` and `end` (Unix seconds) and on the held-out suite."""
-        ...
+def with_final_seed(config: Config, seed: int) -> Config:
+    """The settings of the last measurement, with draws that the gate never saw."""
+    runner = config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"runner": runner})})
 
 
 async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> HeldOutScores:
     """Measure the base (the frozen control slot) and the live release on the same items with fresh seeds."""
     follower = open_follower(config)
-    runner_config = config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})
-    settings = config.evaluate.model_copy(update={"runner": runner_config})
-    config = config.model_copy(update={"evaluate": settings})
+    config = with_final_seed(config, seed)
     runner = open_runner(config, url, open_suite(config))
     base = await follower.resolve("control")
     assert base is not None
@@ -134,30 +102,30 @@ async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> H
 
 
 class Copilot:
-    """Implements `Scenario`."""
+    """Fifty users who have function bodies suggested. `directory`: the run's by default, before the seed; `draws`: per held-out item.
+
+    `settings`, as `--set` words: for answers of up to 40 tokens, and a machine on which the gate's verdict takes as long as several steps.
+    """
 
     title = "Inline copilot with simulated users"
     directory = "demo"
     draws = 2
     users = UsersConfig().count
-
-    def settings(self, seed: int) -> tuple[str, ...]:
-        """Settings for answers of up to 40 tokens, and for a machine on which the gate's verdict takes as long as several steps."""
-        return (
-            "learn.batch=64",  # a step of 96 takes half as long again, and the first candidate comes that much later
-            "learn.publish_every=2",  # the first version is hardly trained, and its verdict would hold up the second's
-            "evaluate.gate.share_draws=true",  # a verdict then takes a third or two of the answers: they are younger when learned from
-            # without bf16 instructions what takes more than one look is five steps old and more when it ships
-            "learn.max_lead=12",
-            "reward.max_staleness=12",
-            "serve.control_share=0.25",  # ten users of fifty leave the interval wide, and more turns are made than trained on
-            "train.learning_rate=4e-5",  # at 1e-4 turns of two steps ago are all but useless
-            "train.turn_tokens=40",
-            "train.kl_beta=0.0",  # after a release it takes a forward pass of the whole batch; the anchor still bounds the drift
-            "train.anchor_tokens=256",  # one micro-batch of three
-            "evaluate.suite=demo",
-            "evaluate.items=96",
-        )
+    settings = (
+        "learn.batch=64",  # a step of 96 takes half as long again, and the first candidate comes that much later
+        "learn.publish_every=2",  # the first version is hardly trained, and its verdict would hold up the second's
+        "evaluate.gate.share_draws=true",  # a verdict then takes a third or two of the answers: they are younger when learned from
+        # without bf16 instructions what takes more than one look is five steps old and more when it ships
+        "learn.max_lead=12",
+        "reward.max_staleness=12",
+        "serve.control_share=0.25",  # ten users of fifty leave the interval wide, and more turns are made than trained on
+        "train.learning_rate=4e-5",  # at 1e-4 turns of two steps ago are all but useless
+        "train.turn_tokens=40",
+        "train.kl_beta=0.0",  # after a release it takes a forward pass of the whole batch; the anchor still bounds the drift
+        "train.anchor_tokens=256",  # one micro-batch of three
+        "evaluate.suite=demo",
+        "evaluate.items=96",
+    )
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
         """Fifty users, each with tasks of their favourite families."""
@@ -169,11 +137,12 @@ class Copilot:
                 return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
 
             users = UsersConfig(model=config.model.served_as)
-            return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, unseen)
+            return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, _unseen)
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
         """The recent acceptance of each arm."""
-        return recent_acceptance(seen, now)
+        recent = acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
+        return arms_table(recent, "simulated users", "last 2 min")
 
     def findings(
         self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
@@ -199,14 +168,11 @@ class Copilot:
         )
 
 
-def unseen(_: RequestOutcome) -> None:
-    """Ignores the outcome. The screen reads the log instead: it shows what the platform knows, not what the users know."""
+def _unseen(_: RequestOutcome) -> None:
+    """The screen reads the log instead: it shows what the platform knows, not what the users know."""
 
 
-# ---------------------------------------------------------------- tab
-
-
-# ---------------------------------------------------------------- suggestions
+# ---------------------------------------------------------------- tab: suggestions
 
 
 def share_curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
@@ -228,8 +194,7 @@ def share_curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve,
 
 
 def _point(minutes: float, tally: Tally) -> CurvePoint | None:
-    found = ratio(tally)
-    if found is None:
+    if (found := ratio(tally)) is None:
         return None
     return CurvePoint(t=minutes, mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
 
@@ -242,15 +207,10 @@ def recent_suggestions(seen: Observed, now: float) -> Table:
     """The arms over the last two minutes."""
     recent = seen.between(now - RECENT_S, now + 1.0)
     newest = {turn.arm: turn.oldest for turn, _ in recent}
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name in (
-        "simulated users",
-        "suggestions per request",
-        "accepted of these",
-        "requests, last 2 min",
-        "policy",
-    ):
-        table.add_column(name)
+    shares = ("suggestions per request", "accepted of these")
+    table = Table(
+        "simulated users", *shares, "requests, last 2 min", "policy", box=None, pad_edge=False, header_style="dim"
+    )
     for arm, tallies in sorted(by_user(recent).items(), key=lambda pair: pair[0] is Arm.CONTROL):
         policy = newest[arm]
         table.add_row(
@@ -268,13 +228,10 @@ def arm_summary(seen: Observed, start: float, end: float) -> list[tuple[str, str
     last = by_user(last_third(seen, start, end))
     found: list[tuple[str, str]] = []
     for arm, tallies in sorted(last.items(), key=lambda pair: pair[0] is Arm.CONTROL):
-        requests, suggestions = _total(tallies.suggested), _total(tallies.accepted)
+        of = (("suggestions per request", tallies.suggested), ("accept rate", tallies.accepted))
         found += [
-            (
-                f"suggestions per request, {arm.value} arm, last third",
-                f"{_percent(ratio(tallies.suggested))} of {requests}",
-            ),
-            (f"accept rate, {arm.value} arm, last third", f"{_percent(ratio(tallies.accepted))} of {suggestions}"),
+            (f"{what}, {arm.value} arm, last third", f"{_percent(ratio(tally))} of {_total(tally)}")
+            for what, tally in of
         ]
     nobody = Tallies(suggested={}, accepted={})
     live, control = last.get(Arm.LIVE, nobody), last.get(Arm.CONTROL, nobody)
@@ -323,22 +280,16 @@ def side_rows(found: Calibration) -> list[tuple[str, str]]:
     for each in found.families:
         right = each.after.accepted or each.before.accepted
         sides[right is not None and right.mean > found.threshold].append(each)
-    return [
-        (
-            f"held-out answers with a suggestion, where it {'pays' if pays else 'does not pay'}",
-            _before_and_after(families, len(found.families)),
-        )
-        for pays, families in sides.items()
-    ]
+    rows = {pays: _before_and_after(families, len(found.families)) for pays, families in sides.items()}
+    label = "held-out answers with a suggestion, where it"
+    return [(f"{label} {'pays' if pays else 'does not pay'}", value) for pays, value in rows.items()]
 
 
 def _before_and_after(families: Sequence[CalibratedFamily], of: int) -> str:
     if not families:
         return "no such family"
-    before, after = (
-        math.fsum(policy.suggested.mean for policy in policies) / len(families)
-        for policies in ([each.before for each in families], [each.after for each in families])
-    )
+    before = math.fsum(each.before.suggested.mean for each in families) / len(families)
+    after = math.fsum(each.after.suggested.mean for each in families) / len(families)
     return f"{100 * before:.1f}% before, {100 * after:.1f}% after, {len(families)} of {of} families"
 
 
@@ -350,13 +301,12 @@ def _suggesting(tallies: Tallies) -> Suggesting:
 
 
 def _share(tally: Tally) -> OutcomeShare | None:
-    found = ratio(tally)
-    return (
-        None if found is None else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
-    )
+    if (found := ratio(tally)) is None:
+        return None
+    return OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
 
 
-# ---------------------------------------------------------------- the scenario
+# ---------------------------------------------------------------- tab: the scenario
 
 
 USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
@@ -364,25 +314,22 @@ USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
 
 
 class Tab:
-    """Implements `Scenario`."""
+    """Eighty users who have lines completed. So few tokens carry a whole decision that `settings` count a nat per token as no drift."""
 
     title = "Tab with simulated users: when to suggest nothing"
     directory = "demo-tab"
     draws = 16
     users = USERS.count
-
-    def settings(self, seed: int) -> tuple[str, ...]:
-        """Settings for answers of two or three tokens. So few tokens carry the whole decision that a nat per token is not drift."""
-        return (
-            "reward.function=ostinato.reward.functions:tab",
-            f"reward.options={{window=10.0, t={T}, nothing='{NOTHING}'}}",
-            "learn.batch=72",
-            "train.turn_tokens=3",
-            "train.anchor_kl=1.0",
-            "train.anchor_limit=4.0",
-            "evaluate.suite=demo-tab",
-            "evaluate.runner.samples_per_request=8",
-        )
+    settings = (
+        "reward.function=ostinato.reward.functions:tab",
+        f"reward.options={{window=10.0, t={T}, nothing='{NOTHING}'}}",
+        "learn.batch=72",
+        "train.turn_tokens=3",
+        "train.anchor_kl=1.0",
+        "train.anchor_limit=4.0",
+        "evaluate.suite=demo-tab",
+        "evaluate.runner.samples_per_request=8",
+    )
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
         """All users type lines of every family."""
@@ -393,7 +340,7 @@ class Tab:
             return is_meant(line, text, dice)
 
         users = USERS.model_copy(update={"model": config.model.served_as})
-        return await run_users(url, make_typists(lines, users, seed), lines, grade, seconds, seed, users, unseen)
+        return await run_users(url, make_typists(lines, users, seed), lines, grade, seconds, seed, users, _unseen)
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
         """How often something is suggested, and how much of it is accepted."""
@@ -425,3 +372,6 @@ class Tab:
 def _total(tally: Mapping[Person, tuple[float, int]]) -> int:
     """Number of outcomes."""
     return sum(count for _, count in tally.values())
+
+
+Scenario = Copilot | Tab

@@ -23,7 +23,7 @@ from ostinato.core.files import disk_use
 from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.core.records import Arm
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, step_line, swap_line
+from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, say, step_line, swap_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting
@@ -36,8 +36,7 @@ from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_line, dials_now
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
-from ostinato.status.release_state import releasing, releasing_json
-from ostinato.status.run_state import RunFolds
+from ostinato.status.run_state import RunFolds, releasing, releasing_json
 from ostinato.status.summary import Summary
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
@@ -124,9 +123,11 @@ def overview(run: Overview) -> list[RenderableType]:
     ]
     parts += [Text(words, "yellow") for words in run.warnings.values()]
     parts += [Text(branch_line(each), "yellow" if each.troubles else "") for each in run.branches]
-    parts += [*_arms(run), *([] if run.dials is None else [Text(dials_line(run.dials))])]
-    compactions = compactions_now(run.summary.compactions)
-    parts += [*([] if compactions is None else [Text(compactions_line(compactions))]), *_learning(run)]
+    parts += _arms(run)
+    parts += [] if run.dials is None else [Text(dials_line(run.dials))]
+    if (compactions := compactions_now(run.summary.compactions)) is not None:
+        parts.append(Text(compactions_line(compactions)))
+    parts += _learning(run)
     parts += [
         release_line(each.action, each.number, each.reason, each.actor)
         for each in list(run.summary.releases)[-SHOWN_RELEASES:]
@@ -146,15 +147,12 @@ def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
         return [Text("no `ostinato up` has run here", "dim")]
     age = now - board.at
     if board.ended is not None:
-        told = board.ended == "stopped"
-        return [
-            Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
-        ]
+        why, style = ("", "dim") if board.ended == "stopped" else (f": {board.ended}", "red")
+        return [Text(f"`ostinato up` ended {ago(age)} ago{why}", style)]
     if not board.alive(now):
         return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name in ("worker", "", "activity", "for", "restarts", "last exit"):
-        table.add_column(name)
+    names = ("worker", "", "activity", "for", "restarts", "last exit")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
     for worker in board.workers:
         table.add_row(*_worker(worker, now))
     down = [worker.name for worker in board.workers if worker.condition == "failed"]
@@ -166,14 +164,9 @@ def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
     condition = Text(f"{worker.condition}{where}", _STYLES.get(worker.condition, ""))
     trouble = f"; {worker.trouble}" if worker.trouble else ""
     end = "" if worker.reason is None else f"{worker.reason} ({ago(now - (worker.reason_at or now))} ago)"
-    return (
-        Text(worker.name),
-        condition,
-        Text(f"{worker.activity}{trouble}", "yellow" if trouble else ""),
-        Text(ago(now - worker.activity_since)),
-        Text(str(worker.restarts)),
-        Text(end),
-    )
+    activity = Text(f"{worker.activity}{trouble}", "yellow" if trouble else "")
+    rest = (ago(now - worker.activity_since), str(worker.restarts), end)
+    return (Text(worker.name), condition, activity, *map(Text, rest))
 
 
 def _arms(run: Overview) -> list[RenderableType]:
@@ -185,9 +178,7 @@ def _arms(run: Overview) -> list[RenderableType]:
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     arms = acceptance_by_arm(rated)
-    if (
-        run.tenant
-    ):  # in a branch's own log its people are on live, and those who stay on the shared version are its control
+    if run.tenant:  # in a branch's own log its people are on live; those who stay on the shared version are its control
         arms = [replace(each, arm=_OF_BRANCH.get(each.arm, each.arm)) for each in arms]
     return [
         arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
@@ -242,13 +233,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "directory": run.directory,
         "url": run.url,
         "at": run.now,
-        "up": board
-        and {
-            "alive": board.alive(run.now),
-            "pid": board.pid,
-            "heard_at": board.at,
-            "ended": board.ended,
-        },
+        "up": board and {"alive": board.alive(run.now), "pid": board.pid, "heard_at": board.at, "ended": board.ended},
         "workers": [asdict(worker) for worker in board.workers] if board else [],
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
         "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
@@ -296,7 +281,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     for part in overview(shown):
         console.print(part, highlight=False, soft_wrap=True)
     for line in [*_contracts(found.summary), *filter(None, [numerics_line(shown.lines["serve"])])]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 async def _read(config: Config) -> RunFolds:
@@ -319,12 +304,8 @@ async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
     board = read_board(place.workers)
     with open_branches(config) as opened:
         branches = await BranchReader(opened).now(board)
-    held = {
-        "log": place.log,
-        "weights": place.weights,
-        "checkpoints": place.checkpoints,
-        "worker logs": place.root / "logs",
-    }
+    held = {"log": place.log, "weights": place.weights, "checkpoints": place.checkpoints}
+    held["worker logs"] = place.root / "logs"
     return Overview(
         directory=str(config.run.directory),
         url=read_address(place.address),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from ostinato.app.evaluation import gate_rules
 from ostinato.app.log_suites import (
     Contamination,
     DrawnSuite,
-    OnProgress,
     SuiteDraw,
     contamination,
     draw_suite,
@@ -31,7 +29,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.evaluate.gate import assumed_error, items_in_round, smallest_margin
 from ostinato.evaluate.suites import Item, Suite
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import counting_bar, plain
+from ostinato.launch.views.screen import counting_bars, plain, say
 from ostinato.worlds.tasks.task import Task
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
@@ -46,13 +44,13 @@ async def make_suite(config: Config, file: Path, draw: SuiteDraw, console: Conso
             f"{file} is there already; name a new file, since what a suite holds decides what its scores mean"
         )
     reader = open_reader(config)
-    with open_log(config) as log, _progress() as on_progress:
+    with open_log(config) as log, counting_bars() as on_progress:
         found = await draw_suite(log, config, draw, reader, on_progress)
     save(taskset_of(file.stem, found.tasks), file, mode=0o600)
     _print_drawn(found, console)
     count = f"{len(found.tasks)}" if len(found.tasks) >= draw.items else f"only {len(found.tasks)} of {draw.items}"
     console.print(Text(f"{count} items in {file}. Put this into the settings and restart `up` (or the trainer):"))
-    console.print(Text(_settings(config, file, draw, found.tasks)), soft_wrap=True)
+    say(console, _settings(config, file, draw, found.tasks))
     if draw.grade == "exact":
         console.print(
             Text("exact: only the answer that was liked scores 1, so good answers in other words score 0", "yellow")
@@ -68,7 +66,7 @@ def _print_drawn(found: DrawnSuite, console: Console) -> None:
     )
     for title, counts in (("left out", found.left_out), ("items", found.strata)):
         told = ", ".join(f"{count} {plain(name)}" for name, count in counts.most_common() if count)
-        console.print(Text(f"{title}: {told or 'none'}"), soft_wrap=True)
+        say(console, f"{title}: {told or 'none'}")
 
 
 def _settings(config: Config, file: Path, draw: SuiteDraw, tasks: Sequence[Task]) -> str:
@@ -101,7 +99,7 @@ async def check_suites(config: Config, files: Sequence[str], gram: int, machine:
         raise NotFound("no suite is named in evaluate.suite; give a task file")
     suites = {found.suite.name: found.tasks.tasks for found in (open_task_suite(name, config) for name in names)}
     reader = open_reader(config)
-    with open_log(config) as log, _progress(disable=machine) as on_progress:
+    with open_log(config) as log, counting_bars(disable=machine) as on_progress:
         found = await contamination(log, suites, reader, gram=gram, on_progress=on_progress)
     if machine:
         console.out(json.dumps(asdict(found)), highlight=False)
@@ -113,31 +111,15 @@ async def check_suites(config: Config, files: Sequence[str], gram: int, machine:
 def _print_shared(found: Contamination, gram: int, console: Console) -> None:
     shared = found.shared
     told = f"{found.items} items, {found.turns} turns of people that were trained on: {len(shared)} items share {gram} words in a row"
-    console.print(Text(f"{told} with them", "yellow" if shared else "green"), soft_wrap=True)
+    say(console, f"{told} with them", "yellow" if shared else "green")
     if found.short:
-        console.print(
-            Text(f"{found.short} items have too few words of their own to be recognised", "dim"), soft_wrap=True
-        )
+        say(console, f"{found.short} items have too few words of their own to be recognised", "dim")
     for each in shared[:SHOWN]:
         where = f"{each.item}  in {each.turns} turns, e.g. {each.turn}: {shlex.quote(each.run)}"
-        console.print(Text(f"  {plain(where)}"), soft_wrap=True)
+        say(console, f"  {plain(where)}")
     if len(shared) > SHOWN:
         console.print(f"  and {len(shared) - SHOWN} more (--json lists all)")
     if shared:
         console.print(
             "  their scores may rise by memory alone: take them out, or draw new ones with `ostinato suite make`"
         )
-
-
-@contextmanager
-def _progress(*, disable: bool = False) -> Generator[OnProgress]:
-    """A progress bar for each thing that is done, on standard error."""
-    with counting_bar(disable=disable) as bar:
-        lines = {}
-
-        def on_progress(what: str, done: int, total: int) -> None:
-            if what not in lines:
-                lines[what] = bar.add_task(what, total=total)
-            bar.update(lines[what], completed=done, total=total)
-
-        yield on_progress

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -25,9 +32,13 @@ from ostinato.corpus.build import check_new
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.order import Phase
 from ostinato.corpus.shards import CorpusManifest, ShardSet
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, say
 
 _SHOWN = 20
+
+
+def _bar(console: Console, *columns: str | ProgressColumn) -> Progress:
+    return Progress("{task.description}", BarColumn(), MofNCompleteColumn(), *columns, console=console, transient=True)
 
 
 async def build_corpus(
@@ -40,12 +51,8 @@ async def build_corpus(
     """
     check_new(out)
     desk = CorpusDesk(config, settings, against)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[files]} files, {task.fields[tokens]:,} tokens"), TimeElapsedColumn(),
-        console=console, transient=True,
-    )  # fmt: skip
-    with bar:
+    found = "{task.fields[files]} files, {task.fields[tokens]:,} tokens"
+    with _bar(console, found, TimeElapsedColumn()) as bar:
         line = bar.add_task("sources", total=len(sources), files=0, tokens=0)
         seen = 0
 
@@ -106,11 +113,7 @@ def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
 
 def read_corpora(config: Config, course: Course, out: Path, console: Console) -> None:
     """Train, show the held-out loss, and say where the model is. Raises what `read_into` raises."""
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=console, transient=True,
-    )  # fmt: skip
-    with bar:
+    with _bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
         line = bar.add_task("loading the model", total=course.steps)
         epochs = 0.0
 
@@ -126,11 +129,8 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
 
         losses = read_into(config, course, out, tell)
     (_, before), (_, after) = losses[0], losses[-1]
-    console.print(
-        f"{out}: read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs), held-out loss {before:.4f} -> {after:.4f}; "
-        f"use it with --set model.source='{out}'",
-        highlight=False,
-    )
+    read = f"read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs)"
+    say(console, f"{out}: {read}, held-out loss {before:.4f} -> {after:.4f}; use it with --set model.source='{out}'")
 
 
 # ---------------------------------------------------------------- imitation
@@ -139,21 +139,13 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
 def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
     """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
     shown = read_demonstrations(file)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=console, transient=True,
-    )  # fmt: skip
-    with bar:
+    with _bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
         line = bar.add_task("loading the model", total=epochs * math.ceil(len(shown) / batch))
 
         def tell(learned: Learned) -> None:
             loss = learned.metrics["entropy_proxy"]
             bar.update(line, description=f"loss {loss:.3f} nats per token", advance=1)
-            console.print(
-                f"step {learned.step:>4}  loss {loss:.3f}  {learned.metrics['seconds']:.1f} s", highlight=False
-            )
+            say(console, f"step {learned.step:>4}  loss {loss:.3f}  {learned.metrics['seconds']:.1f} s")
 
         imitate_into(config, shown, out, epochs=epochs, batch=batch, on_step=tell)
-    console.print(
-        f"{out}: learned from {len(shown)} demonstrations; use it with --set model.source='{out}'", highlight=False
-    )
+    say(console, f"{out}: learned from {len(shown)} demonstrations; use it with --set model.source='{out}'")

@@ -12,8 +12,9 @@ import json
 import math
 import os
 import urllib.parse
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from rich.console import Console
@@ -27,8 +28,7 @@ from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, 
 from ostinato.launch.commands.crew import WORKERS, Launched, launch, limits_of, supervised
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
-from ostinato.launch.placing.ray_cluster import RayCluster
-from ostinato.launch.placing.remote_worker import Order, PlacedWorker
+from ostinato.launch.placing.ray_cluster import Order, PlacedWorker, RayCluster
 from ostinato.launch.placing.supervision import EVERY_S, Event, Supervisor, board_text
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.restore import sweep_restorations
@@ -50,38 +50,30 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
     check_same_model(config)
     check_sharing(config, on_ray=on == "ray")
 
-    def say(worker: str, what: str) -> None:
-        _show(console, Text.assemble((f"{worker:12}", "bold"), " ", what))
-
+    say = partial(_tell, console)
     with hold(home(config).root, "up"):
         with contextlib.suppress(OSError):  # housekeeping tries again
             sweep_restorations(home(config).log, math.inf)  # no restoration is going on: it would hold the lock
         if not config.record.url and (words := network_warning(config.run.directory)):
             say("log", words)
         if not config.evaluate.suite:
-            say(
-                "release",
-                "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
-            )
+            by_hand = "nothing ships by itself; `ostinato ship` does it by hand"
+            say("release", f"no suite (evaluate.suite): it learns, and {by_hand}")
         for worker, words in config_warnings(config).items():
-            _show(console, Text.assemble((f"{worker:12}", "bold"), " ", (words, "bold yellow")))
+            say(worker, words, "bold yellow")
         async with _launching(config, say, on) as launched:
             stopping = until_stopped()  # after the launch: Ray sets handlers, too
             if launched.url:
                 _show(console, f"reserved {launched.url}; it answers once the model is loaded")
             announcing = asyncio.create_task(_announce(launched, config, console))
             try:
-                await launched.during(_set(stopping))
+                await launched.during(stopping.wait())
             finally:
                 announcing.cancel()
 
 
-def _launching(
-    config: Config, say: Event, on: Literal["here", "ray"]
-) -> contextlib.AbstractAsyncContextManager[Launched]:
-    if on == "here":
-        return launch(config, say, front="serve")
-    return launch_on_ray(config, say)
+def _launching(config: Config, say: Event, on: str) -> contextlib.AbstractAsyncContextManager[Launched]:
+    return launch(config, say, front="serve") if on == "here" else launch_on_ray(config, say)
 
 
 def _show(console: Console, line: str | Text) -> None:
@@ -90,47 +82,48 @@ def _show(console: Console, line: str | Text) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def _tell(console: Console, worker: str, words: str, style: str = "") -> None:
+    _show(console, Text.assemble((f"{worker:12}", "bold"), " ", (words, style)))
+
+
 def _limits(config: Config) -> str:
     """What each tenant may take, in words; "" for a server that all who may ask have to themselves."""
     tenants = Keyring(client_keys(config.serve.api_keys, config.serve.api_keys_file)).tenants
     return f"limits: {in_force(config.serve, tenants)}" if len(tenants) > 1 else ""
 
 
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
-
-
 async def _announce(launched: Launched, config: Config, console: Console) -> None:
     """Show what the serving worker does until it can answer, however long that takes, and from then on what it cannot do."""
-    troubled, shown, started, url = "", "", asyncio.get_running_loop().time(), None
+    tell, troubled, shown, url = partial(_tell, console, "serve"), "", "", None
+    started = asyncio.get_running_loop().time()
     with contextlib.suppress(OSError), console.status("starting") as status:
         while (url := launched.address()) is None or not launched.doing("serve").startswith(SERVING):
             doing = launched.doing("serve")
             waited = asyncio.get_running_loop().time() - started
             status.update(f"serve: {doing} ({waited:.0f} s)")
             if doing != shown and not console.is_terminal:
-                _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", doing))
+                tell(doing)
             shown = doing
-            troubled = _show_trouble(launched, console, troubled)
+            troubled = _show_trouble(launched, tell, troubled)
             await asyncio.sleep(0.2)
     if url is not None:
         _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)")
         page = f"; so does the page at [bold]{url}/[/]" if config.serve.page else ""
         _show(console, f"`ostinato status`, with the same options, says how it learns{page}\n")
         if words := _limits(config):
-            _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", words))
+            tell(words)
         if words := numerics_line(last_lines(launched.home.progress("serve"))):
-            _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (words, "yellow")))
+            tell(words, "yellow")
     while True:
-        troubled = _show_trouble(launched, console, troubled)
+        troubled = _show_trouble(launched, tell, troubled)
         await asyncio.sleep(1.0)
 
 
-def _show_trouble(launched: Launched, console: Console, known: str) -> str:
+def _show_trouble(launched: Launched, tell: Callable[[str, str], None], known: str) -> str:
     """Show what the serving worker cannot do, unless that is known. Returns it."""
     trouble = launched.trouble("serve")
     if trouble and trouble != known:
-        _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (trouble, "red")))
+        tell(trouble, "red")
     return trouble
 
 
@@ -177,9 +170,8 @@ def _check_amounts(config: Config, worker: str) -> None:
     if "object_store_memory" in others:
         raise BadConfig(f"ray.resources.{worker}.object_store_memory: a worker uses none; leave it out")
     if worker in WORKERS and not any({"CPU": cpus, **others}.values()):
-        raise BadConfig(
-            f"ray.cpus.{worker} is 0, and it takes nothing else: give it {_LEAST:g} or more, so that Ray has a place to keep"
-        )
+        nothing = f"ray.cpus.{worker} is 0, and it takes nothing else"
+        raise BadConfig(f"{nothing}: give it {_LEAST:g} or more, so that Ray has a place to keep")
 
 
 @contextlib.asynccontextmanager
@@ -220,18 +212,15 @@ class Crew:
     cluster: RayCluster
     say: Event
     workers: list[PlacedWorker] = field(default_factory=list[PlacedWorker])
-    _admin_key: str = ""
     _shown_at: float = 0.0
     _failing: dict[str, str] = field(default_factory=dict[str, str])
     _out_of_reach: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
 
     def __post_init__(self) -> None:
-        self._admin_key = self.place.admin_key()
         self.workers += [self._worker(name, name) for name in WORKERS]
 
     @property
     def serving(self) -> PlacedWorker:
-        """The gateway's worker."""
         return next(worker for worker in self.workers if worker.name == "serve")
 
     async def keep(self, supervisor: Supervisor) -> None:
@@ -326,7 +315,7 @@ class Crew:
             command=kind,
             settings=json.dumps(plain(settings), indent=1),
             home=str(own),
-            admin_key=self._admin_key if kind in ("serve", *_ASKING) else "",
+            admin_key=self.place.admin_key() if kind in ("serve", *_ASKING) else "",
             cwd=os.getcwd(),
         )
         return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)

@@ -15,19 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from rich import progress as bars
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +30,7 @@ from ostinato.core.arm_assignment import branch_of
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.launch.placing.address import bind
+from ostinato.launch.views.screen import say
 from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
 from ostinato.record.roles import hold
@@ -79,10 +70,8 @@ async def show_version(config: Config, name: str, console: Console) -> None:
     table.add_row("root", manifest.root)
     table.add_row("kind", f"{manifest.kind}, {manifest.links} deltas after a full snapshot")
     table.add_row("parent", manifest.parent or "none")
-    smaller = _ratio(manifest)
-    table.add_row(
-        "size", f"{_mb(manifest.payload_bytes)} for {_mb(manifest.full_bytes)} of weights: {smaller} times smaller"
-    )
+    size = f"{_mb(manifest.payload_bytes)} for {_mb(manifest.full_bytes)} of weights"
+    table.add_row("size", f"{size}: {_ratio(manifest)} times smaller")
     table.add_row("tensors", f"{len(manifest.tensors)}, {', '.join(sorted({t.dtype for t in manifest.tensors}))}")
     for codec, (count, size) in sorted(codecs.items()):
         table.add_row(f"  {codec}", f"{count} chunks, {_mb(size)}")
@@ -112,7 +101,7 @@ async def diff_versions(config: Config, one: str, other: str, html: Path | None,
     for line in picture(changes):
         console.print(line)
     if html is not None:
-        console.print(f"the page is {html}", highlight=False)
+        say(console, f"the page is {html}")
 
 
 def picture(changes: Sequence[TensorChange]) -> list[Text]:
@@ -183,13 +172,8 @@ async def print_chain(config: Config, ref: str, console: Console) -> None:
     """Print the version that a ref names, and its ancestors. Raises NotFound."""
     table = Table("version", "root", "kind", "bytes", "smaller", box=None, pad_edge=False)
     for manifest in await open_follower(config).log(ref):
-        table.add_row(
-            f"v{manifest.number}",
-            manifest.root[:16],
-            manifest.kind,
-            _mb(manifest.payload_bytes),
-            f"{_ratio(manifest)}x",
-        )
+        size, smaller = _mb(manifest.payload_bytes), f"{_ratio(manifest)}x"
+        table.add_row(f"v{manifest.number}", manifest.root[:16], manifest.kind, size, smaller)
     console.print(table)
 
 
@@ -200,13 +184,10 @@ async def check_store(config: Config, console: Console) -> None:
     for problem in found.problems:
         console.print(f"[bold red]✗[/] {problem}", highlight=False)
     if found.problems:
-        raise Corrupt(
-            f"{len(found.problems)} problems; publish a full snapshot again or restore the objects from a copy"
-        )
-    console.print(
-        f"sound: {found.refs} refs, {found.manifests} manifests, {found.objects} objects, {found.bytes / 1e6:.0f} MB",
-        highlight=False,
-    )
+        count = len(found.problems)
+        raise Corrupt(f"{count} problems; publish a full snapshot again or restore the objects from a copy")
+    counts = f"{found.refs} refs, {found.manifests} manifests, {found.objects} objects"
+    say(console, f"sound: {counts}, {found.bytes / 1e6:.0f} MB")
 
 
 async def export_model(config: Config, ref: str, target: Path, console: Console) -> None:
@@ -221,7 +202,7 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in (".json", ".jinja", ".txt")]
     with console.status(f"writing {policy}"):
         await follower.materialise(policy, target, [path for path in files if "safetensors" not in path.name])
-    console.print(f"{policy} is in {target}; load it with transformers like any model", highlight=False)
+    say(console, f"{policy} is in {target}; load it with transformers like any model")
 
 
 # ---------------------------------------------------------------- garbage collection
@@ -229,15 +210,9 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
     """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a manifest, which names what is needed, is damaged."""
-    roots = await _needed(config, console)
+    store, roots = open_store(config), await _needed(config, console)
     with _Screen(console) as screen:
-        found = await collect(
-            open_store(config),
-            config.collect,
-            roots=roots,
-            dry_run=dry_run,
-            on_step=screen.show,
-        )
+        found = await collect(store, config.collect, roots=roots, dry_run=dry_run, on_step=screen.show)
     _print(found, config, console)
 
 
@@ -246,13 +221,13 @@ async def pin_version(config: Config, name: str, version: str, console: Console)
     policy = (await find_version(config, version)).policy
     before = await pins.pin(open_store(config), name, policy.hash)
     moved = f"; it held {before[:16]} before" if before not in (None, policy.hash) else ""
-    console.print(f"pin {name} holds {policy}{moved}", highlight=False)
+    say(console, f"pin {name} holds {policy}{moved}")
 
 
 async def unpin_version(config: Config, name: str, console: Console) -> None:
     """Remove a pin. Raises NotFound, which lists the pins."""
     root = await pins.unpin(open_store(config), name)
-    console.print(f"pin {name} is gone; it held {root[:16]}", highlight=False)
+    say(console, f"pin {name} is gone; it held {root[:16]}")
 
 
 async def _needed(config: Config, console: Console) -> list[str]:
@@ -268,14 +243,9 @@ class _Screen:
     """One bar for each stage of a collection, with bytes and their rate."""
 
     def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[size]}"),
-        )
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
-        self._tasks: dict[str, TaskID] = {}
+        counts = (bars.MofNCompleteColumn(), "{task.fields[size]}", bars.TimeElapsedColumn())
+        self._progress = bars.Progress("{task.description}", bars.BarColumn(), *counts, console=console)
+        self._tasks: dict[str, bars.TaskID] = {}
 
     def __enter__(self) -> _Screen:
         self._progress.start()
@@ -285,7 +255,6 @@ class _Screen:
         self._progress.stop()
 
     def show(self, step: GcProgress) -> None:
-        """Move the stage's bar."""
         if step.stage not in self._tasks:
             self._tasks[step.stage] = self._progress.add_task(step.stage, total=None, size="")
         task = self._tasks[step.stage]
@@ -302,17 +271,13 @@ def _print(found: Collected, config: Config, console: Console) -> None:
     console.print(table)
     would = "would delete" if found.dry_run else "deleted"
     if found.gone:
-        console.print(f"{would} {', '.join(str(policy) for policy in found.gone)}", highlight=False, soft_wrap=True)
+        say(console, f"{would} {', '.join(str(policy) for policy in found.gone)}")
     for ref in found.leases:
-        console.print(f"{would} the expired {ref}", highlight=False)
+        say(console, f"{would} the expired {ref}")
     for root in found.missing:
-        console.print(f"a past release is not in this store: {root[:16]}", highlight=False)
-    young = (
-        f" ({_size(found.young)} unneeded but younger than {config.collect.grace_hours:g} h)"
-        if found.young.objects
-        else ""
-    )
-    console.print(f"{would} {_size(found.deleted)}; kept {_size(found.kept)}{young}", highlight=False)
+        say(console, f"a past release is not in this store: {root[:16]}")
+    young = f" ({_size(found.young)} unneeded but younger than {config.collect.grace_hours:g} h)"
+    say(console, f"{would} {_size(found.deleted)}; kept {_size(found.kept)}{young if found.young.objects else ''}")
 
 
 def _size(tally: Tally) -> str:
@@ -326,16 +291,13 @@ async def replay_run(config: Config, console: Console) -> None:
     """Train again from the log and compare every published version's root. Raises Corrupt at the first that differs."""
     path = await asyncio.to_thread(model_path, config)
     with open_run(config) as run, console.status("taking every recorded step again"):
-        published = {
-            line["number"]: line["hash"]
-            for line in Lines(run.home.progress("train")).new()
-            if line["kind"] == "published"
-        }
+        lines = Lines(run.home.progress("train")).new()
+        published = {line["number"]: line["hash"] for line in lines if line["kind"] == "published"}
         roots = await replay(run, path)
     for step, root in roots.items():
         if published.get(step, root) != root:
             raise Corrupt(f"step {step} gives {root[:16]}, but {published[step][:16]} was published")
-    console.print(f"{len(roots)} steps taken again, every version bit for bit the same", highlight=False)
+    say(console, f"{len(roots)} steps taken again, every version bit for bit the same")
 
 
 async def replay(run: Run, path: Path) -> dict[int, str]:
@@ -375,14 +337,13 @@ async def pull(
     config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
 ) -> None:
     """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref that the release ledger controls."""
-    ref = _target(version, name)
-    place = home(config)
+    ref, place = _target(version, name), home(config)
     if ref in LEDGERS and not config.weights.url and place.log.exists():
         raise BadConfig(
             f"the release ledger in {place.log} decides where {ref!r} is; give another name with --to, such as --to imported"
         )
     done = await _copy(_elsewhere(config, url, options), open_store(config), version, ref, console)
-    _say(done, ref, "pulled", console)
+    _done(done, ref, "pulled", console)
 
 
 async def push(
@@ -393,7 +354,7 @@ async def push(
     if isinstance(target, HttpStore):
         raise BadConfig(f"{url} can only be read; push to the bucket or directory behind it")
     done = await _copy(open_store(config), target, version, ref, console)
-    _say(done, ref, "pushed", console)
+    _done(done, ref, "pushed", console)
 
 
 async def relay(config: Config, address: str | None, console: Console) -> None:
@@ -408,10 +369,10 @@ async def relay(config: Config, address: str | None, console: Console) -> None:
         listener = bind(host, port, "give another --listen HOST:PORT")
         kept = f"at most {config.relay.max_bytes / 1e9:.1f} GB in {directory}"
 
-        def say(url: str) -> None:
+        def answering(url: str) -> None:
             console.print(f'relay on {url} ({kept}); followers: [bold]--set weights.url="{url}"[/]', highlight=False)
 
-        await listen(relay_app(store), listener, stopping, say, lifespan=False)
+        await listen(relay_app(store), listener, stopping, answering, lifespan=False)
 
 
 def _target(version: str, name: str | None) -> str | None:
@@ -439,14 +400,8 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def _copy(source: RefStore, target: RefStore, version: str, ref: str | None, console: Console) -> Transferred:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    rates = (bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
+    with bars.Progress("{task.description}", bars.BarColumn(), *rates, console=console) as progress:
         bar = progress.add_task("reading manifests", total=None)
 
         def show(done: int, total: int) -> None:
@@ -455,14 +410,11 @@ async def _copy(source: RefStore, target: RefStore, version: str, ref: str | Non
         return await transfer(source, target, version, ref=ref, on_bytes=show)
 
 
-def _say(done: Transferred, ref: str | None, verb: str, console: Console) -> None:
+def _done(done: Transferred, ref: str | None, verb: str, console: Console) -> None:
     rate = done.bytes / 1e6 / max(done.seconds, 1e-6)
     moved = f"; {ref} is at it" if ref is not None else ""
-    console.print(
-        f"{verb} {done.policy}: {done.objects} objects, {done.bytes / 1e6:.2f} MB in {done.seconds:.1f} s ({rate:.1f} MB/s), "
-        f"{done.skipped / 1e6:.2f} MB were there already{moved}",
-        highlight=False,
-    )
+    sent = f"{done.objects} objects, {done.bytes / 1e6:.2f} MB in {done.seconds:.1f} s ({rate:.1f} MB/s)"
+    say(console, f"{verb} {done.policy}: {sent}, {done.skipped / 1e6:.2f} MB were there already{moved}")
 
 
 # ---------------------------------------------------------------- vLLM
@@ -474,16 +426,13 @@ async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console:
     follower = open_follower(config)
     place = store_place(config, store)
 
-    def say(swap: VllmSwap) -> None:
-        console.print(
-            f"{url} serves {swap.policy}: fetched in {swap.staged_s:.2f} s, paused {1e3 * swap.pause_s:.0f} ms "
-            f"(load {1e3 * swap.load_s:.0f} ms)",
-            highlight=False,
-        )
+    def swapped(swap: VllmSwap) -> None:
+        paused = f"paused {1e3 * swap.pause_s:.0f} ms (load {1e3 * swap.load_s:.0f} ms)"
+        say(console, f"{url} serves {swap.policy}: fetched in {swap.staged_s:.2f} s, {paused}")
 
     def complain(ref: str, error: Exception) -> None:
         console.print(f"[bold red]ref {ref}[/] {error}", highlight=False)
 
     async with VllmFollower(url, follower, place, kv=kv) as vllm:
         with contextlib.suppress(Stopped):
-            await unless(until_stopped(), vllm.follow(ref, say, complain, config.follow.interval_s))
+            await unless(until_stopped(), vllm.follow(ref, swapped, complain, config.follow.interval_s))

@@ -43,8 +43,6 @@ class Sign:
     `for_s`: how long it has been doing this. `limit_s`: the longest this may take; None: no limit. `lag_s`: how long its event loop has
     not come round. `ready`: it is doing its actual work. `trouble`: what it is retrying. `failed`: why it ends; `certain`: a restart
     cannot help; `outside`: the cause lies outside the worker and passes, as a full disk does.
-
-    Example: ``Sign(doing="taking step 12", for_s=3.1, limit_s=3600.0, lag_s=0.0)``
     """
 
     doing: str
@@ -58,7 +56,6 @@ class Sign:
     outside: bool = False
 
     def line(self) -> bytes:
-        """The line to send."""
         texts = {
             key: _cut(value, most) for key, most in LONGEST.items() if isinstance(value := getattr(self, key), str)
         }
@@ -122,7 +119,6 @@ class Heartbeat:
             self.begin(*before)
 
     def sign(self, lag_s: float = 0.0) -> Sign:
-        """The sign of life as of now."""
         doing, limit_s, since = self._now
         return Sign(
             doing=doing,
@@ -178,7 +174,6 @@ class Sender(threading.Thread):
                 faulthandler.dump_traceback()
 
     def last_words(self, sign: Sign) -> None:
-        """Say why the worker ends."""
         line = sign.line()
         for _ in range(_TRIES):
             with contextlib.suppress(OSError):

@@ -36,10 +36,7 @@ _LONGEST_LINE = 1 << 16
 
 
 class Rotation(threading.Thread):
-    """Keeps the output file at `most_bytes`, and the older part beside it at twice that, but for what is written in one second.
-
-    Example: ``Rotation(Path("run/logs/serve.log"), 16_000_000).start()``
-    """
+    """Keeps the output file at `most_bytes`, and the older part beside it at twice that, but for what is written in one second."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         super().__init__(name="rotation", daemon=True)
@@ -131,8 +128,6 @@ class WorkerProcess:
 
     `sign` is its last sign of life, received at `heard` on the loop's clock. `was_ready`: it has been ready at least once since the
     supervisor began.
-
-    Example: ``WorkerProcess("serve", ("ostinato", "serve"), Path("run/logs/serve.log"))``
     """
 
     name: str
@@ -238,7 +233,6 @@ class WorkerProcess:
         return ""
 
     def _listen(self) -> None:
-        """Read and parse what is on the pipe."""
         while self._pipe >= 0:
             try:
                 part = os.read(self._pipe, _PIPE)

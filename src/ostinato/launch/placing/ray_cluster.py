@@ -1,30 +1,164 @@
-"""A Ray cluster, which chooses the node of each worker and notices when a node is gone.
+"""Workers on the nodes of a Ray cluster, which chooses each worker's node: started there, watched by polling, lost with their node.
 
-Ray itself is imported only when a cluster is opened, because nothing else needs it.
+A worker's keeper on its node puts the run's files in place, starts the worker as a subprocess, and relays its signs of life. Ray itself is
+imported only when a cluster is opened, because nothing else needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import importlib
 import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
-from ostinato.launch.placing.remote_worker import NodeKeeper, NodePlace
+from ostinato import __version__
+from ostinato.app.storage import Home
+from ostinato.config import write_private
+from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
+from ostinato.core.files import write_atomic
+from ostinato.launch.placing.address import reachable, write_address
+from ostinato.launch.placing.heartbeat import Sign, read_sign
+from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.placing_config import RayConfig
+from ostinato.status.gateway_address import read_address
 
 _T = TypeVar("_T")
 _Amounts = Mapping[str, float]
 _LOOK_S = 1.0
 _START_S = 15.0  # added to `patience_s`, because a node puts files in place and starts a process
 
+# ---------------------------------------------------------------- on the worker's node
 
-class NodeFailed(OstinatoError):
-    """A node cannot do what it was asked. It may lack something that another node has."""
 
-    code = "node_failed"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a node needs to start a worker. `command`: the CLI command; `settings`: the configuration as JSON, with the secrets that this
+    worker needs; `home`: the run's directory on the node; `admin_key`: the run's own, empty for a worker that does not need it; `cwd`: the
+    base of relative paths, if the node has it; `version`: the version of Ostinato, the same on all nodes.
+    """
+
+    name: str
+    command: str
+    settings: str
+    home: str
+    admin_key: str
+    cwd: str
+    version: str = __version__
+
+    def plain(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteState:
+    """A worker's state. `line`: its last sign, as sent; `silent_s`: seconds since that sign, or since its start; `ready`: it has been ready
+    since this start; `code`: its exit code, None while it runs; `url`: where it answers, if it is the run's gateway.
+    """
+
+    line: str | None
+    silent_s: float
+    ready: bool
+    code: int | None
+    last_line: str
+    url: str | None
+
+
+class NodeKeeper:
+    """The node's side of one worker: runs it as its own subprocess, which dies with it. `host`: this node's address.
+
+    The supervisor calls it across machines, so all values are plain.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._worker: WorkerProcess | None = None
+        self._ending: asyncio.Future[int] | None = None
+        self._home = Home(Path())
+        self._serves: str | None = None
+        self._told: str | None = None
+
+    async def here(self) -> str:
+        """The node's address."""
+        return self._host
+
+    async def start(self, order: dict[str, str]) -> int:
+        """Start the worker; returns its pid. Raises OSError, StorageFull, and BadConfig if the node has another version of Ostinato."""
+        if (version := order.get("version")) != __version__:  # checked before anything else in the order is used
+            raise BadConfig(
+                f"{self._host} has ostinato {__version__}, `ostinato up` is {version}: install one version on all nodes"
+            )
+        wanted = Order(**order)
+        self._home = Home(Path(wanted.home))
+        self._home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if wanted.admin_key:
+            write_private(self._home.root / "admin.key", wanted.admin_key)
+        settings = self._home.config
+        if wanted.command != "serve":  # workers that share a directory have different secrets
+            settings = settings.with_name(f"config-{wanted.name}.json")
+        write_private(settings, wanted.settings)
+        here = Path(wanted.cwd)
+        self._worker = WorkerProcess(
+            wanted.name,
+            own_command(wanted.command, "--config", str(settings)),
+            self._home.worker_log(wanted.command),
+            env=THREADS,
+            directory=here if here.is_dir() else None,
+        )
+        await self._worker.start()
+        self._ending = asyncio.ensure_future(self._worker.ended())
+        return self._worker.pid
+
+    async def look(self) -> dict[str, Any]:
+        """A `RemoteState`."""
+        worker, ending = self._started()
+        if self._serves is None:  # once read it is kept, whatever other processes write there
+            self._serves = read_address(self._home.address, worker.pid)
+        if self._told is not None and read_address(self._home.address) is None:  # the process that wrote it is gone
+            with contextlib.suppress(OSError):
+                write_address(self._home.address, self._told)
+        code = ending.result() if ending.done() else None
+        sign = worker.sign
+        return asdict(
+            RemoteState(
+                line=None if sign is None else sign.line().decode(),
+                silent_s=asyncio.get_running_loop().time() - worker.heard,
+                ready=worker.was_ready,
+                code=code,
+                last_line=worker.last_line() if code is not None else "",
+                url=self._serves,
+            )
+        )
+
+    async def tell(self, url: str) -> None:
+        """Tell a worker that calls the run's gateway at which URL it answers. Raises OSError."""
+        self._told = url
+        known = read_address(self._home.address)
+        if known is None or reachable(known, self._host) != url:
+            # a file that already has this URL may be the gateway's own, which is valid for the gateway's life and not for this keeper's
+            write_address(self._home.address, url)
+
+    async def put(self, name: str, text: str) -> None:
+        """Write a file of the run that comes from the machine of `ostinato up` and that the gateway reads. Raises OSError."""
+        if name not in (self._home.workers.name, self._home.draining.name):
+            raise ValueError(f"{name} is no file that the gateway reads")
+        write_atomic(self._home.root / name, text, durable=False)
+
+    async def stop(self, grace_s: float) -> bool:
+        return await self._started()[0].stop(grace_s)
+
+    async def kill(self) -> None:
+        await self._started()[0].kill()
+
+    def _started(self) -> tuple[WorkerProcess, asyncio.Future[int]]:
+        if self._worker is None or self._ending is None:
+            raise RuntimeError("the worker was not started")
+        return self._worker, self._ending
 
 
 class OnRay(NodeKeeper):
@@ -36,6 +170,213 @@ class OnRay(NodeKeeper):
     async def where(self) -> tuple[str, str]:
         """The node's address and its Ray node id, because several nodes may share an address."""
         return await self.here(), str(_ray().get_runtime_context().get_node_id())
+
+
+# ---------------------------------------------------------------- at the supervisor
+
+
+EVERY_S = 1.0
+_FAREWELL_S = 5.0
+_FAILED = 1
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class PlacedWorker:
+    """A `Worker` on a node that the cluster chooses. Each start requests a new place.
+
+    Args:
+        name: the worker's name.
+        order: sent to the node to start the worker.
+        open_place: requests a place; returns at once.
+        on_placed: called with the worker's name and a message that says where it was placed.
+    """
+
+    def __init__(
+        self, name: str, order: Order, open_place: Callable[[], RayPlace], on_placed: Callable[[str, str], None]
+    ) -> None:
+        self.name, self.heard, self.was_ready = name, 0.0, False
+        self.sign: Sign | None = None
+        self.url: str | None = None
+        """The gateway's URL, if this worker is the gateway."""
+        self._order, self._open, self._say = order, open_place, on_placed
+        self._place: RayPlace | None = None
+        self._life: asyncio.Task[int] | None = None
+        self._at, self._last_line = (0, ""), ""
+        self._told: str | None = None
+        self._wanted: str | None = None
+        self._given, self._put = dict[str, str](), dict[str, str]()
+        self._left = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return self._life is not None and not self._life.done()
+
+    @property
+    def pid(self) -> int:
+        return self._at[0]
+
+    @property
+    def node(self) -> str:
+        return self._at[1]
+
+    @property
+    def node_name(self) -> str:
+        """The node's name in the cluster; empty while no node has the worker."""
+        return self._place.node_name if self._place is not None and self.pid and self.running else ""
+
+    async def start(self) -> None:
+        self._place = None
+        self._at, self._last_line, self.url, self._told = (0, ""), "", None, None
+        self._put.clear()
+        self._left = asyncio.Event()
+        self._hear(Sign(doing="waiting for a node"))
+        self._life = asyncio.create_task(self._live())
+
+    async def ended(self) -> int:
+        if self._life is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return await asyncio.shield(self._life)
+
+    async def stop(self, grace_s: float) -> bool:
+        if not self.running:
+            return True
+        alone = not self.pid  # a worker that waits for a node has nothing to end
+        if self.pid and self._place is not None:
+            with contextlib.suppress(Exception):  # whatever is wrong with the node, its place is given back
+                async with asyncio.timeout(grace_s + _FAREWELL_S):
+                    alone = await self._place.keeper.stop(grace_s)
+                    await self.ended()
+        await self._leave()
+        return alone
+
+    async def kill(self) -> None:
+        if self.running and self._place is not None and self.pid:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._place.keeper.kill()
+                    await self.ended()
+        await self._leave()
+
+    def last_line(self) -> str:
+        return self._last_line
+
+    async def tell(self, url: str, grace_s: float) -> None:
+        """Set the URL of the run's gateway. A worker that was told another URL ends, and starts again with the new one."""
+        self._wanted = url
+        if self._told not in (None, url) and self.running:
+            await self.stop(grace_s)
+
+    def give(self, name: str, text: str) -> None:
+        """Put a file of the run on this worker's node, and on every node that the worker moves to."""
+        self._given[name] = text
+
+    # ------------------------------------------------------------ its life
+
+    async def _live(self) -> int:
+        """Run from the request for a place to the worker's end, or until its place is left; returns the exit code."""
+        hearing, left = asyncio.ensure_future(self._hear_out()), asyncio.ensure_future(self._left.wait())
+        try:
+            await asyncio.wait({hearing, left}, return_when=asyncio.FIRST_COMPLETED)
+            return hearing.result() if hearing.done() else -signal.SIGKILL
+        finally:
+            hearing.cancel()
+            left.cancel()
+            await asyncio.wait({hearing})
+            self.url = None
+            if self._place is not None:
+                with contextlib.suppress(Exception):  # a cluster that is gone cannot take the place back
+                    self._place.leave()
+
+    async def _hear_out(self) -> int:
+        """Request a place, start the worker there and poll its node until the worker ends; returns the exit code."""
+        try:
+            self._place = place = self._open()
+            await self._placed(place)
+            while True:
+                look = RemoteState(**await place.keeper.look())
+                self._take(look)
+                if look.code is not None:
+                    self._last_line = look.last_line
+                    return look.code
+                await self._bring(place.keeper)
+                await asyncio.sleep(EVERY_S)
+        except (Unavailable, StorageFull) as error:
+            self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
+        except OSError as error:
+            full = error.errno in _FULL
+            self._hear(Sign(doing=self._doing, failed=f"could not be started on its node: {error}", outside=full))
+        except Exception as error:  # noqa: BLE001 (what is wrong with one worker must not end the others)
+            # never counted as certain, whatever the error says: another node may have what this one lacks
+            why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"
+            self._hear(Sign(doing=self._doing, failed=why))
+        return _FAILED
+
+    async def _placed(self, place: RayPlace) -> None:
+        began = asyncio.get_running_loop().time()
+
+        async def waiting() -> Sign:
+            for_s = asyncio.get_running_loop().time() - began
+            return Sign(doing="waiting for a node", for_s=for_s, trouble=await place.wanting())
+
+        async def starting() -> Sign:
+            return Sign(doing=f"starting on {node}")
+
+        node = await self._saying(place.keeper.here(), waiting)
+        pid = await self._saying(place.keeper.start(self._order.plain()), starting)
+        self._at = (pid, node)
+        self._hear(Sign(doing="starting"))
+        self._say(self.name, f"placed on {node} (pid {pid})")
+
+    async def _saying(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
+        """Wait for the answer and return it; until it comes, `sign` stands in for the worker's own signs of life."""
+        answer = asyncio.ensure_future(asked)
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=EVERY_S)
+                if not answer.done():
+                    self._hear(await sign())
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _bring(self, keeper: _Calls) -> None:
+        """Send the node the URL and files that it still lacks. After an OSError, such as a full disk, they are sent at the next look."""
+        with contextlib.suppress(OSError):
+            if self._wanted is not None and self._told is None:
+                await keeper.tell(self._wanted)
+                self._told = self._wanted
+            for name, text in list(self._given.items()):
+                if self._put.get(name) != text:
+                    await keeper.put(name, text)
+                    self._put[name] = text
+
+    def _take(self, look: RemoteState) -> None:
+        self.heard = asyncio.get_running_loop().time() - look.silent_s
+        self.was_ready |= look.ready
+        self.url = None if look.url is None else reachable(look.url, self.node)
+        sign = None if look.line is None else read_sign(look.line.encode())
+        if sign is not None:
+            self.sign = sign
+
+    @property
+    def _doing(self) -> str:
+        return "" if self.sign is None else self.sign.doing
+
+    def _hear(self, sign: Sign) -> None:
+        self.sign, self.heard = sign, asyncio.get_running_loop().time()
+
+    async def _leave(self) -> None:
+        self._left.set()
+        await self.ended()
+
+
+# ---------------------------------------------------------------- the cluster
+
+
+class NodeFailed(OstinatoError):
+    """A node cannot do what it was asked. It may lack something that another node has."""
+
+    code = "node_failed"
 
 
 class RayCluster:
@@ -69,7 +410,7 @@ class RayCluster:
             self._ray.shutdown()
             raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray accepts no such group: {error}") from error
 
-    def place_for(self, name: str, kind: str) -> Callable[[], NodePlace]:
+    def place_for(self, name: str, kind: str) -> Callable[[], RayPlace]:
         """A function that requests a place for the worker `name` with the resources of `kind`; each call requests a new place."""
         return lambda: self._place(name, kind)
 
@@ -88,7 +429,7 @@ class RayCluster:
     def _needs(self, kind: str) -> dict[str, float]:
         return {"CPU": self._config.cpus.get(kind, 1.0)} | self._config.resources.get(kind, {})
 
-    def _place(self, name: str, kind: str) -> NodePlace:
+    def _place(self, name: str, kind: str) -> RayPlace:
         needs = self._needs(kind)
         others = {key: amount for key, amount in needs.items() if key not in ("CPU", "GPU", "memory")}
         strategy: Any = "SPREAD"
@@ -107,7 +448,7 @@ class RayCluster:
             )
             .remote()
         )
-        return _RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
+        return RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
 
 
 class _Asked(Generic[_T]):
@@ -130,8 +471,12 @@ class _Asked(Generic[_T]):
         return asking.result()
 
 
-class _RayPlace:
-    """An actor, wherever Ray puts it."""
+class RayPlace:
+    """An actor, wherever Ray puts it, or the pending request for one.
+
+    `keeper.here` waits until there is a node. All its methods raise Unavailable once the node is gone, and all but `here` also if the node
+    does not answer for too long.
+    """
 
     def __init__(
         self, ray: Any, actor: Any, needs: _Amounts, room: _Asked[tuple[_Amounts, _Amounts]], patience_s: float
@@ -141,9 +486,11 @@ class _RayPlace:
 
     @property
     def node_name(self) -> str:
+        """The node's name in the cluster; empty until there is a node."""
         return self.keeper.node_name
 
     async def wanting(self) -> str:
+        """A message that says what it waits for; returns soon."""
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
         try:
             free, there = await self._room.seen()
@@ -153,11 +500,12 @@ class _RayPlace:
         return f"waiting for Ray to place it: it takes {wanted}; free are {rest}"
 
     def leave(self) -> None:
+        """Give the place back, whatever still runs there."""
         self._ray.kill(self._actor, no_restart=True)
 
 
 class _Calls:
-    """A keeper's methods as calls to an actor. Raises Unavailable if the actor is gone or silent for `patience_s`, NodeFailed if it can
+    """`OnRay`'s methods as calls to the actor. Raises Unavailable if the actor is gone or silent for `patience_s`, NodeFailed if it can
     never work on that node, and OSError and Ostinato's own errors as the keeper raised them.
     """
 

@@ -18,8 +18,6 @@ _OWN_FAULT = frozenset(
 class SupervisorLimits:
     """The supervisor's timeouts and retry limits. `silence_s`: the longest time without a sign; after `tries` failures within `window_s` a
     worker is given up; pauses before a restart double up to `longest_wait_s`; `stop_s`: from SIGTERM to SIGKILL.
-
-    Example: ``SupervisorLimits(silence_s=30, stop_s=20, tries=5, window_s=600, longest_wait_s=30)``
     """
 
     silence_s: float
@@ -31,10 +29,7 @@ class SupervisorLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a process ended. `fault`: the process itself was the cause, so it counts as a failure; `certain`: it would fail again.
-
-    Example: ``Ending(reason="BadConfig: no such model", fault=True, certain=True)``
-    """
+    """Why a process ended. `fault`: the process itself was the cause, so it counts as a failure; `certain`: it would fail again."""
 
     reason: str
     fault: bool

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import getpass
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.app.storage import Home
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
+from ostinato.core.fair_share import Bucket
 from ostinato.core.seams import Clock
 from ostinato.launch.views.progress import Progress
 
@@ -20,45 +20,27 @@ _AT_ONCE, _EVERY_S = 20.0, 180.0
 _STRANGERS = frozenset({"wrong key"})
 
 
-@dataclass(slots=True)
-class _Allowance:
-    left: float = _AT_ONCE
-    at: float = 0.0
-    left_out: int = 0
-
-    def take(self, now: float) -> bool:
-        self.left = min(_AT_ONCE, self.left + max(0.0, now - self.at) / _EVERY_S)
-        self.at = now
-        if self.left < 1.0:
-            self.left_out += 1
-            return False
-        self.left -= 1.0
-        return True
-
-
 class AuditFile:
     """Implements `core.audit.Audit`. If a line cannot be written, as on a full disk, a warning says so and everything goes on.
 
     A file of 16 MB becomes `audit.1.jsonl`, in the place of the one before. Lines about wrong keys are limited; `left_out` of the next one
     counts those that are missing.
-
-    Example: ``AuditFile(home.audit)("rolled back", result="done", actor="ann")``
     """
 
     def __init__(self, path: Path, clock: Clock = wall_clock) -> None:
         self._lines, self._clock = Progress(path), clock
-        self._allowance = _Allowance(at=clock())
+        self._strangers, self._left_out = Bucket(rate=1.0 / _EVERY_S, size=_AT_ONCE, now=clock()), 0
 
     def __call__(
         self, act: str, *, result: str, key: str = "", tenant: str = "", address: str = "", **facts: str
     ) -> None:
-        """Append a line."""
         more: dict[str, object] = {name: value[:200] for name, value in facts.items()}
         if act in _STRANGERS:
-            if not self._allowance.take(self._clock()):
+            if self._strangers.take(1.0, self._clock()):
+                self._left_out += 1
                 return
-            if self._allowance.left_out:
-                more["left_out"], self._allowance.left_out = self._allowance.left_out, 0
+            if self._left_out:
+                more["left_out"], self._left_out = self._left_out, 0
         self._lines.write(act, result=result, key=key, tenant=tenant, address=address, **more)
 
 

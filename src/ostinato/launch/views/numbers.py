@@ -11,6 +11,7 @@ import contextlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,38 +45,49 @@ class RunNumbers(Collector):
         self.alarms: set[str] = set()
 
     def collect(self) -> Iterable[Metric]:
-        """The metric families of one scrape."""
-        standing = GaugeMetricFamily("ostinato_alarm", "1 for each active alarm in the log.", labels=["name"])
-        for name in sorted(self.alarms):
-            standing.add_metric([name], 1.0)
-        yield standing
+        names = sorted(self.alarms)
+        yield _labelled("name", names, "alarm", "1 for each active alarm in the log.", [1.0] * len(names))
         free = shutil.disk_usage(self._board.parent).free
-        yield GaugeMetricFamily(
-            "ostinato_disk_free_bytes", "Free bytes on the disk of the run's directory.", value=free
-        )
-        yield from self._workers()
-
-    def _workers(self) -> Iterable[Metric]:
+        yield _gauge("disk_free_bytes", "Free bytes on the disk of the run's directory.", free)
         board, now = read_board(self._board), wall_clock()
         if board is None or board.ended is not None:
             return
-        yield GaugeMetricFamily(
-            "ostinato_up_heard_seconds", "Seconds since the last sign of life of `ostinato up`.", value=now - board.at
-        )
-        running = GaugeMetricFamily("ostinato_worker_running", "1 while the worker runs.", labels=["worker"])
-        troubled = GaugeMetricFamily(
-            "ostinato_worker_trouble", "1 while it waits for a disk or a store.", labels=["worker"]
-        )
-        doing = GaugeMetricFamily(
-            "ostinato_worker_doing_seconds", "Seconds in its current activity.", labels=["worker"]
-        )
-        restarts = CounterMetricFamily("ostinato_worker_restarts", "Number of restarts.", labels=["worker"])
-        for worker in board.workers:
-            running.add_metric([worker.name], float(worker.condition == "running"))
-            troubled.add_metric([worker.name], float(worker.trouble is not None))
-            doing.add_metric([worker.name], max(0.0, now - worker.doing_since))
-            restarts.add_metric([worker.name], worker.restarts)
-        yield from (running, troubled, doing, restarts)
+        yield _gauge("up_heard_seconds", "Seconds since the last sign of life of `ostinato up`.", now - board.at)
+        workers = board.workers
+        of = partial(_labelled, "worker", [each.name for each in workers])
+        running = [each.condition == "running" for each in workers]
+        yield of("worker_running", "1 while the worker runs.", running)
+        troubled = [each.trouble is not None for each in workers]
+        yield of("worker_trouble", "1 while it waits for a disk or a store.", troubled)
+        doing = [max(0.0, now - each.doing_since) for each in workers]
+        yield of("worker_doing_seconds", "Seconds in its current activity.", doing)
+        restarts = [each.restarts for each in workers]
+        yield of("worker_restarts", "Number of restarts.", restarts, CounterMetricFamily)
+
+
+def _gauge(name: str, description: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"ostinato_{name}", description, value=value)
+
+
+def _labelled(
+    label: str,
+    names: Iterable[str],
+    metric: str,
+    description: str,
+    values: Iterable[float | None],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    """A family with a value for each name; None: it has none."""
+    family = kind(f"ostinato_{metric}", description, labels=[label])
+    for name, value in zip(names, values, strict=True):
+        if value is not None:
+            family.add_metric([name], value)
+    return family
+
+
+def _counted(metric: str, description: str, label: str, counted: Mapping[str, int]) -> Metric:
+    names = sorted(counted)
+    return _labelled(label, names, metric, description, [counted[name] for name in names], CounterMetricFamily)
 
 
 async def watch_alarms(log: RowLog, standing: set[str]) -> None:
@@ -123,13 +135,10 @@ class LearningNumbers(Collector):
         if seen is None:
             return
         yield from _people(seen.rated)
-        yield GaugeMetricFamily("ostinato_step", "Optimizer steps in the log.", value=seen.step)
-        actions = _ACTIONS | seen.actions
-        yield _counted("ostinato_releases", "Lines of the release ledger, by action.", "action", actions)
-        yield _counted("ostinato_held_turns", "Turns held back from training, by reason.", "reason", seen.held)
-        yield GaugeMetricFamily(
-            "ostinato_summary_behind_rows", "Rows of the log that are not in these numbers yet.", value=self.behind
-        )
+        yield _gauge("step", "Optimizer steps in the log.", seen.step)
+        yield _counted("releases", "Lines of the release ledger, by action.", "action", _ACTIONS | seen.actions)
+        yield _counted("held_turns", "Turns held back from training, by reason.", "reason", seen.held)
+        yield _gauge("summary_behind_rows", "Rows of the log that are not in these numbers yet.", self.behind)
         live = None if self.ledger is None else self.ledger.live
         if self.dials is not None:
             yield from _dials(self.dials)
@@ -140,29 +149,23 @@ class LearningNumbers(Collector):
         if self.train is not None:
             yield from _surrogate(last_lines(self.train))
         if self.ledger is not None and live is not None:
-            ahead = seen.lineage.lag(seen.step, live.number)
             age = wall_clock() - self.ledger.shipped_at
-            yield GaugeMetricFamily("ostinato_live_version", "Number of the live version.", value=live.number)
-            yield GaugeMetricFamily("ostinato_live_seconds", "Seconds since it became live.", value=max(0.0, age))
-            yield GaugeMetricFamily("ostinato_ahead_steps", "Steps by which the trainer is ahead of it.", value=ahead)
+            yield _gauge("live_version", "Number of the live version.", live.number)
+            yield _gauge("live_seconds", "Seconds since it became live.", max(0.0, age))
+            ahead = seen.lineage.lag(seen.step, live.number)
+            yield _gauge("ahead_steps", "Steps by which the trainer is ahead of it.", ahead)
 
 
 def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
     newest = f"of people's newest {RATED} rated turns"
-    share = GaugeMetricFamily("ostinato_acceptance", f"Share with a reward above 0, {newest}.", labels=["arm"])
-    lower = GaugeMetricFamily("ostinato_acceptance_lower", "Its lower bound, 95%, users as clusters.", labels=["arm"])
-    upper = GaugeMetricFamily("ostinato_acceptance_upper", "Its upper bound.", labels=["arm"])
-    mean = GaugeMetricFamily("ostinato_reward_mean", f"Mean reward {newest}.", labels=["arm"])
-    turns = GaugeMetricFamily("ostinato_rated_turns", "Number of these turns, by arm.", labels=["arm"])
-    heard = GaugeMetricFamily("ostinato_heard_turns", "Number of these turns with feedback.", labels=["arm"])
-    for row in sorted(acceptance_by_arm(rated), key=lambda row: row.arm):
-        share.add_metric([row.arm], row.point.acceptance)
-        lower.add_metric([row.arm], row.point.lower)
-        upper.add_metric([row.arm], row.point.upper)
-        mean.add_metric([row.arm], row.mean)
-        turns.add_metric([row.arm], row.point.turns)
-        heard.add_metric([row.arm], row.heard)
-    return (share, lower, upper, mean, turns, heard)
+    rows = sorted(acceptance_by_arm(rated), key=lambda row: row.arm)
+    of, points = partial(_labelled, "arm", [row.arm for row in rows]), [row.point for row in rows]
+    yield of("acceptance", f"Share with a reward above 0, {newest}.", [point.acceptance for point in points])
+    yield of("acceptance_lower", "Its lower bound, 95%, users as clusters.", [point.lower for point in points])
+    yield of("acceptance_upper", "Its upper bound.", [point.upper for point in points])
+    yield of("reward_mean", f"Mean reward {newest}.", [row.mean for row in rows])
+    yield of("rated_turns", "Number of these turns, by arm.", [point.turns for point in points])
+    yield of("heard_turns", "Number of these turns with feedback.", [row.heard for row in rows])
 
 
 def _dials_of(numbers: LearningNumbers) -> DialsNow | None:
@@ -174,113 +177,79 @@ def _dials_of(numbers: LearningNumbers) -> DialsNow | None:
 
 def _dials(found: DialsNow) -> Iterable[Metric]:
     effect = found.effect
-    yield GaugeMetricFamily("ostinato_dials_fitted", "1 if the live version has a basis.", value=float(found.fitted))
+    yield _gauge("dials_fitted", "1 if the live version has a basis.", found.fitted)
     if effect is None:
         return
-    people = GaugeMetricFamily("ostinato_dials_people", "People compared, by side.", labels=["side"])
-    share = GaugeMetricFamily(
-        "ostinato_dials_acceptance", "Share of their turns with a reward above 0.", labels=["side"]
-    )
-    for side, count, accepted in ((DIALS, effect.people, effect.accepted), (HOLDOUT, effect.holdout, effect.held)):
-        people.add_metric([side], count)
-        if accepted is not None:
-            share.add_metric([side], accepted)
-    yield from (people, share)
-    for name, description, value in (
-        ("effect", "Acceptance of people with dials less that of the holdout.", effect.difference),
-        ("effect_lower", "Its lower bound, which holds at every look, 95%.", effect.lower),
-        ("effect_upper", "Its upper bound.", effect.upper),
-        ("leaning_people", "People with dials whose answers differ from the base model's.", effect.leaning),
-        ("token_kl", "Nats of KL divergence a steered token.", effect.token_kl),
-        ("budget_spent", "Mean share of an answer's budget (adapt.answer_budget) that was spent.", effect.spent),
-    ):
-        if (value is not None and effect.lower is not None) or name not in _INTERVAL:
-            yield GaugeMetricFamily(f"ostinato_dials_{name}", description, value=value)
+    of = partial(_labelled, "side", (DIALS, HOLDOUT))
+    yield of("dials_people", "People compared, by side.", (effect.people, effect.holdout))
+    yield of("dials_acceptance", "Share of their turns with a reward above 0.", (effect.accepted, effect.held))
+    if effect.lower is not None and effect.upper is not None:  # told together, once there are people enough
+        yield _gauge("dials_effect", "Acceptance of people with dials less that of the holdout.", effect.difference)
+        yield _gauge("dials_effect_lower", "Its lower bound, which holds at every look, 95%.", effect.lower)
+        yield _gauge("dials_effect_upper", "Its upper bound.", effect.upper)
+    leaning = "People with dials whose answers differ from the base model's."
+    yield _gauge("dials_leaning_people", leaning, effect.leaning)
+    yield _gauge("dials_token_kl", "Nats of KL divergence a steered token.", effect.token_kl)
+    spent = "Mean share of an answer's budget (adapt.answer_budget) that was spent."
+    yield _gauge("dials_budget_spent", spent, effect.spent)
 
 
 def _styles(found: Sequence[StyleEffect]) -> Iterable[Metric]:
     answers = {each.arm: each.turns for each in found}
-    yield _counted("ostinato_style_answers", "People's answers, by their style.", "style", answers)
-    gain = GaugeMetricFamily("ostinato_style_effect", "Reward more than without a style.", labels=["style"])
-    lower = GaugeMetricFamily("ostinato_style_effect_lower", "Its lower bound, for one look, 95%.", labels=["style"])
-    upper = GaugeMetricFamily("ostinato_style_effect_upper", "Its upper bound.", labels=["style"])
-    for each in found:
-        if each.gain is not None:
-            gain.add_metric([each.arm], each.gain.mean)
-            lower.add_metric([each.arm], each.gain.lower)
-            upper.add_metric([each.arm], each.gain.upper)
-    yield from (gain, lower, upper)
-
-
-_INTERVAL = ("effect", "effect_lower", "effect_upper")  # told together, once there are people enough
+    yield _counted("style_answers", "People's answers, by their style.", "style", answers)
+    gains = {each.arm: each.gain for each in found if each.gain is not None}
+    of = partial(_labelled, "style", gains)
+    yield of("style_effect", "Reward more than without a style.", [gain.mean for gain in gains.values()])
+    lower = [gain.lower for gain in gains.values()]
+    yield of("style_effect_lower", "Its lower bound, for one look, 95%.", lower)
+    yield of("style_effect_upper", "Its upper bound.", [gain.upper for gain in gains.values()])
 
 
 def _compactions(found: CompactionsNow) -> Iterable[Metric]:
     counts = {"sampled": found.asked, "begun": found.begun}
-    yield _counted(
-        "ostinato_compactions", "Summaries of people's sessions, and windows that began with one.", "state", counts
-    )
-    rewards = found.rewards
-    between = (None, None) if rewards is None or rewards.between is None else rewards.between
-    for name, description, value in (
-        (
-            "tokens",
-            "Median tokens of the newest summaries with which a window began.",
-            found.tokens if found.seen else None,
-        ),
-        ("ratio", "Median of how many times longer the prompt was.", found.ratio if found.seen else None),
-        ("facts_kept", "Share of the facts that answers named before a summary which it keeps.", found.kept),
-        ("facts_found", "The same of those that answers name again after it.", found.found),
-        (
-            "reward_difference",
-            "Mean reward of long sessions with a summary less that of those without.",
-            None if rewards is None else rewards.with_summary - rewards.without,
-        ),
-        ("reward_difference_lower", "Its lower bound, 95%, people as clusters.", between[0]),
-        ("reward_difference_upper", "Its upper bound.", between[1]),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(f"ostinato_compaction_{name}", description, value=value)
+    yield _counted("compactions", "Summaries of people's sessions, and windows that began with one.", "state", counts)
+    if found.seen:
+        tokens = "Median tokens of the newest summaries with which a window began."
+        yield _gauge("compaction_tokens", tokens, found.tokens)
+        yield _gauge("compaction_ratio", "Median of how many times longer the prompt was.", found.ratio)
+    if found.kept is not None:
+        kept = "Share of the facts that answers named before a summary which it keeps."
+        yield _gauge("compaction_facts_kept", kept, found.kept)
+    if found.found is not None:
+        again = "The same of those that answers name again after it."
+        yield _gauge("compaction_facts_found", again, found.found)
+    if (rewards := found.rewards) is not None:
+        difference = "Mean reward of long sessions with a summary less that of those without."
+        yield _gauge("compaction_reward_difference", difference, rewards.with_summary - rewards.without)
+        if rewards.between is not None:
+            lower, upper = rewards.between
+            yield _gauge("compaction_reward_difference_lower", "Its lower bound, 95%, people as clusters.", lower)
+            yield _gauge("compaction_reward_difference_upper", "Its upper bound.", upper)
 
 
 def _branches(found: Sequence[BranchNow]) -> Iterable[Metric]:
     """Of tenants' branches, by tenant; none without any."""
-    for name, description, figures in (
-        (
-            "version",
-            "Number of the version that answers the tenant.",
-            [each.version and each.version.number for each in found],
+    of, contrasts = partial(_labelled, "tenant", [each.tenant for each in found]), [each.contrast for each in found]
+    versions = [each.version and each.version.number for each in found]
+    parents = [each.parent and each.parent.number for each in found]
+    families = (
+        of("branch_version", "Number of the version that answers the tenant.", versions),
+        of("branch_parent_version", "The shared version that it began at.", parents),
+        of("branch_learned_turns", "Turns that it learned from.", [each.learned for each in found]),
+        of(
+            "branch_contrast", "Acceptance of its people less that of those on live.", [c and c.mean for c in contrasts]
         ),
-        (
-            "parent_version",
-            "The shared version that it began at.",
-            [each.parent and each.parent.number for each in found],
-        ),
-        ("learned_turns", "Turns that it learned from.", [each.learned for each in found]),
-        (
-            "contrast",
-            "Acceptance of its people less that of those on live.",
-            [each.contrast and each.contrast.mean for each in found],
-        ),
-        (
-            "contrast_lower",
-            "Its lower bound, 95%, people as clusters.",
-            [each.contrast and each.contrast.lower for each in found],
-        ),
-        ("contrast_upper", "Its upper bound.", [each.contrast and each.contrast.upper for each in found]),
-        ("troubles", "What its workers wait for, and its alarms.", [len(each.troubles) for each in found]),
-    ):
-        family = GaugeMetricFamily(f"ostinato_branch_{name}", description, labels=["tenant"])
-        for each, value in zip(found, figures, strict=True):
-            if value is not None:
-                family.add_metric([each.tenant], value)
-        if family.samples:
-            yield family
+        of("branch_contrast_lower", "Its lower bound, 95%, people as clusters.", [c and c.lower for c in contrasts]),
+        of("branch_contrast_upper", "Its upper bound.", [c and c.upper for c in contrasts]),
+        of("branch_troubles", "What its workers wait for, and its alarms.", [len(each.troubles) for each in found]),
+    )
+    yield from (family for family in families if family.samples)
 
 
 def _surrogate(lines: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
     """How well late rewards are predicted, by the trainer's newest line about it."""
     tenants = next((line["tenants"] for line in reversed(lines) if line["kind"] == "surrogate"), {})
+    names = sorted(tenants)
     for name, description in (
         ("pairs", "Turns whose late reward was predicted before it was known, the newest."),
         ("correlation", "Correlation of their late rewards with what was predicted."),
@@ -290,19 +259,10 @@ def _surrogate(lines: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
         ("gap_lower", "Its lower bound, 95%, people as clusters."),
         ("gap_upper", "Its upper bound."),
     ):
-        family = GaugeMetricFamily(f"ostinato_surrogate_{name}", description, labels=["tenant"])
-        for tenant, figures in sorted(tenants.items()):
-            if name in figures:
-                family.add_metric([tenant], figures[name])
+        figures = [tenants[each].get(name) for each in names]
+        family = _labelled("tenant", names, f"surrogate_{name}", description, figures)
         if family.samples:
             yield family
-
-
-def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(name, description, labels=[label])
-    for value, count in sorted(counted.items()):
-        family.add_metric([value], count)
-    return family
 
 
 async def watch_branches(branches: BranchReader, board: Path, numbers: LearningNumbers) -> None:

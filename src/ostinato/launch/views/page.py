@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import secrets
 import tempfile
@@ -42,42 +43,37 @@ _TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 class RunActs:
-    """Acts on one run. Release actions run one at a time, so that of two people who act at once the second gets Conflict."""
+    """Acts on one run, as the commands of these names do. Release actions run one at a time: of two people the second gets Conflict."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._moving = asyncio.Lock()
 
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato ship`."""
         async with self._moving:
             releases, seen = await self._releases(expected_live)
             event = await releases.ship(await self._kept(root), reason, actor=actor, expected=seen)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato approve`."""
         async with self._moving:
             releases, _ = await self._releases(expected_live)
             event = await releases.approve(await self._kept(root), reason, actor=actor)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato refuse`."""
         async with self._moving:
             releases, _ = await self._releases(expected_live)
             event = await releases.refuse(await self._kept(root), reason, actor=actor)
         return f"{event.policy} never ships by itself; {event.previous} is still live"
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
-        """As `ostinato rollback`."""
         async with self._moving:
             releases, seen = await self._releases(expected_live)
             event = await releases.rollback(None, reason, actor=actor, expected=seen)
         return f"{event.policy} is live again; it was {event.previous}"
 
     async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
-        """As `ostinato alarms accept`."""
         row = await accept(self._run.log, alarm, reason, actor, wall_clock(), id)
         return f"{row.name} ended; it is not raised again for a finding of this size"
 
@@ -88,15 +84,8 @@ class RunActs:
 
     async def rate(self, turn: str, name: str, correction: str) -> str:
         """Send a person's signal about a turn. Raises Unavailable."""
-        event: dict[str, Any] = {
-            "id": f"playground-{secrets.token_hex(12)}",
-            "target": turn,
-            "name": name,
-            "value": True,
-            "source": "human",
-        }
-        if correction:
-            event["correction"] = correction
+        event: dict[str, Any] = {"id": f"playground-{secrets.token_hex(12)}", "target": turn, "name": name}
+        event |= {"value": True, "source": "human"} | ({"correction": correction} if correction else {})
         async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
             found = await self._post(session, "/v1/feedback", event, {})
         return str(found.get("status", found))
@@ -109,7 +98,7 @@ class RunActs:
         live = (await releases.ledger.refresh()).live
         if live is None or live.hash != expected_live:
             raise Conflict(
-                f"{_named(live)} is live now, which is not what the page showed: nothing was done; load the page again"
+                f"{live or 'nothing'} is live now, which is not what the page showed: nothing was done; load the page again"
             )
         return releases, live
 
@@ -128,11 +117,8 @@ class RunActs:
     async def _answer(
         self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
     ) -> PlaygroundAnswer:
-        body = {
-            "model": self._run.config.model.served_as,
-            "messages": [dict(message) for message in messages],
-            "user": "playground",
-        }
+        model, said = self._run.config.model.served_as, [dict(message) for message in messages]
+        body = {"model": model, "messages": said, "user": "playground"}
         try:
             found = await self._post(session, "/v1/chat/completions", body, {"X-Ostinato-Slot": arm})
             said = cast("Mapping[str, Any]", found.get("ostinato") or {})
@@ -162,10 +148,6 @@ class RunActs:
         return found
 
 
-def _named(policy: PolicyVersion | None) -> str:
-    return "nothing" if policy is None else str(policy)
-
-
 # ---------------------------------------------------------------- the page
 
 
@@ -175,21 +157,18 @@ class RunPage:
     def __init__(self, run: Run, log: RowLog, audit: Audit, branches: BranchReader) -> None:
         self._run, self._log, self._audit, self._branches = run, log, audit, branches
         self._facts: RunFacts | None = None
-        self._worlds: RunWorlds | None = None
         self._pages: Pages | None = None
+        self._closing = contextlib.ExitStack()
 
     def routes(self, renderer: Renderer) -> Page:
         """The routes for a gateway with this renderer. Call it once."""
-        self._facts = RunFacts(self._run, self._log, renderer.token_bytes, branches=self._branches)
-        self._worlds = RunWorlds(
-            self._run.home,
-            self._run.config,
-            self._log,
-            renderer.token_bytes,
-            readers=renderer.reader,
-            shipped=self._facts.shipped,
-        )
-        self._pages = Pages(self._facts, self._worlds, RunActs(self._run), wall_clock, self._audit)
+        run, log, pieces = self._run, self._log, renderer.token_bytes
+        facts = self._facts = RunFacts(run, log, pieces, branches=self._branches)
+        self._closing.callback(facts.close)
+        worlds = RunWorlds(run.home, run.config, log, pieces, readers=renderer.reader, shipped=facts.shipped)
+        self._closing.callback(worlds.close)
+        self._pages = Pages(facts, worlds, RunActs(run), wall_clock, self._audit)
+        self._closing.callback(self._pages.end)
         return self._pages.routes
 
     async def keep(self, stopping: asyncio.Event) -> None:
@@ -209,24 +188,14 @@ class RunPage:
             keeping.cancel()
 
     def close(self) -> None:
-        """Close the index and the threads."""
-        if self._pages is not None:
-            self._pages.end()
-        if self._worlds is not None:
-            self._worlds.close()
-        if self._facts is not None:
-            self._facts.close()
+        self._closing.close()
 
 
 @contextlib.contextmanager
 def open_page(run: Run, audit: Audit, branches: BranchReader) -> Generator[RunPage]:
     """The page of a run, with a log connection of its own. `audit` receives what is done on it."""
-    with open_log(run.config) as log:
-        page = RunPage(run, log, audit, branches)
-        try:
-            yield page
-        finally:
-            page.close()
+    with open_log(run.config) as log, contextlib.closing(RunPage(run, log, audit, branches)) as page:
+        yield page
 
 
 # ---------------------------------------------------------------- one look from the command line
@@ -245,15 +214,13 @@ async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunF
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
         copy(run.home.folds / INDEX, index)
-        facts = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
-        try:
+        made = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
+        with contextlib.closing(made) as facts:
             await facts.feed.decided()
             until = time.monotonic() + turns_s
             while await facts.feed.step() and time.monotonic() < until:
                 pass
             yield facts
-        finally:
-            facts.close()
 
 
 def copy(index: Path, to: Path) -> None:
@@ -275,14 +242,12 @@ class Spelling:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._bytes: Callable[[int], bytes] | None = None
 
     def __call__(self, token: int) -> bytes:
-        if self._bytes is None:
-            self._bytes = self._load()
         return self._bytes(token)
 
-    def _load(self) -> Callable[[int], bytes]:
+    @functools.cached_property
+    def _bytes(self) -> Callable[[int], bytes]:
         from ostinato.model.renderer import HFRenderer
 
         try:

@@ -56,7 +56,6 @@ class Progress:
             logger.warning("progress line lost: %s", error)
 
     def learned(self, learned: Learned) -> None:
-        """Record an optimizer step's metrics."""
         self.write("step", step=learned.step, **learned.metrics)
 
     def paced(self, pace: Pace) -> None:
@@ -64,7 +63,6 @@ class Progress:
         self.write("pace", **asdict(pace))
 
     def published(self, done: Published) -> None:
-        """Record a publication and its cost."""
         size = f"{done.bytes / 1e6:.2f} MB, {done.ratio:.0f}x smaller than full"
         logger.info("published %s (%s, %s) in %.2f s", done.policy, done.kind, size, done.seconds)
         self.write(
@@ -93,7 +91,6 @@ class Progress:
         self.write("surrogate", tenants={tenant: each.figures() for tenant, each in qualities.items()})
 
     def dials(self, spread: DialSpread) -> None:
-        """Record how people's dials differ."""
         self.write("dials", **asdict(spread))
 
     def bases(self, refused: Sequence[str]) -> None:
@@ -101,7 +98,6 @@ class Progress:
         self.write("bases", refused=[*refused])
 
     def swapped(self, swap: Swap) -> None:
-        """Record a hot swap and its cost."""
         logger.info("%s is now %s: pause %.2f ms, %d streams", swap.slot, swap.policy, 1e3 * swap.pause_s, swap.streams)
         self.write(
             "swapped",

@@ -1,28 +1,25 @@
-"""The terminal panel shown during a run, drawn from an `Observed`.
-
-Untrusted text, made safe to print on a terminal.
-"""
+"""What commands show on a terminal: lines and tables about a run, sentences, progress bars, and untrusted text made safe to print."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.core.durations import ago
 from ostinato.core.records import Arm
 from ostinato.core.report import headline
-from ostinato.evaluate.acceptance import Acceptance
-from ostinato.status.arms import ArmAcceptance, acceptance_by_arm
-from ostinato.status.observed_run import Observed
-from ostinato.status.summary import rated_turn
+
+if TYPE_CHECKING:  # most commands need none of their figures
+    from ostinato.evaluate.acceptance import Acceptance
+    from ostinato.status.arms import ArmAcceptance
 
 WIDTH = 30
-RECENT_S = 120.0
 
 
 def bar(point: Acceptance) -> Text:
@@ -37,43 +34,30 @@ def bar(point: Acceptance) -> Text:
 
 def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     """Acceptance per arm. `who` is the heading of the arms, `when` says which turns are counted."""
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name in (who, f"acceptance, {when}", "", "95%", "turns", "policy"):
-        table.add_column(name)
+    names = (who, f"acceptance, {when}", "", "95%", "turns", "policy")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
     for row in sorted(rows, key=lambda row: _ORDER.index(row.arm)):
         point = row.point
-        table.add_row(
-            row.arm + (" (frozen)" if row.arm == Arm.CONTROL else ""),
-            bar(point),
-            f"{100 * point.acceptance:.0f}%",
-            f"{100 * point.lower:.0f} to {100 * point.upper:.0f}",
-            str(point.turns),
-            "-" if row.newest is None else f"v{row.newest}",
-        )
+        name = row.arm + (" (frozen)" if row.arm == Arm.CONTROL else "")
+        share = (f"{100 * point.acceptance:.0f}%", f"{100 * point.lower:.0f} to {100 * point.upper:.0f}")
+        policy = "-" if row.newest is None else f"v{row.newest}"
+        table.add_row(name, bar(point), *share, str(point.turns), policy)
     return table
 
 
-_ORDER = [
-    arm.value
-    for arm in (
-        Arm.LIVE,
-        Arm.CANARY,
-        Arm.PREVIOUS,
-        Arm.VERIFIED,
-        Arm.LEARNER,
-        Arm.BRANCH,
-        Arm.SHARED,
-        Arm.CONTROL,
-        Arm.EVAL,
-        Arm.WORLD,
-        Arm.OUTSIDE,
-    )
-]
-
-
-def recent_arms(seen: Observed, now: float) -> list[ArmAcceptance]:
-    """The arms over the last two minutes."""
-    return acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
+_ORDER = (
+    "live",
+    "canary",
+    "previous",
+    "verified",
+    "learner",
+    "branch",
+    "shared",
+    "control",
+    "eval",
+    "world",
+    "outside",
+)
 
 
 def step_line(step: dict[str, Any]) -> str:
@@ -113,29 +97,6 @@ def lent_line(line: dict[str, Any], now: float) -> str:
     return f"lent to rollouts: {line['lent']}{back}, {line['serving']} serving people{given}{why}"
 
 
-def recent_acceptance(seen: Observed, now: float) -> Table:
-    """Acceptance per arm over the last two minutes."""
-    return arms_table(recent_arms(seen, now), "simulated users", "last 2 min")
-
-
-def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
-    """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
-    parts: list[RenderableType] = [Text(head, "bold"), arms]
-    if seen.steps:
-        parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))
-    if seen.published:
-        parts.append(Text(published_line(seen.published[-1]), "dim"))
-    live = [swap for swap in seen.swaps if swap["slot"] == "live"]
-    if live:
-        parts.append(Text(swap_line(live[-1]), "dim"))
-    parts.extend(release_line(event.action, event.policy.number, event.reason) for event in seen.releases[-6:])
-    held = ", ".join(f"{count} {reason}" for reason, count in seen.held.most_common(4))
-    parts.append(
-        Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")
-    )
-    return Group(*parts)
-
-
 # ---------------------------------------------------------------- plain text
 
 
@@ -144,7 +105,37 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def say(console: Console, words: str, style: str = "") -> None:
+    """Print a line as it is: with no markup, no colours of numbers and no breaks."""
+    console.print(Text(words, style), soft_wrap=True)
+
+
+# ---------------------------------------------------------------- progress bars
+
+
 def counting_bar(*, disable: bool) -> Progress:
     """Progress bars that count what is done, on standard error; they go when they end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
+
+
+@contextlib.contextmanager
+def counting_bars(*, disable: bool = False) -> Generator[Callable[[str, int, int], None]]:
+    """A `counting_bar` for each thing that is told of, with how much of it is done, and of how much."""
+    with counting_bar(disable=disable) as bar:
+        lines: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in lines:
+                lines[what] = bar.add_task(what, total=total)
+            bar.update(lines[what], completed=done, total=total)
+
+        yield told
+
+
+@contextlib.contextmanager
+def measured_bar(console: Console, what: str, *columns: ProgressColumn) -> Generator[Callable[[int, int], None]]:
+    """A bar that is told how much is done, and of how much."""
+    with Progress("{task.description}", BarColumn(), *columns, console=console) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)

@@ -96,7 +96,6 @@ class Rounds:
         life.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
 
     async def tidy(self) -> None:
-        """Run one round."""
         started = wall_clock()
         chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [
             ("leftovers", self._leftovers),

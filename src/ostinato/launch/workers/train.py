@@ -55,7 +55,6 @@ class ReportingTrainer:
         self._inner, self._pulse, self._longest_s, self._most = inner, pulse, longest_s, most
 
     async def step(self, batch: TrainingBatch) -> Learned:
-        """As the inner trainer's `step`."""
         longest_s = self._longest_s * max(1.0, batch.tokens / self._most)
         with self._pulse.during(f"taking step {batch.row.step}", longest_s):
             return await self._inner.step(batch)
@@ -162,9 +161,8 @@ class TrainWorker:
         last, _ = await self._last_base()
         if last is None:
             await self._begin_at(self.parts.released.live)
-        elif (
-            not last.turns and last.step > self.parts.trainer.step_count
-        ):  # a killed trainer wrote it and no checkpoint
+        elif not last.turns and last.step > self.parts.trainer.step_count:
+            # a killed trainer wrote it and no checkpoint
             await self._restart_branch(last)
         taken = self.parts.trainer.step_count
         async for _, row in self._run.log.read(0, {Batch}):
@@ -308,7 +306,6 @@ class TrainWorker:
             logger.exception("the last version is not stored; it is made again at the next start")
 
     async def _settle(self) -> None:
-        """Wait until what was learned is stored."""
         with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
             await self.parts.stored.settle()
 
@@ -317,12 +314,9 @@ class TrainWorker:
         parts = self.parts
         await parts.releases.refresh()
         harmful = parts.releases.harmful
-        if (
-            self._erasure.knows_erased(live)
-            or harmful is None
-            or parts.trainer.step_count <= harmful.above
-            or parts.source.base is not None
-        ):
+        if harmful is None or parts.trainer.step_count <= harmful.above or parts.source.base is not None:
+            return
+        if self._erasure.knows_erased(live):
             return
         if await parts.ancestry.clean_from(harmful) is None:
             logger.warning("what came after v%d was taken back: training goes back to %s", harmful.above, live)
@@ -379,9 +373,7 @@ async def _train(run: Run, life: Life) -> None:
     try:
         life.starting(run.config)("loading the reward function")
         await asker.open()
-        if (
-            late is not None
-        ):  # the desk's own: once it was loaded, one that cannot be any more is an alarm and not the trainer's end
+        if late is not None:  # the desk's own: once it was loaded, its failure is an alarm and not the trainer's end
             await late.open()
             await late.close()  # until a late reward is due
         await _learn(run, life, asker, late)

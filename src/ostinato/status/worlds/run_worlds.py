@@ -18,11 +18,9 @@ from ostinato.core.files import older
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.run_directory import Home
-from ostinato.status.file_tail import FileTail
-from ostinato.status.index_queries import PAGE_ROWS
-from ostinato.status.progress_lines import last_lines
+from ostinato.status.index_queries import PAGE_ROWS, Threads
+from ostinato.status.progress_lines import FileTail, last_lines
 from ostinato.status.releases import LedgerEvent
-from ostinato.status.threads import Threads
 from ostinato.status.worlds import underway
 from ostinato.status.worlds.tasks import (
     Kind,
@@ -107,10 +105,7 @@ class FamilyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksetLine:
-    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks` None: not read.
-
-    Example: ``TasksetLine(name="functions", hash="9f2c...", current=True, tasks=120, rollouts=960, first=10.0, last=90.0)``
-    """
+    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks` None: not read."""
 
     name: str
     hash: str
@@ -162,8 +157,6 @@ class RolloutQuery:
     """Which rollouts to list. "" and None stand for any; `before`: with a smaller `seq`.
 
     `outcome` is solved, failed, ungraded or cheated.
-
-    Example: ``RolloutQuery(task="calc-1", outcome="solved")``
     """
 
     task: str = ""
@@ -262,7 +255,6 @@ class RunWorlds:
         self._counted: dict[str, tuple[tuple[int, int], RolloutCounts]] = {}
 
     def close(self) -> None:
-        """Close the threads."""
         self._threads.close()
 
     async def worlds(self, family: str) -> WorldsNow:
@@ -272,7 +264,6 @@ class RunWorlds:
         return await self._ask(lambda: self._worlds(family, tuple(sorted(marks.items()))))
 
     async def rollouts(self, query: RolloutQuery) -> RolloutList:
-        """Rollouts that ended, newest first."""
         return await self._ask(lambda: self._list(query))
 
     async def rollout(self, episode: str, first: int) -> RolloutDetail | None:
@@ -392,24 +383,16 @@ class RunWorlds:
             if not current and not n:
                 continue
             known = len(self._tasks.tasks) if current and not self._tasks.trouble else None
-            lines.append(
-                TasksetLine(
-                    name=file.stem if current else "",
-                    hash=hash_,
-                    current=current,
-                    tasks=known,
-                    rollouts=n,
-                    first=first,
-                    last=last,
-                )
-            )
+            name = file.stem if current else ""
+            line = TasksetLine(name=name, hash=hash_, current=current, tasks=known, rollouts=n, first=first, last=last)
+            lines.append(line)
         return tuple(lines[:_MOST_TASKSETS])
 
-    def _list(self, query: RolloutQuery, most: int = PAGE_ROWS) -> RolloutList:
+    def _list(self, query: RolloutQuery) -> RolloutList:
         fits = [line for line in self._ended.newest() if _fits(line, query)]
         rows = [line for line in fits if query.before is None or line.seq < query.before]
-        older_ = rows[most - 1].seq if len(rows) > most else None
-        return RolloutList(rows=tuple(rows[:most]), count=len(fits), older=older_, reading=self._reading())
+        older_ = rows[PAGE_ROWS - 1].seq if len(rows) > PAGE_ROWS else None
+        return RolloutList(rows=tuple(rows[:PAGE_ROWS]), count=len(fits), older=older_, reading=self._reading())
 
     def _rollout(
         self, episode: str
@@ -435,9 +418,7 @@ class RunWorlds:
         """The whole record; None if its file is gone."""
         data = self._lines.line(known.spot)
         record = None if data is None else underway.record_of(data)
-        return (
-            record if record is not None and record.episode[: len(known.line.episode)] == known.line.episode else None
-        )
+        return record if record is not None and record.episode.startswith(known.line.episode) else None
 
     def _task(self, id: str, *, hidden: bool) -> TaskDetail | None:
         facts = self._tasks.task(id, hidden=hidden)

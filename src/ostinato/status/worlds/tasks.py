@@ -70,15 +70,13 @@ class KnownTask:
 
 
 class TasksetFile:
-    """Reads the file on a thread of its own whenever it has changed. Call `look` first.
+    """Reads a file, if one is named, on a thread of its own whenever it has changed. Call `look` first.
 
-    Args:
-        path: the file, None if none is named.
-        wait_s: how long one look waits for the reading; a large file is ready at a later look.
+    A look waits `WAIT_S` for the reading: a large file is ready at a later one.
     """
 
-    def __init__(self, path: Path | None, wait_s: float = WAIT_S) -> None:
-        self._path, self._wait_s = path, wait_s
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._seen: tuple[int, int] | None = None
         self._reader: threading.Thread | None = None
         self.tasks: Mapping[str, KnownTask] = {}
@@ -102,11 +100,10 @@ class TasksetFile:
                 self._reader = threading.Thread(target=self._read, args=(self._path, seen[1]), daemon=True)
                 self._reader.start()
         if self._reader is not None:
-            self._reader.join(self._wait_s)
+            self._reader.join(WAIT_S)
         return self
 
     def task(self, id: str, *, hidden: bool) -> TaskFacts | None:
-        """One task; None if it is not there."""
         known = self.tasks.get(id)
         if known is None or self._path is None:
             return None
@@ -202,10 +199,7 @@ Kind = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedShare:
-    """The share of graded rollouts that were solved, with its 95% interval, tasks as clusters. With one task the interval says nothing.
-
-    Example: ``SolvedShare(rollouts=96, tasks=12, share=0.42, lower=0.31, upper=0.54)``
-    """
+    """The share of graded rollouts that were solved, with its 95% interval, tasks as clusters. With one task the interval says nothing."""
 
     rollouts: int
     tasks: int
@@ -216,10 +210,7 @@ class SolvedShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPoint:
-    """The share solved by one version, or by several that were merged.
-
-    Example: ``VersionPoint(first=4, last=5, solved=solved)``
-    """
+    """The share solved by one version, or by several that were merged."""
 
     first: int
     last: int
@@ -239,8 +230,6 @@ class GroupCounts:
     """Groups of which at least two members were graded. `flat`: all grades are equal, so that nothing can be learned from them.
 
     `all_solved` and `none_solved` count flat groups.
-
-    Example: ``GroupCounts(graded=60, flat=22, all_solved=4, none_solved=18)``
     """
 
     graded: int

@@ -142,7 +142,6 @@ def _step(
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common prefix."""
     if one == other[: len(one)]:
         return len(one)
     return next(

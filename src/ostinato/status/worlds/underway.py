@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
-from ostinato.status.file_tail import FileTail, Spot
+from ostinato.status.progress_lines import FileTail, Spot
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.groups import GroupMember, Groups, RolloutGroup
 
@@ -30,18 +30,18 @@ class RolloutLine:
     `seq` is its number among the records read. `policy` is the oldest version that made a token, `policy_last` the newest.
     """
 
-    seq: int
+    seq: int = 0
     episode: str
     task: str
-    family: str
+    family: str = ""
     split: str
-    harness: str
+    harness: str = ""
     group: str | None
     member: int | None
-    at: float | None
+    at: float | None = None
     value: float | None
     solved: bool
-    cheated: tuple[str, ...]
+    cheated: tuple[str, ...] = ()
     ended: str
     policy: PolicyVersion | None = None
     policy_last: PolicyVersion | None = None
@@ -81,7 +81,6 @@ class UnderWay:
         self.bad = 0
 
     def look(self) -> UnderWay:
-        """Read new lines."""
         for spot, line in self._lines.new():
             if not self._apply(spot, line):
                 self.bad += 1
@@ -108,7 +107,6 @@ class UnderWay:
         return tuple(self._shown(self._groups.open[number], recorded) for number in newest)
 
     def group(self, name: str, recorded: Recorded) -> GroupUnderWay | None:
-        """An open group by its name."""
         found = next((group for group in self._groups.open.values() if group.name == name), None)
         return None if found is None else self._shown(found, recorded)
 
@@ -132,7 +130,6 @@ class UnderWay:
 
     @property
     def tasks(self) -> Collection[str]:
-        """The tasks that were ever drawn."""
         return self._groups.latest
 
     def _apply(self, spot: Spot, line: bytes) -> bool:
@@ -182,7 +179,6 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _current(group: RolloutGroup, member: int, slot: GroupMember) -> str:
-    """The name of the last episode begun."""
     return f"{group.name}.{member}.{max(0, slot.begun - 1)}"
 
 
@@ -193,18 +189,13 @@ def _state(slot: GroupMember) -> str:
 def _line(group: RolloutGroup, member: int, episode: str, ended: str, grade: object) -> RolloutLine:
     value = cast("float", grade) if isinstance(grade, int | float) else None
     return RolloutLine(
-        seq=0,
         episode=episode,
         task=group.task,
-        family="",
         split="train",
-        harness="",
         group=group.name,
         member=member,
-        at=None,
         value=value,
         solved=value is not None and value >= 1.0,
-        cheated=(),
         ended=ended,
     )
 
@@ -229,10 +220,7 @@ class EndedRollout:
 
 
 class EndedRollouts:
-    """Folds lines of the record. A rollout that is recorded twice counts once, by its last line.
-
-    Example: ``EndedRollouts().take([(spot, b'{"episode": "w3f.0.2.0", "task": "calc-1", ...}')])``
-    """
+    """Folds lines of the record. A rollout that is recorded twice counts once, by its last line."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
@@ -264,15 +252,12 @@ class EndedRollouts:
         return len(self._by_episode)
 
     def get(self, episode: str) -> EndedRollout | None:
-        """The rollout of an episode, or None."""
         return self._by_episode.get(episode)
 
     def all(self) -> Iterable[EndedRollout]:
-        """All, oldest first."""
         return self._by_episode.values()
 
     def newest(self) -> Iterator[RolloutLine]:
-        """All, newest first."""
         return (each.line for each in reversed(self._by_episode.values()))
 
     def of_group(self, name: str) -> list[RolloutLine]:

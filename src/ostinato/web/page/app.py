@@ -27,9 +27,9 @@ from ostinato.core.errors import NotFound, OstinatoError, Unauthorized, Unavaila
 from ostinato.core.fair_share import Bucket, InTurn
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
+from ostinato.status.index_queries import Threads
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_state import RunNow
-from ostinato.status.threads import Threads
 from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.web.page.operator_actions import Acts
 from ostinato.web.page.query_params import form, own_path, root, words

@@ -13,11 +13,10 @@ from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
 from ostinato.status.compactions import CompactionsNow, facts_sentence, rewards_sentence
 from ostinato.status.dials import DialsNow, cautions, effect_sentence
-from ostinato.status.index_queries import MOST_COUNTED, TurnQuery
+from ostinato.status.index_queries import MOST_COUNTED, Threads, TurnQuery
 from ostinato.status.releases import ReleaseDetail, ReleaseList
 from ostinato.status.run_facts import RunFacts, TurnDetail
 from ostinato.status.run_state import RunNow
-from ostinato.status.threads import Threads
 from ostinato.status.training_state import LearningNow
 from ostinato.status.worlds.run_worlds import RolloutQuery, RunWorlds, WorldsNow
 from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint

@@ -15,8 +15,8 @@ from ostinato.config import load
 from ostinato.launch.commands import up
 from ostinato.launch.commands.compute import Sharing, write_wish
 from ostinato.launch.commands.up import Crew
-from ostinato.launch.placing import remote_worker
-from ostinato.launch.placing import remote_worker as keeper_module
+from ostinato.launch.placing import ray_cluster as keeper_module
+from ostinato.launch.placing import ray_cluster as remote_worker
 from ostinato.launch.placing.supervision import Supervisor
 from ostinato.status.gateway_address import read_address
 from ostinato.status.worker_status import read_board

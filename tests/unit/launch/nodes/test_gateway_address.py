@@ -7,10 +7,10 @@ import sys
 import pytest
 from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
-from ostinato.launch.placing import remote_worker
-from ostinato.launch.placing import remote_worker as keeper_module
+from ostinato.launch.placing import ray_cluster as keeper_module
+from ostinato.launch.placing import ray_cluster as remote_worker
 from ostinato.launch.placing.address import reachable, write_address
-from ostinato.launch.placing.remote_worker import PlacedWorker
+from ostinato.launch.placing.ray_cluster import PlacedWorker
 from ostinato.status.gateway_address import read_address
 
 EVERYWHERE, REACHED = "http://0.0.0.0:8321", "http://10.0.0.7:8321"

@@ -9,9 +9,9 @@ import pytest
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, alive, order, supervised, until
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.placing import remote_worker
-from ostinato.launch.placing import remote_worker as keeper_module
-from ostinato.launch.placing.remote_worker import PlacedWorker
+from ostinato.launch.placing import ray_cluster as keeper_module
+from ostinato.launch.placing import ray_cluster as remote_worker
+from ostinato.launch.placing.ray_cluster import PlacedWorker
 from ostinato.launch.placing.supervision import Condition
 from ostinato.status.gateway_address import read_address
 

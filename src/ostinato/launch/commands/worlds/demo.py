@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import home, open_follower, open_log
@@ -29,17 +28,16 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.scenarios import FINAL_SEED, Copilot
+from ostinato.launch.commands.scenarios import Copilot, with_final_seed
 from ostinato.launch.commands.worlds.train import CREW, follow
+from ostinato.launch.views.screen import say
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
 from ostinato.run_directory import EVALUATION_REF
-from ostinato.status import worlds_figures as figures
-from ostinato.status.observed_run import Observed, RunObserver
+from ostinato.status.observed_run import Phases, RunObserver, Solved, last_word, worlds_report
 from ostinato.status.progress_lines import last_lines
-from ostinato.status.worlds_figures import Phases, Solved
 from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")
@@ -104,10 +102,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the time is divided: seconds of training in the world, and seconds with users.
-
-    Example: ``Plan.of(minutes=20.0, training=0.65) == Plan(training_s=780.0, users_s=420.0)``
-    """
+    """How the time is divided: seconds of training in the world, and seconds with users."""
 
     training_s: float
     users_s: float
@@ -127,32 +122,31 @@ async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, conso
     out.mkdir(parents=True, exist_ok=True)
     began = wall_clock()
 
-    def say(worker: str, what: str) -> None:
-        console.print(f"{worker:10} {what}", highlight=False, soft_wrap=True, markup=False)
+    def note(worker: str, what: str) -> None:
+        say(console, f"{worker:10} {what}")
 
     with hold(home(config).root, "up"):
         empty(config.run.directory)
         save(function_tasks(), Path(config.worlds.file))
         await check_start(config)
-        async with launch(config, say, names=CREW) as launched:
+        async with launch(config, note, names=CREW) as launched:
             await _train(launched, plan.training_s, console)
         trained = wall_clock()
         candidate = await open_follower(config).resolve("candidate")
         if candidate is None:
-            raise NoSignal(
-                f"no step was taken in {plan.training_s / 60:.1f} minutes of the world; give it more --minutes"
-            )
-        async with launch(config, say, names=PROVING) as launched:
+            minutes = f"{plan.training_s / 60:.1f} minutes of the world"
+            raise NoSignal(f"no step was taken in {minutes}; give it more --minutes")
+        async with launch(config, note, names=PROVING) as launched:
             with open_log(config) as log:
-                course = _Course(config, seed, plan, RunObserver(home(config), log), log, console)
-                await launched.during(course.run(launched, candidate, out, began, trained))
+                users_s, times = plan.users_s, (began, trained)
+                await launched.during(_prove(config, launched, log, candidate, seed, users_s, times, out, console))
 
 
 async def _train(launched: Launched, seconds: float, console: Console) -> None:
     """Train in the world for `seconds` from when the gateway answers, and print a line per step."""
     with console.status("starting") as status:
         await launched.during(served(launched, status, ("live", "control", Arm.WORLD.value)))
-    console.print(f"training in the world for {seconds / 60:.1f} minutes", highlight=False)
+    say(console, f"training in the world for {seconds / 60:.1f} minutes")
     stopping = asyncio.Event()
     ending = asyncio.get_running_loop().call_later(seconds, stopping.set)
     try:
@@ -161,74 +155,74 @@ async def _train(launched: Launched, seconds: float, console: Console) -> None:
         ending.cancel()
 
 
-class _Course:
-    """The candidate's way from the bar to users, and the report about it."""
+async def _prove(
+    config: Config,
+    launched: Launched,
+    log: Log,
+    candidate: PolicyVersion,
+    seed: int,
+    users_s: float,
+    times: tuple[float, float],
+    out: Path,
+    console: Console,
+) -> None:
+    """Judge, try, serve, measure and report the candidate. If it is below the bar there are no users. `times`: training's begin and end."""
+    observer = RunObserver(home(config), log)
+    with console.status("starting") as status:
+        url = await served(launched, status, ("live", "control"))
+    async with _rewarded(config, log):
+        with console.status(f"the bar and the gate judge {candidate}: held-out tasks in the world, and the suite"):
+            passed = await _judged(observer, candidate)
+        judged, asked, failed = wall_clock(), 0, 0
+        if passed:
+            stats = await traffic(config, Copilot(), seed, url, users_s / 60, observer, console)
+            asked, failed = stats.asked, sum(outcome.kind == "failed" for outcome in stats.outcomes)
+        ended = wall_clock()
+        if passed:
+            with console.status("waiting for the last feedback to mature"):
+                await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
+    with console.status("measuring the first and the last model in the world, with unseen draws"):
+        solved = await _solved(config, seed, candidate, url)
+    phases = Phases(began=times[0], trained=times[1], judged=judged, ended=ended, measured=wall_clock())
+    seen = await observer.look()
+    page = worlds_report(
+        seen,
+        candidate,
+        phases,
+        solved,
+        measured=last_lines(home(config).progress("rollout"), _MOST_LINES),
+        found=await account(log, config=config.reward),
+        asked=(asked, failed),
+        seed=seed,
+        model=config.model.served_as,
+    )
+    (out / "report.json").write_text(page.to_json(), encoding="utf-8")
+    show(page, out, console)
+    if not passed:
+        say(console, f"{candidate} was not tried on users: {last_word(seen, candidate)}", "yellow")
+    await write_report(config, out / "report.html", console, page)
 
-    def __init__(
-        self, config: Config, seed: int, plan: Plan, observer: RunObserver, log: Log, console: Console
-    ) -> None:
-        self._config, self._seed, self._plan = config, seed, plan
-        self._observer, self._log, self._console = observer, log, console
 
-    async def run(self, launched: Launched, candidate: PolicyVersion, out: Path, began: float, trained: float) -> None:
-        """Judge, try, serve, measure and report the candidate. If it is below the bar there are no users."""
-        config, console = self._config, self._console
-        with console.status("starting") as status:
-            url = await served(launched, status, ("live", "control"))
-        async with _rewarded(config, self._log):
-            with console.status(f"the bar and the gate judge {candidate}: held-out tasks in the world, and the suite"):
-                passed = await self._judged(candidate)
-            judged, asked, failed = wall_clock(), 0, 0
-            if passed:
-                minutes = self._plan.users_s / 60
-                stats = await traffic(config, Copilot(), self._seed, url, minutes, self._observer, console)
-                asked, failed = stats.asked, sum(outcome.kind == "failed" for outcome in stats.outcomes)
-            ended = wall_clock()
-            if passed:
-                with console.status("waiting for the last feedback to mature"):
-                    await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
-        with console.status("measuring the first and the last model in the world, with unseen draws"):
-            solved = await self._solved(candidate, url)
-        phases = Phases(began=began, trained=trained, judged=judged, ended=ended, measured=wall_clock())
-        seen = await self._observer.look()
-        page = figures.report(
-            seen,
-            candidate,
-            phases,
-            solved,
-            measured=last_lines(home(config).progress("rollout"), _MOST_LINES),
-            found=await account(self._log, config=config.reward),
-            asked=(asked, failed),
-            seed=self._seed,
-            model=config.model.served_as,
-        )
-        (out / "report.json").write_text(page.to_json(), encoding="utf-8")
-        show(page, out, console)
-        if not passed:
-            console.print(Text(f"{candidate} was not tried on users: {figures.last_word(seen, candidate)}", "yellow"))
-        await write_report(config, out / "report.html", console, page)
+async def _judged(observer: RunObserver, candidate: PolicyVersion) -> bool:
+    """Wait for the verdict; True if the candidate may meet users."""
+    while True:
+        seen = await observer.look()
+        said = {event.action for event in seen.releases if event.policy == candidate}
+        if said & {"blocked", "canary", "shipped"}:
+            return "blocked" not in said
+        await asyncio.sleep(_LOOK_S)
 
-    async def _judged(self, candidate: PolicyVersion) -> bool:
-        """Wait for the verdict; True if the candidate may meet users."""
-        while True:
-            seen: Observed = await self._observer.look()
-            said = {event.action for event in seen.releases if event.policy == candidate}
-            if said & {"blocked", "canary", "shipped"}:
-                return "blocked" not in said
-            await asyncio.sleep(_LOOK_S)
 
-    async def _solved(self, candidate: PolicyVersion, url: str) -> Solved:
-        """Measure what base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
-        settings = self._config.evaluate
-        runner = settings.runner.model_copy(update={"seed": FINAL_SEED + self._seed})
-        config = self._config.model_copy(update={"evaluate": settings.model_copy(update={"runner": runner})})
-        base = await open_follower(config).resolve("control")
-        assert base is not None
-        run = open_runner(config, url, open_task_suite(config.worlds.file, config)).run
-        return Solved(
-            before=await run(Arm.CONTROL.value, base, range(DRAWS)),
-            after=await run(EVALUATION_REF, candidate, range(DRAWS)),
-        )
+async def _solved(config: Config, seed: int, candidate: PolicyVersion, url: str) -> Solved:
+    """Measure what base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
+    config = with_final_seed(config, seed)
+    base = await open_follower(config).resolve("control")
+    assert base is not None
+    run = open_runner(config, url, open_task_suite(config.worlds.file, config)).run
+    return Solved(
+        before=await run(Arm.CONTROL.value, base, range(DRAWS)),
+        after=await run(EVALUATION_REF, candidate, range(DRAWS)),
+    )
 
 
 @contextlib.asynccontextmanager

@@ -23,10 +23,10 @@ from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page import Spelling
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
-from ostinato.worlds.fidelity.observe import read_observations, script
+from ostinato.worlds.fidelity.observe import read_observations
 from ostinato.worlds.fidelity.paired import match_prompts, tell_pairs_apart
 from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 
@@ -34,11 +34,6 @@ from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 def observation_of_this(group: str) -> str:
     """An observation of this machine, as a line."""
     return Observation(group=group or _hashed(platform.node()), features=look()).line()
-
-
-def source() -> str:
-    """The script that writes such a line."""
-    return script()
 
 
 async def write_episodes(
@@ -61,7 +56,7 @@ async def write_episodes(
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageFull(f"{out} cannot be written: {error.strerror}; name another file with --out") from error
-    console.print(f"{len(lines)} episodes of {whose} in {out}", highlight=False)
+    say(console, f"{len(lines)} episodes of {whose} in {out}")
 
 
 def _wanted(turn: Turn, whose: str) -> bool:
@@ -107,17 +102,15 @@ def show_probe(
         return
     if matched is not None:
         out = f"{matched.left_out[0]} of production and {matched.left_out[1]} of simulation left out"
-        console.print(
-            Text(f"{matched.prompts} prompts are shared, {len(matched.production)} pairs drawn; {out}", "dim")
-        )
+        say(console, f"{matched.prompts} prompts are shared, {len(matched.production)} pairs drawn; {out}", "dim")
     sides = f"{_counted(found.production)} of production, {_counted(found.simulation)} of simulation, {found.columns} columns"
     console.print(Text(sides, "dim"))
     chance = "" if found.p is None else f", p = {found.p:.2g} by permutation of the labels"
     console.print(f"AUC {found.auc:.3f} [{found.lower:.3f}, {found.upper:.3f}]{chance}", highlight=False)
     console.print(Text(verdict(found), "green" if found.faithful else "red" if found.told_apart else "yellow"))
-    table = Table(box=None, pad_edge=False)
-    for name in ("feature", "AUC", "p (Holm)", "production", "simulation"):
-        table.add_column(name, overflow="fold")
+    table = Table("feature", "AUC", "p (Holm)", "production", "simulation", box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
     for tell in found.tells[:tells]:
         style = "bold" if tell.p < _SURE else "dim"
         words = (plain(tell.name), f"{tell.auc:.3f}", f"{tell.p:.2g}", tell.production, tell.simulation)
@@ -135,9 +128,8 @@ def verdict(found: Probed) -> str:
         return f"told apart{aside}: a model can know that it is in a simulation, by the features below"
     if found.faithful:
         return f"an AUC above {BOUND:g} is ruled out by these features{aside}"
-    return (
-        f"not told apart{aside}, but not ruled out either: {found.needed} {units} would rule out an AUC above {BOUND:g}"
-    )
+    enough = f"{found.needed} {units} would rule out an AUC above {BOUND:g}"
+    return f"not told apart{aside}, but not ruled out either: {enough}"
 
 
 def _counted(counts: tuple[int, int]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -37,7 +37,8 @@ from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views import progress
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, say
+from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
@@ -60,15 +61,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWeights:
-    """Weights in a slot of a gateway. `pinned`: nobody moves the slot meanwhile.
-
-    Example: ``PlacedWeights(url="http://127.0.0.1:8321", slot="evaluation", policy=v7, pinned=True)``
-    """
+    """Weights in a slot of a gateway. `pinned`: nobody moves the slot meanwhile."""
 
     url: str
     slot: str
     policy: PolicyVersion
     pinned: bool
+
+    def __str__(self) -> str:
+        held = "pinned" if self.pinned else "which changes as the trainer learns"
+        return f"answers come from {self.policy}, slot {self.slot}, {held}"
 
 
 async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _T]], say: Callable[[str], None]) -> _T:
@@ -89,9 +91,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
         say(f"{worker}: {what}")
 
     async def served() -> _T:
-        while (url := read_address(place.address)) is None:
-            await asyncio.sleep(_LOOK_S)
-        return await work(url)
+        return await work(await gateway(place))
 
     with hold(place.root, "up"):
         say(f"no gateway is running for {place.root}: starting one")
@@ -129,8 +129,8 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
         before = await store.read_ref(EVALUATION_REF)
         await store.move_ref(EVALUATION_REF, before, policy.hash)
         leaving.push_async_callback(_put_back, config, before or await store.read_ref(Arm.LIVE.value))
-        async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as gateway:
-            while await gateway.holds() != policy:
+        async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as evaluating:
+            while await evaluating.holds() != policy:
                 await asyncio.sleep(_LOOK_S)
         yield PlacedWeights(url=url, slot=EVALUATION_REF, policy=policy, pinned=True)
 
@@ -145,8 +145,8 @@ async def newest(config: Config) -> str:
 
 
 async def _unpinned(config: Config, url: str) -> PlacedWeights:
-    async with WorldGateway(url, home(config).admin_key()) as gateway:
-        policy = await gateway.holds()
+    async with WorldGateway(url, home(config).admin_key()) as serving:
+        policy = await serving.holds()
     if policy is None:
         raise Conflict(
             "the release worker is running, and the gateway has no slot for worlds because the run learns from people only "
@@ -167,6 +167,7 @@ async def _put_back(config: Config, value: str | None) -> None:
 
 
 MOST_FAMILIES = 12
+_CONFIDENCE = 0.95
 _NONE = "\N{EN DASH}"
 
 
@@ -174,8 +175,6 @@ _NONE = "\N{EN DASH}"
 class SolvedTasks:
     """Results for one kind of tasks. `family` "": all of the split. `first` is over tasks with a graded try, `best` over tasks with k of
     them; None: there is no such task. `value` is the mean value of the tries, with tasks as clusters.
-
-    Example: ``SolvedTasks(split=Split.HELD_OUT, family="", tries=800, first=first, best=best, value=value)``
     """
 
     split: Split
@@ -186,20 +185,17 @@ class SolvedTasks:
     value: ItemMean | None
 
 
-def solved(records: Sequence[Finished], k: int, confidence: float = 0.95) -> list[SolvedTasks]:
+def solved(records: Sequence[Finished], k: int) -> list[SolvedTasks]:
     """A row for each split, followed by a row for each of its families if there are 2 to `MOST_FAMILIES`."""
     rows: list[SolvedTasks] = []
     for split in Split:
         theirs = [record for record in records if record.split is split]
         if not theirs:
             continue
-        rows.append(_row(theirs, split, "", k, confidence))
+        rows.append(_row(theirs, split, "", k))
         families = sorted({record.family for record in theirs})
         if 1 < len(families) <= MOST_FAMILIES:
-            rows += [
-                _row([each for each in theirs if each.family == family], split, family, k, confidence)
-                for family in families
-            ]
+            rows += [_row([each for each in theirs if each.family == name], split, name, k) for name in families]
     return rows
 
 
@@ -208,7 +204,7 @@ def answered_by(records: Iterable[Finished]) -> Counter[tuple[PolicyVersion | No
     return Counter((record.policy, record.policy_last) for record in records)
 
 
-def _row(records: Sequence[Finished], split: Split, family: str, k: int, confidence: float) -> SolvedTasks:
+def _row(records: Sequence[Finished], split: Split, family: str, k: int) -> SolvedTasks:
     graded: dict[str, list[Finished]] = defaultdict(list)
     for record in records:
         if record.value is not None:
@@ -221,7 +217,7 @@ def _row(records: Sequence[Finished], split: Split, family: str, k: int, confide
             for task, theirs in of.items()
             for draw, record in enumerate(theirs)
         ]
-        return pass_rates(scores, k, confidence) if scores else None
+        return pass_rates(scores, k, _CONFIDENCE) if scores else None
 
     first, best, value = rates(graded, 1), rates(whole, k), rates(graded, 1, worth=True)
     return SolvedTasks(
@@ -255,11 +251,11 @@ def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, 
 
 def show_figures(records: Sequence[Finished], k: int, policy: PolicyVersion, console: Console) -> None:
     """Print the same figures for people. Rollouts that were not made by `policy` alone are pointed out, not left out."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("split", "family", "tasks", "tries", "pass@1", *([f"best of {k}"] if k > 1 else []), "value"):
-        table.add_column(name, justify="right" if name in ("tasks", "tries") else "left")
+    names = ["split", "family", "tasks", "tries", "pass@1", *[f"best of {k}"] * (k > 1), "value"]
+    table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[2].justify = table.columns[3].justify = "right"
     for row in solved(records, k):
-        figures = [_share(row.first), *([_share(row.best)] if k > 1 else []), _share(row.value)]
+        figures = [_share(row.first), *[_share(row.best)] * (k > 1), _share(row.value)]
         tasks = str(row.first.items if row.first else 0)
         table.add_row(row.split.value, Text(plain(row.family) or "all"), tasks, str(row.tries), *figures)
     console.print(table)
@@ -286,10 +282,7 @@ def _share(mean: ItemMean | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records.
-
-    Example: ``MeasureOptions(file=Path("tasks.jsonl"), split="held_out", tries=8, limit=100, release="v40")``
-    """
+    """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records."""
 
     file: Path
     split: str = Split.HELD_OUT.value
@@ -309,20 +302,18 @@ async def run_tasks(config: Config, asked: MeasureOptions, console: Console) -> 
     chosen = chosen_tasks(tasks, asked.split, asked.limit, config.worlds.seed)
     check_tasks(config, chosen)
 
-    def say(what: str) -> None:
+    def tell(what: str) -> None:
         if not asked.machine:
-            console.print(Text(plain(what), "dim"), soft_wrap=True)
+            say(console, plain(what), "dim")
 
     async def work(url: str) -> tuple[PolicyVersion, list[Finished]]:
         async with place_weights(config, url, asked.release) as placed:
             many = f"{len(chosen)} tasks of {asked.split} x {asked.tries}"
-            say(
-                f"{tasks.name} ({tasks.hash[:12]}): {many}, temperature {config.worlds.temperature:g}; {_named(placed)}"
-            )
+            tell(f"{tasks.name} ({tasks.hash[:12]}): {many}, temperature {config.worlds.temperature:g}; {placed}")
             async with open_workshop(config, home(config), placed.url, tasks, placed.slot) as shop:
                 return placed.policy, await _measured(config, asked, tasks, chosen, shop, console)
 
-    policy, records = await at_gateway(config, work, say)
+    policy, records = await at_gateway(config, work, tell)
     await _note(config, tasks, records, asked.tries)
     whole = len(records) == asked.tries * len(chosen)
     if asked.machine:
@@ -356,18 +347,8 @@ def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task
     return [task for task in found if task.id in drawn]
 
 
-def _named(placed: PlacedWeights) -> str:
-    held = "pinned" if placed.pinned else "which changes as the trainer learns"
-    return f"answers come from {placed.policy}, slot {placed.slot}, {held}"
-
-
 async def _measured(
-    config: Config,
-    asked: MeasureOptions,
-    tasks: Taskset,
-    chosen: list[Task],
-    shop: Workshop,
-    console: Console,
+    config: Config, asked: MeasureOptions, tasks: Taskset, chosen: list[Task], shop: Workshop, console: Console
 ) -> list[Finished]:
     """Measure until all rollouts have ended or somebody stops it; returns the records of those that ended."""
     settings, records = config.worlds, list[Finished]()
@@ -381,10 +362,8 @@ async def _measured(
         pause_s=settings.retry_pause_s,
         patience_s=settings.patience_s,
     )
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[so_far]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=asked.machine,
-    )  # fmt: skip
+    columns = (MofNCompleteColumn(), "{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress("{task.description}", BarColumn(), *columns, console=console, transient=True, disable=asked.machine)
     with bar, _keeping(config, asked.out) as keep:
         line = bar.add_task("rollouts", total=asked.tries * len(chosen), so_far="")
 
@@ -439,9 +418,6 @@ def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None
 # ---------------------------------------------------------------- coverage by checkpoint
 
 
-HELD_OUT = "held_out"
-
-
 def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) -> None:
     """Print a line per checkpoint. Raises NotFound, and BadRequest naming the line that is wrong."""
     if k < 2:
@@ -452,13 +428,13 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
         said = {"k": k, "rows": [asdict(row) for row in rows], "lost": None if lost is None else str(lost.policy)}
         console.out(json.dumps(said), highlight=False)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("checkpoint", "rollouts", "tasks", "pass@1", f"best of {k}", "pass@1, change", f"best of {k}, change"):
-        table.add_column(name)
+    best = f"best of {k}"
+    rates = ("pass@1", best, "pass@1, change", f"{best}, change")
+    table = Table("checkpoint", "rollouts", "tasks", *rates, box=None, pad_edge=False)
     for row in rows:
-        rates, change = row.rates, row.change
-        tasks = f"{rates.first.items if rates else 0}" + (f" (and {row.short} with too few tries)" if row.short else "")
-        figures = (_share_cell(rates.first), _share_cell(rates.best)) if rates else (_NONE, _NONE)
+        found, change = row.rates, row.change
+        tasks = f"{found.first.items if found else 0}" + (f" (and {row.short} with too few tries)" if row.short else "")
+        figures = (_share(found.first), _share(found.best)) if found else (_NONE, _NONE)
         moves = (_points(change.first), _points(change.best)) if change else (_NONE, _NONE)
         table.add_row(f"v{row.policy.number}", f"{row.attempts}", tasks, *figures, *moves)
     console.print(table)
@@ -467,8 +443,8 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
         console.print(Text(told, "red"))
 
 
-def read_attempts(path: Path, split: str = HELD_OUT) -> list[ScoredAttempt]:
-    """The graded rollouts of a split that a single known checkpoint made. Raises NotFound, BadRequest."""
+def read_attempts(path: Path) -> list[ScoredAttempt]:
+    """The graded rollouts of held-out tasks that a single known checkpoint made. Raises NotFound, BadRequest."""
     try:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -486,21 +462,15 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[ScoredAttempt]:
         try:
             made: dict[str, Any] | None = row["policy"]
             alone = made == row.get("policy_last", made)
-            if row["split"] == split and row["value"] is not None and made is not None and alone:
+            if row["split"] == Split.HELD_OUT.value and row["value"] is not None and made is not None and alone:
                 policy = PolicyVersion(number=int(made["number"]), hash=str(made["hash"]))
-                value = float(row["value"])
+                task, family, value = str(row["task"]), str(row["family"]), float(row["value"])
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"value {value:g} is not in [0, 1]")
-                found.append(
-                    ScoredAttempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value)
-                )
+                found.append(ScoredAttempt(task=task, family=family, policy=policy, value=value))
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"{path}, line {number} is not a finished rollout: {error!r}") from error
     return found
-
-
-def _share_cell(mean: ItemMean) -> str:
-    return f"{100 * mean.mean:.1f}% [{100 * mean.lower:.1f}, {100 * mean.upper:.1f}]"
 
 
 def _points(mean: ItemMean) -> str:

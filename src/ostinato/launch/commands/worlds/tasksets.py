@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +25,7 @@ from ostinato.config import Config
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, SandboxRefused
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.runs import BuildPlace
 from ostinato.worlds.building.sources import canonical, fetch_sdist
@@ -65,10 +65,8 @@ def show_taskset(file: Path, console: Console) -> None:
         console.print(Text(told, "yellow"))
     for name in own:
         console.print(Text(f"{plain(name)} is not a built-in grader; worlds.graders must name it", "yellow"))
-    unknown = sorted(
-        {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
-    )
-    for name in unknown:
+    harnesses = {task.harness for task in taskset.tasks}
+    for name in sorted(name for name in harnesses if name not in HARNESSES and not is_agent(name)):
         console.print(Text(no_harness(plain(name)), "yellow"))
 
 
@@ -139,11 +137,8 @@ async def build_tasks(
     wanted = [(each, Split.TRAIN) for each in packages] + [(each, Split.HELD_OUT) for each in held_out]
     try:
         await place.backend.isolation()
-        bar = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]} tasks"),
-            TimeElapsedColumn(), console=console, transient=True,
-        )  # fmt: skip
-        with bar:
+        columns = ("{task.description}", BarColumn(), "{task.fields[found]} tasks", TimeElapsedColumn())
+        with Progress(SpinnerColumn(), *columns, console=console, transient=True) as bar:
             for package, split in wanted:
                 try:
                     built.append(await _one(place, config, package, split, splits, bar))
@@ -191,9 +186,8 @@ async def _one(
 
 def yields_table(built: Sequence[PackageYield]) -> Table:
     """A line per package: its suite, its tasks by kind, CPU seconds, tasks per CPU hour."""
-    table = Table(
-        "package", "tests", "suite CPU s", *_KINDS, "CPU s", "an hour", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    names = ("package", "tests", "suite CPU s", *_KINDS, "CPU s", "an hour")
+    table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in built:
         table.add_row(
             Text(plain(f"{each.package} {each.version}")),
@@ -225,22 +219,10 @@ def show_burst(
         said = {"fleet": asdict(fleet), "burst": asdict(burst), "seed": seed, "assumptions": ASSUMPTIONS}
         console.out(json.dumps({**said, "placed": [asdict(each) for each in found]}), highlight=False)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in (
-        "packing",
-        "placed",
-        "all after",
-        "p50",
-        "p99",
-        "failed",
-        "killed",
-        "lost",
-        "machines",
-        "cores",
-        "memory",
-        "cost",
-    ):
-        table.add_column(name, no_wrap=True)
+    counts, shares = ("failed", "killed", "lost", "machines"), ("cores", "memory")
+    table = Table("packing", "placed", "all after", "p50", "p99", *counts, *shares, "cost", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
     for each in found:
         table.add_row(
             each.packing.value,
@@ -255,7 +237,7 @@ def show_burst(
     for name, value in {**asdict(fleet), **asdict(burst), "seed": seed}.items():
         console.print(Text(f"  {name} = {value}", "dim"))
     for line in ASSUMPTIONS:
-        console.print(Text(f"  {line}", "dim"), soft_wrap=True)
+        say(console, f"  {line}", "dim")
 
 
 # ---------------------------------------------------------------- answers that somebody wrote
@@ -278,9 +260,8 @@ async def grade_changes(config: Config, file: Path, task: str, changes: Path, co
         changed = patched(_text(changes), lambda path: original_of(found.spec, path))
     else:
         messages = (*messages, Message(role=Role.ASSISTANT, text=_text(changes)))
-    rollout = Rollout(
-        task=task, harness=BY_HAND, ended=Ended.SUBMITTED, messages=messages, turns=(BY_HAND,), changes=changed
-    )
+    ended, by = Ended.SUBMITTED, BY_HAND
+    rollout = Rollout(task=task, harness=by, ended=ended, messages=messages, turns=(by,), changes=changed)
     async with open_grading(config) as (_, grader):
         with console.status(f"grading {plain(task)}"):
             grade = await grader.grade(found, rollout)
@@ -301,9 +282,8 @@ def changes_in(directory: Path) -> tuple[Change, ...]:
                 executable = os.access(path, os.X_OK)
                 found.append(Change(path=where, kind=ChangeKind.WRITTEN, data=path.read_bytes(), executable=executable))
             if len(found) > _MOST_FILES:
-                raise BadRequest(
-                    f"{directory} holds more than {_MOST_FILES} files: name one with the changed files only"
-                )
+                more = f"more than {_MOST_FILES} files"
+                raise BadRequest(f"{directory} holds {more}: name one with the changed files only")
     return tuple(sorted(found, key=lambda change: change.path))
 
 
@@ -313,9 +293,9 @@ def _show(task: str, grade: Grade, console: Console) -> None:
     for name, value in grade.parts.items():
         console.print(Text(f"  {plain(name)} {value:g}"))
     for line in grade.why.splitlines():
-        console.print(Text(f"  {plain(line)}"), soft_wrap=True)
+        say(console, f"  {plain(line)}")
     for what in grade.cheated:
-        console.print(Text(f"  cheated: {plain(what)}", "red"), soft_wrap=True)
+        say(console, f"  cheated: {plain(what)}", "red")
 
 
 def _task(tasks: Taskset, name: str) -> Task:

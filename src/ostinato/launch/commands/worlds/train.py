@@ -12,11 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from ostinato.app.storage import Home, home
+from ostinato.app.storage import home
 from ostinato.app.worlds import check_steps, open_taskset
 from ostinato.config import Config
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import Launched, launch
+from ostinato.launch.views.screen import say
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.roles import hold
 from ostinato.status.progress_lines import Lines
@@ -31,10 +32,7 @@ RECENT_GROUPS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerTime:
-    """How a trainer spent its time: seconds from the first step's end to the last step's, and those of them spent computing.
-
-    Example: ``TrainerTime(passed_s=100.0, computed_s=80.0).idle == 0.2``
-    """
+    """How a trainer spent its time: seconds from the first step's end to the last step's, and those of them spent computing."""
 
     passed_s: float
     computed_s: float
@@ -56,20 +54,10 @@ def busy(steps: Sequence[Mapping[str, Any]]) -> TrainerTime:
 class WorldScreen:
     """Folds the progress lines of the trainer and the rollout worker into the lines shown. `step` is the last step taken, `stored` the
     last one whose version is stored.
-
-    Example::
-
-        screen = WorldScreen()
-        for line in lines.new():
-            for text in screen.take(line): print(text)
     """
 
     def __init__(self) -> None:
-        self.step = 0
-        self.stored = 0
-        self.refused = 0
-        self.flat = 0
-        self.groups = 0
+        self.step = self.stored = self.refused = self.flat = self.groups = 0
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT_STEPS + 1)
         self._success: dict[str, str] = {}
         self._drawn: deque[float] = deque(maxlen=RECENT_GROUPS)
@@ -150,21 +138,20 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
     check_steps(config, tasks)
     stopping = until_stopped()
 
-    def say(worker: str, what: str) -> None:
+    def note(worker: str, what: str) -> None:
         _show(console, f"{worker:10} {what}")
 
     with hold(home(config).root, "up"):
-        _show(
-            console, f"{tasks.name}: {len(tasks.tasks)} tasks ({tasks.hash[:12]}); the run is in {config.run.directory}"
-        )
-        async with launch(config, say, names=CREW) as launched:
+        count = f"{len(tasks.tasks)} tasks ({tasks.hash[:12]})"
+        _show(console, f"{tasks.name}: {count}; the run is in {config.run.directory}")
+        async with launch(config, note, names=CREW) as launched:
             _show(console, f"{launched.url}/worlds shows it once the model is loaded")
             await launched.during(follow(launched, steps, stopping, console))
 
 
 async def follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
     """Show the workers' progress until enough was learned and stored, nothing more is left to learn from, or `stopping` is set."""
-    screen, sources = WorldScreen(), _lines(launched.home)
+    screen, sources = WorldScreen(), [Lines(launched.home.progress(worker)) for worker in ("rollout", "train")]
     for lines in sources:  # of an earlier start
         for line in lines.new():
             screen.take(line)
@@ -181,23 +168,17 @@ async def follow(launched: Launched, steps: int, stopping: asyncio.Event, consol
         if steps and screen.step >= steps and stored:
             return
         if done and stored:
-            _show(
-                console,
-                f"ended at step {screen.step}{f' of {steps}' if steps else ''}: every task was drawn worlds.epochs times",
-            )
+            of = f" of {steps}" if steps else ""
+            _show(console, f"ended at step {screen.step}{of}: every task was drawn worlds.epochs times")
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), _LOOK_S)
 
 
-def _lines(place: Home) -> list[Lines]:
-    return [Lines(place.progress("rollout")), Lines(place.progress("train"))]
-
-
 def _show(console: Console, line: str) -> None:
     """Print one line for people. If it cannot be written, as on a full disk, the workers go on all the same."""
     with contextlib.suppress(OSError):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
 
 
 # ---------------------------------------------------------------- overrides

@@ -19,7 +19,7 @@ from ostinato.core.errors import NotFound
 from ostinato.launch.views.screen import plain
 from ostinato.status.worlds.run_worlds import RolloutDetail, RolloutQuery, RunWorlds, WorldsNow
 from ostinato.status.worlds.tasks import SolvedShare
-from ostinato.status.worlds.transcript import Pieces, Readers, RolloutStep
+from ostinato.status.worlds.transcript import RolloutStep
 from ostinato.status.worlds.underway import GroupUnderWay, RolloutLine
 
 _LOOK_S = 1.0
@@ -44,7 +44,7 @@ async def watch_worlds(config: Config, console: Console, *, once: bool) -> None:
                 await asyncio.sleep(_LOOK_S)
 
 
-async def show_rollout(config: Config, console: Console, *, task: str = "", episode: str = "") -> None:
+async def show_rollout(config: Config, console: Console, *, task: str, episode: str) -> None:
     """Print one rollout step by step, or the newest of a task. Raises NotFound."""
     async with _facts(config, words=True) as facts:
         await print_rollout(facts, console, task=task, episode=episode)
@@ -84,19 +84,17 @@ async def print_rollout(facts: RunWorlds, console: Console, *, task: str = "", e
 @contextlib.asynccontextmanager
 async def _facts(config: Config, *, words: bool = False) -> AsyncGenerator[RunWorlds]:
     """The facts of a run that exists. `words`: decode tokens, too, which takes the model's tokenizer."""
-    pieces: Pieces = _no_words
-    readers: Readers | None = None
+    pieces, readers = _no_words, None
     if words:
         from ostinato.model.renderer import HFRenderer
 
         renderer = await asyncio.to_thread(lambda: HFRenderer(model_path(config)))
         pieces, readers = renderer.token_bytes, renderer.reader
-    with open_log(config) as log:
-        facts = RunWorlds(home(config), config, log, pieces, readers)
-        try:
-            yield facts
-        finally:
-            facts.close()
+    with (
+        open_log(config) as log,
+        contextlib.closing(RunWorlds(home(config), config, log, pieces, readers)) as facts,
+    ):
+        yield facts
 
 
 def _no_words(_: int) -> bytes:
@@ -109,19 +107,14 @@ def _no_words(_: int) -> bytes:
 def screen(now: WorldsNow, at: float) -> RenderableType:
     """The overview: tasksets, groups under way, success by family, the newest rollouts, cheats."""
     pacing, groups = now.pacing, now.counts.groups
-    parts: list[RenderableType] = [
-        Text(
-            f"taskset {plain(each.name) or 'earlier'} {plain(each.hash[:12])}: {each.rollouts} rollouts on record",
-            "bold",
-        )
-        for each in now.tasksets
-    ] or [Text("no rollout has ended yet", "dim")]
-    parts.append(
-        Text(
-            f"groups: {pacing.drawn} drawn, {pacing.open - pacing.told} under way, {pacing.told} wait for the trainer, "
-            f"{pacing.spent} taken; without contrast {groups.flat} of {groups.graded}"
-        )
-    )
+    parts: list[RenderableType] = []
+    for each in now.tasksets:
+        name = plain(each.name) or "earlier"
+        parts.append(Text(f"taskset {name} {plain(each.hash[:12])}: {each.rollouts} rollouts on record", "bold"))
+    if not parts:
+        parts.append(Text("no rollout has ended yet", "dim"))
+    way = f"{pacing.open - pacing.told} under way, {pacing.told} wait for the trainer, {pacing.spent} taken"
+    parts.append(Text(f"groups: {pacing.drawn} drawn, {way}; without contrast {groups.flat} of {groups.graded}"))
     if now.families:
         parts.append(_families(now))
     parts += [_group(group) for group in now.under_way[:_GROUPS]]
@@ -159,9 +152,8 @@ def _outcome(line: RolloutLine) -> str:
 
 
 def _families(now: WorldsNow) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("family", "split", "tasks", "rollouts", "solved", f"by v{now.families[0].version}"):
-        table.add_column(name)
+    names = ("family", "split", "tasks", "rollouts", "solved", f"by v{now.families[0].version}")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
     for each in now.families[:_FAMILIES]:
         table.add_row(
             Text(plain(each.family)),
@@ -181,9 +173,8 @@ def _share(share: SolvedShare | None) -> str:
 def _group(group: GroupUnderWay) -> Text:
     """A mark for each member: + solved, - not, ! cheated, ? not graded, . under way."""
     marks = {"cheated": "!", "solved": "+", "failed": "-"}
-    drawn = "".join(
-        "." if each.ended in ("waiting", "under way") else marks.get(_outcome(each), "?") for each in group.members
-    )
+    over = [None if each.ended in ("waiting", "under way") else _outcome(each) for each in group.members]
+    drawn = "".join("." if how is None else marks.get(how, "?") for how in over)
     waits = "  waits for the trainer" if group.told else ""
     return Text.assemble((f"  {plain(group.name)}  {plain(group.task)}  ", ""), (drawn, "bold"), (waits, "dim"))
 
@@ -232,9 +223,8 @@ def outcome_of(detail: RolloutDetail) -> RenderableType:
     parts += [Text(f"  {plain(line)}") for line in detail.why.splitlines()]
     parts += [Text(f"  cheated: {plain(what)}", "bold red") for what in detail.line.cheated]
     if detail.effort:
-        parts.append(
-            Text("effort: " + ", ".join(f"{plain(name)} {value:g}" for name, value in detail.effort.items()), "dim")
-        )
+        effort = ", ".join(f"{plain(name)} {value:g}" for name, value in detail.effort.items())
+        parts.append(Text(f"effort: {effort}", "dim"))
     return Group(*parts)
 
 
