@@ -35,11 +35,11 @@ from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.own import OwnGrader, own_graders
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes

@@ -21,7 +21,7 @@ from ostinato.core.records import Purpose
 from ostinato.core.sandbox import ExecResult, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.agent_config import HOME, AgentConfig
-from ostinato.worlds.harness.gateway import GRACE_S, Passage
+from ostinato.worlds.harness.gateway import GRACE_S, EpisodeModel
 from ostinato.worlds.harness.relay import ModelRelay
 from ostinato.worlds.harness.rollout import Ended, Model, Rollout, harness_hash, timed_out, worked
 from ostinato.worlds.tasks.task import Task
@@ -78,7 +78,7 @@ class CodingAgent:
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Run the agent until it ends or may not go on. Raises Unavailable."""
-        if sandbox is None or not isinstance(model, Passage):
+        if sandbox is None or not isinstance(model, EpisodeModel):
             raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
         clock = asyncio.get_running_loop().time
         start = clock()

@@ -23,7 +23,7 @@ from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion, Purpose
 from ostinato.worlds.harness.agent_config import AgentConfig, Dialect
-from ostinato.worlds.harness.gateway import USER, Passage, PassedAnswer
+from ostinato.worlds.harness.gateway import USER, EpisodeModel, PassedAnswer
 from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
 # ---------------------------------------------------------------- reading answers, and the tool results in requests
@@ -270,7 +270,7 @@ class ModelRelay:
         deadline: when, by the loop's clock, answers end and calls are no longer accepted.
     """
 
-    def __init__(self, model: Passage, config: AgentConfig, *, turns: int, tokens: int, deadline: float) -> None:
+    def __init__(self, model: EpisodeModel, config: AgentConfig, *, turns: int, tokens: int, deadline: float) -> None:
         self._model, self._config, self._turns, self._tokens = model, config, turns, tokens
         self._deadline, self._open = deadline, 0
         self._idle = asyncio.Event()

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import BadRequest, Unavailable
@@ -23,48 +23,17 @@ from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.core.verdicts import continuation_name
 from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.harness.gateway import EpisodeModel, WorldGateway
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, ModelAnswer, OutOfTime, Rollout
 from ostinato.worlds.rollout.finished import Finished, finished_of
 from ostinato.worlds.rollout.groups import measured
-from ostinato.worlds.tasks.task import KnownAnswer, Task, Taskset
+from ostinato.worlds.tasks.task import Task, Taskset
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 30.0
 _MOST_BYTES = 1 << 20
 _T = TypeVar("_T")
-
-
-class CapturedModel(Model, Protocol):
-    """A model whose turns are captured. `policies`: the policy versions that sampled its tokens so far, as the gateway reported them."""
-
-    @property
-    def policies(self) -> Collection[PolicyVersion]: ...
-
-
-class Gateway(Protocol):
-    """The part of the gateway that rollouts need."""
-
-    def model(
-        self,
-        episode: str,
-        *,
-        group: str | None,
-        harness: str,
-        seed: int | None = None,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-    ) -> CapturedModel:
-        """The model of one episode. `seed` is the seed of its first call; None: a random one. `temperature` None: the gateway's."""
-        ...
-
-    async def belief(self, messages: Sequence[Message], known: KnownAnswer) -> float:
-        """The probability of a known answer behind these messages, from 0 to 1. Raises Unavailable, BadRequest, Corrupt."""
-        ...
-
-    async def say(self, events: list[dict[str, Any]]) -> None:
-        """Send events; they are in the log on return. Raises Unavailable, BadRequest."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +46,7 @@ class Workshop:
     harnesses: Mapping[str, Harness]
     backend: Backend | None
     grader: Grader
-    gateway: Gateway
+    gateway: WorldGateway
 
     async def work(self, task: Task, model: Model) -> Rollout:
         """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
@@ -114,12 +83,16 @@ class RecordedModel:
     Example: ``RecordedModel(model, earlier.given[:6])``, which samples from the sixth answer on
     """
 
-    model: CapturedModel
+    model: EpisodeModel
     known: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
     given: list[tuple[tuple[Message, ...], ModelAnswer]] = field(
         default_factory=list[tuple[tuple[Message, ...], ModelAnswer]]
     )
-    draw: float | None = None
+
+    @property
+    def draw(self) -> float | None:
+        """The model's."""
+        return self.model.draw
 
     @property
     def policies(self) -> Collection[PolicyVersion]:
@@ -233,7 +206,8 @@ class Trying:
         backoff, number, lost = self._backoff(), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
-            model = self._model(task, name, group, record=record)
+            model = self._model(task, name, group)
+            model = RecordedModel(model) if record else model
             try:
                 rollout = await self._shop.work(task, model)
                 break
@@ -255,12 +229,11 @@ class Trying:
         policies = tuple(sorted(model.policies))
         return FinishedRollout(task=task, episode=name, rollout=rollout, grade=grade, policies=policies, given=given)
 
-    def _model(self, task: Task, name: str, group: str | None, *, record: bool) -> CapturedModel:
+    def _model(self, task: Task, name: str, group: str | None) -> EpisodeModel:
         harness = self._shop.harnesses[task.harness].hash
-        model = self._shop.gateway.model(
+        return self._shop.gateway.model(
             name, group=group, harness=harness, temperature=task.temperature, top_p=task.top_p
         )
-        return RecordedModel(model, draw=model.draw) if record else model
 
     async def continued(self, tried: FinishedRollout, group: str, at: int, number: int) -> FinishedRollout | None:
         """A recorded rollout sampled anew from its turn `at`, with its grade: its answers before that are repeated in a new sandbox, to the
@@ -270,8 +243,7 @@ class Trying:
         Raises errors that no retry would change, and Unavailable of a grader.
         """
         name, task = continuation_name(tried.episode, at, number), tried.task
-        fresh = self._model(task, name, group, record=False)
-        model = RecordedModel(fresh, known=tried.given[: at + 1], draw=fresh.draw)
+        model = RecordedModel(self._model(task, name, group), known=tried.given[: at + 1])
         try:
             rollout = await self._shop.work(task, model)
         except (Unrepeatable, Unavailable) as error:

@@ -25,7 +25,7 @@ from ostinato.core.json_shape import LONG_BYTES, check_json
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import GRADED
-from ostinato.worlds.harness.gateway import GatewayCalls
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
 from ostinato.worlds.rollout.worker_requests import DIALECTS, OwnTurns, call_body, call_headers, own_verdicts, targets
 
@@ -194,7 +194,7 @@ class Door:
 
     def __init__(
         self,
-        gateway: GatewayCalls,
+        gateway: WorldGateway,
         turns: OwnTurns,
         listener: socket.socket,
         context: ssl.SSLContext,
@@ -386,7 +386,7 @@ class FarOutcomes:
     Example: ``Spending(FarOutcomes(gateway), after=await FarOutcomes(gateway).end())``
     """
 
-    def __init__(self, gateway: GatewayCalls) -> None:
+    def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway
 
     async def end(self) -> Cursor:

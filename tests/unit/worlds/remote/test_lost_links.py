@@ -20,8 +20,8 @@ from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes
