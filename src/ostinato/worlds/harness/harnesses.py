@@ -21,8 +21,7 @@ from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness import rollout
-from ostinato.worlds.harness.agent_config import AgentConfig
-from ostinato.worlds.harness.coding import CodingAgent
+from ostinato.worlds.harness.agent import AgentConfig, CodingAgent
 from ostinato.worlds.harness.memory import MEMORY_VERSION, Memory, MemoryConfig
 from ostinato.worlds.harness.toolbox import OFFERED, ToolReply, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task

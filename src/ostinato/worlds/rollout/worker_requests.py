@@ -15,9 +15,8 @@ from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.records import Arm, Batch, Holdback, Purpose, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
-from ostinato.worlds.harness.agent_config import Dialect
 from ostinato.worlds.harness.gateway import LEFT, PURPOSE
-from ostinato.worlds.harness.relay import passed_headers, ruled_request
+from ostinato.worlds.harness.relay import Dialect, passed_headers, ruled_request
 
 # ---------------------------------------------------------------- requests
 
