@@ -26,7 +26,7 @@ from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
 from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
-from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, BuildPlace, OneShotBackend
+from ostinato.worlds.building.runs import BuildPlace
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import Apart, FunctionGrader, FunctionGrading, read_data
@@ -440,9 +440,9 @@ def warn_of_staleness(config: Config, tasks: Taskset) -> None:
 def open_build_place(out: Path, cache: Path) -> BuildPlace:
     """Sandboxes of this machine, with layers beside the taskset file so that it can be moved together with them."""
     return BuildPlace(
-        backend=OneShotBackend(),
+        backend=Boxes(gives_way=False),
         python=python_inside(),
-        workdir=ONE_SHOT_WORKDIR,
+        workdir="/work",
         layers=out.with_name(f"{out.stem}.layers"),
         cache=cache,
     )

@@ -31,7 +31,8 @@ _START_S = 20.0
 
 class Boxes:
     r"""A `Backend` of namespaces on this machine. The zygote starts with the first box; `close` ends everything.
-    Without `groups` no control group is made, even where it is possible, and a watch enforces the memory limit.
+    Without `groups` no control group is made, even where it is possible, and a watch enforces the memory limit; with `gives_way` boxes
+    yield the processor to everything else.
 
     Example::
 
@@ -40,9 +41,9 @@ class Boxes:
         await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
     """
 
-    def __init__(self, config: SandboxConfig | None = None, *, groups: bool = True) -> None:
+    def __init__(self, config: SandboxConfig | None = None, *, groups: bool = True, gives_way: bool = True) -> None:
         self.config = config or SandboxConfig()
-        self._zygote = Zygote(full=True, groups=groups)
+        self._zygote = Zygote(full=True, groups=groups, gives_way=gives_way)
         self._turns = asyncio.Semaphore(self.config.boxes)
         self._open: set[Box] = set()
         self._without_sockets: set[str] = set()  # mounts that were searched for sockets
