@@ -239,7 +239,7 @@ class FunctionGrader:
             return 0, asked.draws
         job = json.dumps({"holds": asked.holds, "groups": whole}).encode()
         limits = SandboxSpec(limits=task.spec.limits)
-        result = await self._apart.run("relating", limits, stdin=job, timeout=task.grading.timeout_s)
+        result = await self._apart.run("answering", limits, stdin=job, timeout=task.grading.timeout_s)
         return sum(line is True for line in lines_of(result.stdout)), asked.draws
 
 
