@@ -22,8 +22,7 @@ from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
 from ostinato.worlds.rollout.groups import Spending
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
-from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes
-from ostinato.worlds.rollout.worker_requests import OwnTurns
+from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes, OwnTurns
 
 ASK = (Message(role=Role.USER, text="hi"),)
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
