@@ -102,7 +102,7 @@ RULES: dict[str, tuple[Argument, ...]] = {
         Argument(index=0, values=(1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 37, 38, 39, 41, 42, 47, 0x53564D41), error=errno.EINVAL),
     ),
 }  # fmt: skip
-"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is in bpf.py, because its two arguments depend on each other."""
+"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is apart: its two arguments depend on each other."""
 
 SOCKET_LEVEL, TCP_LEVEL = 1, 6
 # filters in classic and extended BPF, their lock, forced buffer sizes

@@ -43,7 +43,7 @@ from ostinato.worlds.sandbox.spec_validation import (
 
 _HERE = Path(__file__).parent
 _SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in (
-    "cgroups", "files", "frames", "ports", "program_exec", "programs", "rootfs", "serve"
+    "frames", "ports", "programs", "rootfs", "serve"
 )))  # fmt: skip
 _IN_MEMORY = 8 << 20
 _PART = 16 << 20  # most bytes of one request

@@ -15,7 +15,6 @@ import socket
 import struct
 from typing import Any
 
-from cgroups import ProcessGroup, end, look
 from kernel import (
     AT_FDCWD,
     ATTR_NOSUID,
@@ -36,7 +35,7 @@ from kernel import (
     set_attributes,
     step,
 )
-from programs import Programs
+from programs import ProcessGroup, Programs, end, look
 from rootfs import BOX, GROUPS, OWN, PROC, SandboxSettings, lay_out
 from serve import SandboxServer
 
