@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BadRequest, SandboxRefused, Unavailable
+from ostinato.core.errors import SandboxRefused, Unavailable
 from ostinato.worlds.sandbox.inside.groups import sweep_groups
 from ostinato.worlds.sandbox.launcher import build, system_call_filter
 from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, refusal, send
@@ -118,10 +118,8 @@ class Zygote:
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def layer(self, path: str) -> int:
-        """The zygote's number for a directory of the host, opened at first use. Raises BadRequest, SandboxRefused, Unavailable."""
+        """The zygote's number for a directory of the host, opened at first use. Raises SandboxRefused, Unavailable."""
         path = os.path.realpath(path)
-        if not os.path.isdir(path):
-            raise BadRequest(f"layers: {path!r} is no directory", field="layers")
         async with self._asking:
             control = await self.opened()
             if path not in self._layers:

@@ -52,7 +52,6 @@ class StartFlag(IntFlag):
     PROC = 2
     OVERLAY = 4
     BLOB = 8
-    PROXY = 16
     LAYER = 32
 
 

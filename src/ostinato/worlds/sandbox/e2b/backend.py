@@ -20,23 +20,16 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused, Unavailable
 from ostinato.core.sandbox import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts
-from ostinato.worlds.sandbox.spec_validation import (
-    ENVIRONMENT,
-    check_environment,
-    check_mounts,
-    check_names,
-    check_workdir,
-    pack_files,
-)
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_port, check_spec, pack_files
 
 # ---------------------------------------------------------------- what is sent to a new machine
 
@@ -144,8 +137,7 @@ class E2BBox(SandboxCalls):
                 logging.getLogger(__name__).warning("%s", error)
 
     async def listen(self, port: int) -> socket.socket:
-        if not 0 < port < 65536:
-            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
+        check_port(port)
         if port in self.wire.ports:
             raise Unavailable(f"port {port} of the sandbox cannot be had: it is listened at already")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -242,12 +234,7 @@ class E2BBoxes:
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> E2BBox:
         """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
-        check_names(spec.files)
-        check_workdir(spec.workdir)
-        check_mounts(spec.mounts, spec.workdir)
-        check_environment(spec.env)
-        check_hosts(spec.hosts)
-        _check_directories(spec)
+        check_spec(spec)
         return await self._places.start(lambda: self._launch(spec, alone), spec.hosts)
 
     async def _launch(self, spec: SandboxSpec, alone: bool) -> E2BBox:
@@ -284,29 +271,15 @@ class E2BBoxes:
 
     async def _built(self, spec: SandboxSpec, line: GvisorConnection, owner: int, alone: bool) -> bool:
         """Have pid 1 build the sandbox. Returns True if the kernel counts memory there."""
-        limits = spec.limits
-        told: dict[str, Any] = {
-            "workdir": spec.workdir,
-            "layers": len(spec.layers),
-            "mounts": list(spec.mounts),
-            "owner": owner,
-            "memory": limits.memory_mb << 20,
-            "disk": limits.disk_mb << 20,
-            "processes": limits.processes,
-            "open_files": limits.open_files,
-            "filter": "",
-            "alone": alone,
-        }
+        mounts = list(spec.mounts)
         try:
-            said, _ = await line.answer(told, within=_START_S)
+            said = await build_sandbox(spec, line, owner=owner, alone=alone, within=_START_S, mounts=mounts)
         except Unavailable as error:
             if any(text in str(error) for text in ("not found", "and 3.10 is needed")):
                 raise BadConfig(
                     f"sandbox.template = {self.config.template!r} cannot be used: {error}; it needs python3, 3.10 or newer, on its PATH"
                 ) from error
             raise
-        if said["error"] and said.get("step") == "write the files":
-            raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
         if said["error"]:
             raise SandboxRefused(
                 f"the template {self.config.template!r} cannot be a sandbox: step {said.get('step')!r}: {said.get('told')}"
@@ -315,15 +288,6 @@ class E2BBoxes:
 
     async def close(self) -> None:
         await self._places.close()
-
-
-def _check_directories(spec: SandboxSpec) -> None:
-    for layer in spec.layers:
-        if not os.path.isabs(layer) or not os.path.isdir(layer):
-            raise BadRequest(f"layers: {layer!r} must be the absolute path of a directory", field="layers")
-    for source in spec.mounts.values():
-        if not os.path.isdir(source):
-            raise BadRequest(f"mounts: {source!r} is no directory", field="mounts")
 
 
 async def _furnish(machine: Machine, place: str, archive: IO[bytes] | None) -> None:

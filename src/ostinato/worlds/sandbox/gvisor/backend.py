@@ -19,18 +19,11 @@ from ostinato.core.sandbox import ExecResult, Isolation, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls, build_sandbox
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts
-from ostinato.worlds.sandbox.spec_validation import (
-    ENVIRONMENT,
-    check_environment,
-    check_mounts,
-    check_names,
-    check_workdir,
-    pack_files,
-)
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_port, check_spec, pack_files
 
 # ---------------------------------------------------------------- the box
 
@@ -71,8 +64,7 @@ class GVisorBox(SandboxCalls):
         self.on_stop += [watching.cancel, self._let_go]
 
     async def listen(self, port: int) -> socket.socket:
-        if not 0 < port < 65536:
-            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
+        check_port(port)
         try:
             listener = self._ports.open(port)
             try:
@@ -173,11 +165,6 @@ _RUN = "import sys; sys.path.insert(0, '/.box/code'); import serve; serve.main()
 
 def layers_owner(layers: Sequence[str]) -> int:
     """The host user who owns the layers and whom programs are mapped to; STRANGER without layers. Raises BadRequest."""
-    for layer in layers:
-        if not os.path.isabs(layer):
-            raise BadRequest("layers: must be absolute paths of directories", field="layers")
-        if not os.path.isdir(layer):
-            raise BadRequest(f"layers: {layer!r} is no directory", field="layers")
     owners = {os.stat(layer).st_uid for layer in layers}
     if len(owners) > 1:
         raise BadRequest(
@@ -330,15 +317,9 @@ class GVisorBoxes:
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> GVisorBox:
         """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
-        check_names(spec.files)
-        check_workdir(spec.workdir)
-        check_mounts(spec.mounts, spec.workdir)
-        check_environment(spec.env)
-        check_hosts(spec.hosts)
+        check_spec(spec)
         owner = layers_owner(spec.layers)
         for source in spec.mounts.values():
-            if not os.path.isdir(source):
-                raise BadRequest(f"mounts: {source!r} is no directory", field="mounts")
             seen = os.stat(source)
             if os.getuid() == 0 and seen.st_uid != owner and seen.st_mode & 0o005 != 0o005:
                 raise BadRequest(
@@ -403,22 +384,10 @@ class GVisorBoxes:
     async def _said(
         self, spec: SandboxSpec, line: GvisorConnection, owner: int | None, *, alone: bool
     ) -> dict[str, Any]:
-        limits = spec.limits
-        told = {
-            "workdir": spec.workdir,
-            "layers": len(spec.layers),
-            "owner": whom_programs_are(owner),
-            "memory": limits.memory_mb << 20,
-            "disk": limits.disk_mb << 20,
-            "processes": limits.processes,
-            "open_files": limits.open_files,
-            "alone": alone,
-            "filter": (await asyncio.to_thread(system_call_filter)).hex(),
-        }
+        filter = (await asyncio.to_thread(system_call_filter)).hex()
         files = await asyncio.to_thread(pack_files, spec.files)
-        said, _ = await line.answer(told, files, within=_START_S)
-        if said["error"] and said.get("step") == "write the files":
-            raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
+        user = whom_programs_are(owner)
+        said = await build_sandbox(spec, line, files, owner=user, alone=alone, filter=filter, within=_START_S)
         if said["error"]:
             raise Unavailable(f"the sandbox could not be built: step {said.get('step')!r}: {said.get('told')}")
         return said

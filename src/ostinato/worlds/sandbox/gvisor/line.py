@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.core.seams import Sandbox
-from ostinato.worlds.sandbox.box import read_changes
+from ostinato.worlds.sandbox.backend import read_changes
 from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
 from ostinato.worlds.sandbox.gvisor.inside.ports import CONNECTED, REFUSED
 from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
@@ -240,6 +240,39 @@ class SandboxCalls(ABC):
             await self._kill(gone)
             raise gone
         return await asyncio.to_thread(read_changes, data)
+
+
+async def build_sandbox(
+    spec: SandboxSpec,
+    line: GvisorConnection,
+    files: bytes = b"",
+    *,
+    owner: int,
+    alone: bool,
+    filter: str = "",
+    within: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """Have pid 1 build the sandbox. Returns its report, whose "error" is not 0 if a "step" failed, as it "told".
+
+    Raises BadRequest if the files do not fit, Unavailable.
+    """
+    limits = spec.limits
+    told = {
+        "workdir": spec.workdir,
+        "layers": len(spec.layers),
+        "owner": owner,
+        "memory": limits.memory_mb << 20,
+        "disk": limits.disk_mb << 20,
+        "processes": limits.processes,
+        "open_files": limits.open_files,
+        "alone": alone,
+        "filter": filter,
+    }
+    said, _ = await line.answer(told | more, files, within=within)
+    if said["error"] and said.get("step") == "write the files":
+        raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
+    return said
 
 
 def _killed(reason: str, begun: float) -> ExecResult:
