@@ -233,10 +233,7 @@ def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> S
 
 
 class Attempts:
-    """Mutates one package's functions. `sources` are the files that may change: path -> text.
-
-    Example: ``tried = await Attempts(runs, baseline, sources, files, config).try_batch(functions)``
-    """
+    """Mutates one package's functions. `sources` are the files that may change: path -> text."""
 
     def __init__(
         self,

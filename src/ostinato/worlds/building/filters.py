@@ -167,10 +167,7 @@ def _windows(lines: Iterable[str]) -> list[str]:
 
 
 class Elsewhere:
-    """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation.
-
-    Example: ``Elsewhere(files).leaks(function, text)``
-    """
+    """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.counts: dict[str, int] = {}
@@ -218,10 +215,7 @@ def shape_of(function: Function, text: str) -> str:
 
 
 class TestLines:
-    """Source lines of a package's tests, keyed by test id.
-
-    Example: ``TestLines(tree.files).of("tests/test_a.py::test_b[1]")``
-    """
+    """Source lines of a package's tests, keyed by test id."""
 
     __test__ = False  # no tests for pytest to collect
 

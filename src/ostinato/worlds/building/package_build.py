@@ -68,10 +68,7 @@ class JournalContent:
 
 
 class BuildJournal:
-    """One package's journal: `suite.json` and `tried.jsonl` in a directory of their own.
-
-    Example: ``journal = BuildJournal(Path("builds/tabulate-0.10.0-3fa2")); journal.add(functions, attempts, cpu=2.0)``
-    """
+    """One package's journal: `suite.json` and `tried.jsonl` in a directory of their own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -205,10 +202,7 @@ class PackageYield:
 
 
 class PackageBuild:
-    """Builds one package from its archive. All its tasks are in one split: a model trained on some would know the others' code.
-
-    Example: ``result = await PackageBuild(place, BuildConfig(), archive, "tabulate").run(print)``
-    """
+    """Builds one package from its archive. All its tasks are in one split: a model trained on some would know the others' code."""
 
     def __init__(
         self, place: BuildPlace, config: BuildConfig, archive: FetchedArchive, project: str, split: Split = Split.TRAIN

@@ -129,10 +129,7 @@ def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
 
 
 class SuiteRuns:
-    """Runs jobs over one tree. `cpu` counts the CPU seconds used inside the sandboxes.
-
-    Example: ``outcomes = await SuiteRuns(backend, spec, "/usr/bin/python3", ("pytest",)).run([job], seed=0)``
-    """
+    """Runs jobs over one tree. `cpu` counts the CPU seconds used inside the sandboxes."""
 
     def __init__(self, backend: Backend, spec: SandboxSpec, python: str, warm: Sequence[str]) -> None:
         self.backend = backend

@@ -122,10 +122,7 @@ def read_completion(task: Task) -> tuple[str, str]:
 
 
 class CompletionGrader:
-    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion.
-
-    Example: ``await CompletionGrader(SingleRuns()).grade(task, rollout)``
-    """
+    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs

@@ -133,8 +133,6 @@ class OwnGrader:
         name: its value, "module:function".
         function: the function, imported here.
         memory_bytes: the most private memory of its process; beyond it the function gets a MemoryError. None: no limit.
-
-    Example: ``await OwnGrader("worlds.graders.brevity", "yours:brevity", brevity).grade(task, rollout)``
     """
 
     def __init__(self, key: str, name: str, function: Callable[..., Any], memory_bytes: int | None = None) -> None:

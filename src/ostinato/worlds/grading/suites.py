@@ -290,8 +290,6 @@ class PytestGrader:
     """Implements `Grader` for repository tasks.
 
     The first grading of a task rehearses it, which takes three or more runs of its tests. Later gradings take one run each.
-
-    Example: ``await PytestGrader(Apart(backend=backend, python=python)).grade(task, rollout)``
     """
 
     def __init__(self, apart: Apart) -> None:

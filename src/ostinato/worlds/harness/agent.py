@@ -112,11 +112,6 @@ class CodingAgent:
 
     Raises:
         BadConfig: a directory of `runtime` does not exist.
-
-    Example::
-
-        config = AgentConfig(command=("mini", "-t", "{prompt}"), environment={"OPENAI_API_BASE": "{base_url}/v1"}, ...)
-        rollout = await CodingAgent("agent", config).run(task, model, sandbox)
     """
 
     def __init__(self, name: str, config: AgentConfig) -> None:

@@ -252,10 +252,7 @@ class _ToolSession(_Session):
 
 
 class ToolLoop(_Loop):
-    """Implements `Harness`: the tools of `ToolLoopConfig.offered`, until a submit, an answer without a call, or the end of a budget.
-
-    Example: ``rollout = await ToolLoop(ToolLoopConfig(output_chars=4000)).run(task, model, sandbox)``
-    """
+    """Implements `Harness`: the tools of `ToolLoopConfig.offered`, until a submit, an answer without a call, or the end of a budget."""
 
     name, session = "tools", _ToolSession
 
@@ -366,8 +363,6 @@ class RepairLoop(_Loop):
     """Implements `Harness`: at most `Task.turns` answers, each of which is checked until one passes; the last one counts.
 
     If the task's messages end with the beginning of the answer, every answer continues that beginning.
-
-    Example: ``rollout = await RepairLoop(RepairConfig(path="calc.py")).run(task, model, sandbox)``
     """
 
     name, session = "repair", _RepairSession

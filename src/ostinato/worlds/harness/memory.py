@@ -128,13 +128,6 @@ class Memory:
         room: the most tokens at which a window may be summarised, as `MemoryConfig.room` has them.
         tools: those of the conversation, which stay in the prompt of a request for a summary.
         sandbox: whose changed files are told; None: there is none.
-
-    Example::
-
-        memory = Memory(config, task, model, messages, turns, Counter(), room=config.room(task.tokens, 8000))
-        if memory.full:
-            await memory.summarise(lambda: {"calls": 7, "seconds": 60.0})
-        memory.count(await model.ask(messages, max_tokens=64))
     """
 
     def __init__(

@@ -207,12 +207,6 @@ class CheatWatch:
 
     Args:
         quiet: the number of graded rollouts in a row without a cheat after which the alarm is cleared.
-
-    Example::
-
-        watch = CheatWatch(quiet=500)
-        watch.take(finished)
-        if watch.raised is not None: await note(log, CHEATED, raised=watch.raised, why=watch.why, at=now)
     """
 
     def __init__(self, quiet: int) -> None:

@@ -176,11 +176,6 @@ class Groups:
         token: the prefix of the groups' names, which makes them different from those of another journal.
         seed, epochs, curriculum: see `WorldsConfig`.
         flat_count: whether the trainer takes flat groups, too, so that they count as waiting for it.
-
-    Example::
-
-        groups = Groups(["a", "b"], token="w3f", seed=0)
-        groups.apply(groups.draw(size=16))
     """
 
     def __init__(
@@ -343,13 +338,6 @@ class EventFile:
         path: the file.
         token: its name.
         most_bytes: the size beyond which it is `grown`.
-
-    Example::
-
-        file, events = EventFile.open(path)
-        file.append({"kind": "told", "n": 3}, sync=True)
-        if file.grown:
-            file.rewrite(groups.events())
     """
 
     def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
@@ -562,12 +550,6 @@ class Spending:
     Args:
         log: holds the outcomes.
         after: the cursor after which there may be outcomes.
-
-    Example::
-
-        spending = Spending(log, after=0)
-        spending.expect(3, ["chatcmpl-3f:0"])
-        await spending.look()  # [3], once a batch holds it
     """
 
     def __init__(self, log: OutcomeRows, after: Cursor) -> None:

@@ -133,10 +133,7 @@ _PAGE = 500
 
 
 class OwnTurns:
-    """Reads a worker's own turns and their outcomes from the run's log.
-
-    Example: ``await OwnTurns(log).groups("acme", ["chatcmpl-3f:0"])  # {"chatcmpl-3f:0": "acme/w3f.0"}``
-    """
+    """Reads a worker's own turns and their outcomes from the run's log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -211,8 +208,6 @@ class Arrivals:
         context: TLS that demands certificates.
         name_of: the name that a certificate's connections are counted under; None refuses them.
         per_name: most open connections under one name.
-
-    Example: ``await loop.create_server(Arrivals(server, context, name_of, per_name=256), sock=listener)``
     """
 
     def __init__(
@@ -346,11 +341,6 @@ class Door:
         connections: most open connections of one worker.
         calls: most concurrent requests of one worker.
         body_bytes: most bytes of one request's body.
-
-    Example::
-
-        async with Door(gateway, OwnTurns(log), listener, door_context(...), names=("acme",)):
-            await stopping.wait()
     """
 
     def __init__(
@@ -542,10 +532,7 @@ _UNKNOWN = PolicyVersion(number=0, hash="")
 
 
 class FarOutcomes:
-    """Outcomes of this worker's turns, read through the door as `Spending` reads them from a log. A batch has only its step and our turns.
-
-    Example: ``Spending(FarOutcomes(gateway), after=await FarOutcomes(gateway).end())``
-    """
+    """Outcomes of this worker's turns, read through the door as `Spending` reads them in a log. Batches have a step and our turns only."""
 
     def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway

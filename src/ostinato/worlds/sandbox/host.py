@@ -31,11 +31,6 @@ def python_inside() -> str:
 class Zygote:
     """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others have only a runtime and /tmp. With `gives_way`, boxes
     yield the processor to everything else on the machine.
-
-    Example::
-
-        zygote = Zygote(full=True)
-        await zygote.start(message, fds)
     """
 
     def __init__(self, *, full: bool, groups: bool = True, gives_way: bool = True) -> None:

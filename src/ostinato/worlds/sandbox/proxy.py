@@ -119,13 +119,7 @@ B = TypeVar("B", bound=PlacedSandbox)
 
 
 class SandboxPlaces(Generic[B]):
-    """The places of one backend, and the sandboxes in them.
-
-    Example::
-
-        places = SandboxPlaces[Box](config.boxes)
-        box = await places.start(lambda: launch(spec), spec.hosts)   # waits for a place; box.stop() gives it back
-    """
+    """The places of one backend, and the sandboxes in them."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)

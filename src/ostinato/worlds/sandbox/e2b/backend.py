@@ -209,14 +209,7 @@ _UNCOUNTED = "no memory cgroup in the machine: a watch in it keeps the limit"
 
 
 class E2BBoxes:
-    r"""A `Backend` of E2B's virtual machines. Raises BadConfig without the SDK, or without a key in the variable E2B_API_KEY.
-
-    Example::
-
-        boxes = E2BBoxes(SandboxConfig(template="base"))
-        box = await boxes.start(SandboxSpec(files={"a.txt": b"1"}))
-        await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
-    """
+    """A `Backend` of E2B's virtual machines. Raises BadConfig without the SDK, or without a key in the variable E2B_API_KEY."""
 
     def __init__(self, config: SandboxConfig | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self.config = config or SandboxConfig()

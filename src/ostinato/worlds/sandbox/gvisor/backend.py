@@ -255,14 +255,7 @@ _MISSING = (
 
 
 class GVisorBoxes:
-    r"""A `Backend` whose sandboxes have gVisor as their kernel, on this machine. Raises BadConfig where runsc is not installed.
-
-    Example::
-
-        boxes = GVisorBoxes(SandboxConfig())
-        box = await boxes.start(SandboxSpec(files={"a.txt": b"1"}))
-        await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
-    """
+    """A `Backend` whose sandboxes have gVisor as their kernel, on this machine. Raises BadConfig where runsc is not installed."""
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
@@ -415,11 +408,6 @@ class RunsInBoxes:
     r"""The counterpart of `SingleRuns` for other backends, slower by the start of a sandbox and of an interpreter. The caller owns the
     backend. There is no /proc here either: through it, graded code could read its judge's input. `python` is an interpreter in the
     sandbox, or "" for this machine's own, which is shown there.
-
-    Example::
-
-        runs = RunsInBoxes(boxes, SandboxConfig())
-        result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
     """
 
     def __init__(self, backend: IsolatingBackend, config: SandboxConfig, *, python: str = "") -> None:

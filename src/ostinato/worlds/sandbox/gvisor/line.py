@@ -31,15 +31,7 @@ _MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
 
 
 class GvisorConnection:
-    """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has.
-
-    Example::
-
-        line = GvisorConnection()
-        ...                                     # start a process with line.theirs as its standard input
-        await line.sent()
-        told, data = await line.ask({"do": "read", "most": 100}, b"a.txt", within=5.0)
-    """
+    """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
@@ -290,11 +282,6 @@ class Ports:
 
     Args:
         place: a private directory of the host for the sockets' names.
-
-    Example::
-
-        listener = ports.open(8000)          # then have the sandbox's pid 1 take it up
-        server = await asyncio.start_server(answer, sock=listener)
     """
 
     def __init__(self, place: Path) -> None:
