@@ -33,7 +33,7 @@ EFFORTS = (
     "summaries",
     "summary_tokens",
 )
-"""The keys of `Rollout.effort` that are counted; a missing key counts as 0."""
+"""The keys of `Rollout.effort` that are counted, each by the unit of its name in the settings; a missing key counts as 0."""
 
 
 class EffortConfig(BaseModel, frozen=True, extra="forbid"):
@@ -97,17 +97,7 @@ def effort_cost(x: float, k: float, q: float) -> float:
 
 def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
     """x: the weighted sum, in units of a token of reasoning."""
-    units = (
-        config.thinking_tokens,
-        config.call_tokens,
-        config.output_tokens,
-        config.final_tokens,
-        config.calls,
-        config.turns,
-        config.summaries,
-        config.summary_tokens,
-    )
-    return math.fsum(max(0.0, effort.get(name, 0.0)) * unit for name, unit in zip(EFFORTS, units, strict=True))
+    return math.fsum(max(0.0, effort.get(name, 0.0)) * getattr(config, name) for name in EFFORTS)
 
 
 def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> tuple[float, float]:
@@ -130,11 +120,6 @@ class WatchedGrader:
     """Implements `Grader`: uses the grader that a task names, watches canaries and prices effort.
 
     A canary is always graded 0. A canary that seems solved, or any other attempt to fake an outcome, raises the alarm.
-
-    Args:
-        graders: by the name that tasks use.
-        effort: the price of effort.
-        alarm: called with every outcome that was obtained by cheating.
     """
 
     def __init__(self, graders: dict[str, Grader], effort: EffortConfig, alarm: Alarm) -> None:

@@ -88,7 +88,7 @@ def seal(
     """Seal a test file.
 
     Args:
-        source: the test file's source.
+        source: its Python source.
         witness: the name of the module that reports to the grader; it must be unpredictable.
         drawn: draws keys, and which truths are negated.
         open_places: claims that a rehearsal with the solution found impossible to seal; they are left unchanged.

@@ -128,11 +128,8 @@ class OwnGrader:
     questions and is killed once the others that it is busy with have ended. What the function raises, no answer in time, and the end of
     its process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value and a hash of the function's source.
 
-    Args:
-        key: the setting.
-        name: its value, "module:function".
-        function: the function, imported here.
-        memory_bytes: the most private memory of its process; beyond it the function gets a MemoryError. None: no limit.
+    `key` is the setting, and `name` its value, "module:function". Beyond `memory_bytes` of private memory (None: no limit) the function
+    gets a MemoryError.
     """
 
     def __init__(self, key: str, name: str, function: Callable[..., Any], memory_bytes: int | None = None) -> None:

@@ -104,14 +104,8 @@ _TAIL = 500  # last characters of its output, for people
 class CodingAgent:
     """Implements `Harness`: any program that calls its model over HTTP, in one of three dialects, at an address that it is given.
 
-    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files.
-
-    Args:
-        name: the name that tasks use.
-        config: the program's settings.
-
-    Raises:
-        BadConfig: a directory of `runtime` does not exist.
+    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files. Raises BadConfig if one of
+    its directories does not exist.
     """
 
     def __init__(self, name: str, config: AgentConfig) -> None:

@@ -52,20 +52,19 @@ class PassedAnswer:
 
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed, and passes on an agent's calls in any dialect. `turns` are the ids of those
-    captured for `Model`, `policies` the policy versions that sampled its tokens, to which an agent's relay adds.
+    """Implements `Model` over chat completions, not streamed, and passes on an agent's calls in any dialect. `turns` holds the ids of
+    the turns captured for `Model`, `policies` the policy versions that sampled tokens, to which an agent's relay adds.
 
     A call that fails on its way is retried under its idempotency key: an answer that was sampled by then is returned, not sampled again.
 
     Args:
         gateway: where calls go.
-        episode, group: those of the turns.
-        harness: the harness's hash, recorded with every turn.
+        episode, group, harness: those of the turns; `harness` is its hash.
         pause_s: seconds before the second try; doubled before each further one.
         slot: the slot whose weights answer.
         seed: the seed of the first call, incremented by one for each further call; None: the engine draws one.
-        temperature: the temperature at which answers are sampled; None: the gateway's.
-        top_p: their nucleus probability.
+        temperature: the sampling temperature; None: the gateway's.
+        top_p: the nucleus probability.
     """
 
     def __init__(
@@ -297,15 +296,10 @@ class WorldGateway:
     Args:
         url: its address, without a path.
         key: the run's admin key, which is needed to name a slot and to speak for a world. Empty: a certificate identifies the caller.
-        temperature: the temperature at which answers are sampled.
+        temperature: the sampling temperature.
         timeout_s: longest wait for an answer, for a call that does not itself say how much time is left for it.
         context: TLS with a client certificate, for `https`.
         slot: the slot whose weights answer.
-
-    Example::
-
-        async with WorldGateway(url, key) as gateway:
-            answered = await gateway.model("w3f.0.2.0", group="w3f.0", harness="9f2c").ask(messages, max_tokens=64)
     """
 
     def __init__(

@@ -462,12 +462,7 @@ def is_agent(name: str) -> bool:
 
 
 def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> rollout.Harness:
-    """The harness of this name. Raises BadConfig for an unknown name or an invalid setting.
-
-    Args:
-        name: the name that tasks use.
-        settings: those of `[worlds.harness.NAME]`.
-    """
+    """The harness of this name with the settings of `[worlds.harness.NAME]`. Raises BadConfig for an unknown name, an invalid setting."""
     if is_agent(name):
         if settings is None:
             raise BadConfig(f"worlds.harness.{name}: nothing says what this agent is; set its command")

@@ -119,9 +119,7 @@ class Memory:
     """The windows of one rollout. `messages` is the newest one, changed in place; `transcript` has all, each message once.
 
     Args:
-        config: the settings.
-        task: the task, whose time ends the rollout.
-        model: is asked for summaries.
+        config, task, model: those of the rollout.
         messages: the opening, repeated at the beginning of every window.
         turns: where turns are added, in order.
         effort: where `tokens`, `summaries`, `summary_tokens` and `refused` are counted.

@@ -183,11 +183,8 @@ class FinishedRollout:
 class Trying:
     """Tries tasks.
 
-    Args:
-        shop: works on them.
-        pause_s: seconds before the first retry of what was unavailable; doubled before each further one.
-        tries: how often a rollout may be lost in its middle, say because the model's programs take its sandbox down, before it has failed.
-        patience_s: how long something may be unavailable before Unavailable is raised.
+    What is unavailable is retried after `pause_s` seconds, then twice as many, and so on, for `patience_s`. A rollout that is lost in its
+    middle `tries` times, say because the model's programs take its sandbox down, has failed.
     """
 
     def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
@@ -334,17 +331,10 @@ def original_of(spec: SandboxSpec, path: str) -> bytes | None:
 
 
 class Measurement:
-    """Tries each of some tasks `tries` times.
+    """Tries each of some tasks `tries` times, `concurrency` rollouts at once.
 
-    Args:
-        tasks: the tasks to try.
-        shop: works on them.
-        tries: rollouts of each task.
-        concurrency: rollouts at once.
-        token: the prefix of the episodes' names.
-        again: how often, at most, a rollout is tried that something other than the policy ends.
-        pause_s: seconds before the first retry of what was unavailable.
-        patience_s: how long something may be unavailable.
+    `token` is the prefix of the episodes' names. A rollout that something other than the policy ends is tried `again` times at most. The
+    other arguments are those of `Trying`.
     """
 
     def __init__(

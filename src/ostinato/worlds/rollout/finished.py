@@ -203,10 +203,7 @@ class CheatWatch:
     """Follows finished rollouts and keeps the alarm's state.
 
     `raised` None: nothing is known that changes the state in the log. A faked outcome is graded 0 for the trainer anyway; the alarm is for
-    people, who close the hole.
-
-    Args:
-        quiet: the number of graded rollouts in a row without a cheat after which the alarm is cleared.
+    people, who close the hole. After `quiet` graded rollouts in a row without a cheat it is cleared.
     """
 
     def __init__(self, quiet: int) -> None:

@@ -169,13 +169,10 @@ def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
 
 
 class Groups:
-    """The groups that are not spent yet, and the record of what was drawn.
+    """The groups that are not spent yet, and the record of what was drawn of the tasks with these ids.
 
-    Args:
-        tasks: ids of the tasks to be drawn.
-        token: the prefix of the groups' names, which makes them different from those of another journal.
-        seed, epochs, curriculum: see `WorldsConfig`.
-        flat_count: whether the trainer takes flat groups, too, so that they count as waiting for it.
+    `token` is the prefix of the groups' names, by which they differ from those of another journal. `flat_count`: the trainer takes flat
+    groups, too, so that they count as waiting for it.
     """
 
     def __init__(
@@ -333,11 +330,7 @@ class EventFile:
     """An append-only file of events. Only a last line that a kill cut short is ever dropped.
 
     The first line names the file by a random `token`; after a rewrite it also holds the number of lines that were written, and their hash.
-
-    Args:
-        path: the file.
-        token: its name.
-        most_bytes: the size beyond which it is `grown`.
+    Beyond `most_bytes` it is `grown`.
     """
 
     def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
@@ -545,12 +538,7 @@ class OutcomeRows(Protocol):
 
 
 class Spending:
-    """Finds the groups that the trainer has taken, or that were held back.
-
-    Args:
-        log: holds the outcomes.
-        after: the cursor after which there may be outcomes.
-    """
+    """Finds the groups that the trainer has taken, or that were held back, in the log after a cursor."""
 
     def __init__(self, log: OutcomeRows, after: Cursor) -> None:
         self._log = log

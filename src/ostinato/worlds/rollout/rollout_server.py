@@ -201,13 +201,9 @@ Certificate = Mapping[str, Any] | None
 
 
 class Arrivals:
-    """A protocol factory for plain TCP connections. Admitted ones go on to the HTTP server, over TLS.
+    """A protocol factory for plain TCP connections. Admitted ones go on to the HTTP server, over TLS that demands certificates.
 
-    Args:
-        server: answers requests.
-        context: TLS that demands certificates.
-        name_of: the name that a certificate's connections are counted under; None refuses them.
-        per_name: most open connections under one name.
+    `name_of` gives the name that a certificate's connections are counted under, at most `per_name` at once; None refuses them.
     """
 
     def __init__(
@@ -331,16 +327,8 @@ class NoSuchPath(OstinatoError):
 class Door:
     """Serves workers. An async context manager that serves from its entry to its exit.
 
-    Args:
-        gateway: receives the calls, made with the run's own key.
-        turns: tells which turns are a worker's own.
-        listener: a bound socket.
-        context: TLS that demands certificates (`door_context`).
-        names: the workers that may connect; empty: all with a valid certificate.
-        refused: the certificates that are refused all the same.
-        connections: most open connections of one worker.
-        calls: most concurrent requests of one worker.
-        body_bytes: most bytes of one request's body.
+    `gateway` receives the calls, made with the run's own key; `listener` is a bound socket, `context` made by `door_context`; the rest is
+    as in `DoorConfig`.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ class Rollouts:
         config: how many, how far ahead.
         tell: called with what happens, for people: a kind and fields.
         keep: called with each rollout that ended for good, and with each that was only measured.
+        flat_count: as in `Groups`.
         beliefs: whether the belief in the tasks' known answers is measured after each turn.
-        clock: Unix seconds.
     """
 
     def __init__(

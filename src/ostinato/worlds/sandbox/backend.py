@@ -98,13 +98,9 @@ _GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is
 
 
 class ProgramRun:
-    """A program that a box is asked to run. Raises BadRequest, and Unavailable if the box is gone.
+    """A program that a box is asked to run, as `pack_program` made it, for `timeout` seconds and with at most `cap` bytes of each output.
 
-    Args:
-        line: to the box.
-        program: what `pack_program` made of it.
-        timeout: its deadline in seconds.
-        cap: the most bytes of each of its outputs.
+    Raises Unavailable if the box is gone.
     """
 
     def __init__(
