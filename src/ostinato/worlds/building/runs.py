@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,6 @@ class SuiteJob:
     seconds: float = 60.0
     covered: bool = False
     backwards: bool = False
-    options: tuple[str, ...] = ()
     group: str = ""
 
 
@@ -146,14 +145,7 @@ class SuiteRuns:
         """
         if not jobs:
             return []
-        rows = [
-            {
-                "id": str(number), "edits": dict(job.edits), "targets": list(job.targets), "options": list(job.options),
-                "tests": None if job.tests is None else list(job.tests), "most_failing": job.most_failing, "seconds": job.seconds,
-                "covered": job.covered, "backwards": job.backwards, "group": job.group,
-            }
-            for number, job in enumerate(jobs)
-        ]  # fmt: skip
+        rows = [asdict(job) | {"id": str(number)} for number, job in enumerate(jobs)]
         stdin = json.dumps({"warm": self.warm, "jobs": rows}).encode()
         sandbox = await self.backend.start(self.spec)
         try:

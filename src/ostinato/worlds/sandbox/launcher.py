@@ -106,16 +106,7 @@ RULES: dict[str, tuple[Argument, ...]] = {
 
 SOCKET_LEVEL, TCP_LEVEL = 1, 6
 # filters in classic and extended BPF, their lock, forced buffer sizes
-SOCKET_OPTIONS = (
-    26,
-    27,
-    32,
-    33,
-    44,
-    50,
-    51,
-    52,
-)
+SOCKET_OPTIONS = (26, 27, 32, 33, 44, 50, 51, 52)
 SOCKET_HINTS = (7, 8)
 """Sizes of a socket's buffers: answered with success and not changed, because what lies in them is the kernel's memory, not the box's."""
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
@@ -274,10 +265,7 @@ def compiled(name: str, sources: Mapping[str, str]) -> Path:
         files = [file for file in sources if file.endswith(".c")]
         command = [compiler, *_FLAGS, *files, "-o", str(made)]
         # the compiler looks for its linker there
-        environment = {
-            **os.environ,
-            "PATH": os.environ.get("PATH") or os.defpath,
-        }
+        environment = {**os.environ, "PATH": os.environ.get("PATH") or os.defpath}
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
         if result.returncode:
             raise SandboxRefused(f"the sandbox's {name} does not compile with {compiler}: {result.stderr[-1500:]}")

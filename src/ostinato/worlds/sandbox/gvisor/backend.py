@@ -240,10 +240,7 @@ def whom_programs_are(owner: int | None) -> int:
 
 _START_S = 30.0
 # how gVisor intercepts system calls, the faster first; releases before 2023 have only the second
-_PLATFORMS = (
-    "systrap",
-    "ptrace",
-)
+_PLATFORMS = ("systrap", "ptrace")
 _INSTALL = (
     'sandbox.backend = "gvisor" needs runsc, which is not on the PATH. To get it: apt-get install runsc (Debian, Ubuntu), or a release '
     'from https://gvisor.dev/docs/user_guide/install; or set sandbox.backend = "namespaces"'

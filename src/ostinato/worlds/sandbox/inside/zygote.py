@@ -314,10 +314,7 @@ def main() -> None:
         given = json.load(file)
     for end in (control, requests):
         end.set_inheritable(False)
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # a terminal's signals are for the caller, who then closes the sockets
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for the caller, who then closes the sockets
         signal.signal(number, signal.SIG_IGN)
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     groups: ControlGroups | None = None

@@ -114,10 +114,7 @@ def _complain(name: bytes, error: OSError) -> NoReturn:
 def _limit(settings: SandboxSettings) -> None:
     for what, most in (
         # per user, so for all programs together; their first process counts as pid 1's
-        (
-            resource.RLIMIT_NPROC,
-            settings.processes - 1,
-        ),
+        (resource.RLIMIT_NPROC, settings.processes - 1),
         (resource.RLIMIT_NOFILE, settings.open_files),
         (resource.RLIMIT_FSIZE, settings.disk),
         (resource.RLIMIT_CORE, 0),
