@@ -24,15 +24,8 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
 
 EFFORTS = (
-    "thinking_tokens",
-    "call_tokens",
-    "output_tokens",
-    "final_tokens",
-    "calls",
-    "turns",
-    "summaries",
-    "summary_tokens",
-)
+    "thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "calls", "turns", "summaries", "summary_tokens",
+)  # fmt: skip
 """The keys of `Rollout.effort` that are counted, each by the unit of its name in the settings; a missing key counts as 0."""
 
 

@@ -30,15 +30,7 @@ _TRUTHS: Mapping[str, type[ast.cmpop]] = {
     "assertNotEqual": ast.NotEq, "assertIs": ast.Is, "assertIsNot": ast.IsNot, "assertIn": ast.In, "assertNotIn": ast.NotIn,
     "assertGreater": ast.Gt, "assertGreaterEqual": ast.GtE, "assertLess": ast.Lt, "assertLessEqual": ast.LtE,
 }  # fmt: skip
-_EQUALS = {
-    "assertEqual",
-    "assertEquals",
-    "assertListEqual",
-    "assertDictEqual",
-    "assertTupleEqual",
-    "assertSetEqual",
-    "assertSequenceEqual",
-}
+_EQUALS = {f"assert{kind}Equal" for kind in ("", "List", "Dict", "Tuple", "Set", "Sequence")} | {"assertEquals"}
 _NEAR = (1e-6, 1e-12)  # pytest.approx's defaults
 
 

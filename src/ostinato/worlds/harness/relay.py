@@ -178,27 +178,19 @@ def _text(content: Any) -> str:
 # ---------------------------------------------------------------- rewriting requests
 
 
-_DROPPED = frozenset(
-    ["top_p", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias", "safety_identifier", "metadata"]
-)
+_DROPPED = {
+    "top_p", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias", "safety_identifier", "metadata",
+}  # fmt: skip
 _BUDGETS: Mapping[Dialect, tuple[str, ...]] = {
     "chat": ("max_tokens", "max_completion_tokens"),
     "messages": ("max_tokens",),
     "responses": ("max_output_tokens",),
 }
 _HEADER_CHARS = 4096
-PASSED = frozenset(
-    [
-        "x-claude-code-agent-id",
-        "x-codex-parent-thread-id",
-        "x-codex-turn-metadata",
-        "x-openai-subagent",
-        "x-parent-session-id",
-        "x-claude-code-session-id",
-        "session-id",
-        "x-session-id",
-    ]
-)
+PASSED = {
+    "x-claude-code-agent-id", "x-codex-parent-thread-id", "x-codex-turn-metadata", "x-openai-subagent", "x-parent-session-id",
+    "x-claude-code-session-id", "session-id", "x-session-id",
+}  # fmt: skip
 """Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent is passed on."""
 
 

@@ -512,20 +512,9 @@ def _event(turn: str, name: str, value: float) -> dict[str, Any]:
 
 
 _OF_ONE_TURN = (
-    "finish:",
-    "arm:",
-    "empty",
-    "greedy",
-    "top_p",
-    "cold",
-    "purpose:",
-    "late_group",
-    "gold",
-    "gone",
-    "stale_turn:",
-    "secret",
+    "finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone", "stale_turn:", "secret",
     "consent:",
-)
+)  # fmt: skip
 """Reasons that hold back a turn and not its group."""
 
 

@@ -206,14 +206,8 @@ def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
 
 _SOURCES = Path(__file__).with_name("native")
 _FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-shared",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fstack-protector-strong",
-    "-Wl,-z,relro,-z,now",
-)
+    "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fstack-protector-strong", "-Wl,-z,relro,-z,now",
+)  # fmt: skip
 _COMPILER = (
     "the sandbox's launcher is compiled at first use, and there is no C compiler here ('cc' is not on the PATH). To get one: "
     "apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), apk add gcc musl-dev linux-headers (Alpine); or set CC."
