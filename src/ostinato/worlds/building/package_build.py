@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,10 @@ class BuildJournal:
             row = json.loads((self.directory / "suite.json").read_text())
         except (FileNotFoundError, ValueError):
             return None
-        functions = [(path, line) for path, line in row["functions"]]
-        return GreenSuite(
-            stable=tuple(row["stable"]),
-            seconds=row["seconds"],
-            ran={test: frozenset(functions[number] for number in ran) for test, ran in row["ran"].items()},
-            cpu=row["cpu"],
-            unstable=row["unstable"],
-            failing=row["failing"],
-        )
+        functions = [(path, line) for path, line in row.pop("functions")]
+        ran = {test: frozenset(functions[number] for number in ran) for test, ran in row["ran"].items()}
+        row |= {"stable": tuple(row["stable"]), "ran": ran}
+        return GreenSuite(**row)
 
     def keep_suite(self, suite: GreenSuite) -> None:
         """Record the suite; the file is written atomically."""
@@ -96,10 +91,10 @@ class BuildJournal:
         ran = {
             test: [numbers.setdefault(each, len(numbers)) for each in sorted(ran)] for test, ran in suite.ran.items()
         }
-        row = {
-            "stable": suite.stable, "seconds": dict(suite.seconds), "ran": ran, "functions": list(numbers), "cpu": suite.cpu,
-            "unstable": suite.unstable, "failing": suite.failing,
-        }  # fmt: skip
+        row = {each.name: getattr(suite, each.name) for each in fields(suite)} | {
+            "ran": ran,
+            "functions": list(numbers),
+        }
         write_atomic(self.directory / "suite.json", json.dumps(row), durable=True, mode=0o666)
 
     def tried(self) -> JournalContent:
@@ -209,7 +204,6 @@ class PackageBuild:
     ) -> None:
         self.place = place
         self.config = config
-        self.archive = archive
         self.split = split
         self.digest = hashlib.sha256(archive.data).hexdigest()
         self.tree = read_tree(without_top(unpack(archive.data, archive.name)), project)

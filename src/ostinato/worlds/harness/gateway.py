@@ -388,10 +388,6 @@ class WorldGateway:
             )
         return [float(one) for one in logprobs]
 
-    async def ready(self) -> bool:
-        """True once the slot holds weights."""
-        return await self.holds() is not None
-
     async def holds(self) -> PolicyVersion | None:
         """The policy version in the slot; None if there is none, or the gateway does not answer."""
         try:
@@ -411,7 +407,7 @@ class WorldGateway:
 
     async def named(self) -> str:
         """The gateway's name for its model. Raises Unavailable."""
-        if not self._model and not await self.ready():
+        if not self._model and await self.holds() is None:
             raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import PolicyVersion, Purpose
+from ostinato.core.records import PolicyVersion
 from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend, Clock
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 30.0
 _MOST_BYTES = 1 << 20
 _T = TypeVar("_T")
+
+Given = tuple[tuple[Message, ...], ModelAnswer]
+"""An answer of the model, behind the messages before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +87,8 @@ class RecordedModel:
     """
 
     model: EpisodeModel
-    known: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
-    given: list[tuple[tuple[Message, ...], ModelAnswer]] = field(
-        default_factory=list[tuple[tuple[Message, ...], ModelAnswer]]
-    )
+    known: Sequence[Given] = ()
+    given: list[Given] = field(default_factory=list[Given])
 
     @property
     def draw(self) -> float | None:
@@ -99,16 +100,7 @@ class RecordedModel:
         """Those of the answers that were sampled."""
         return self.model.policies
 
-    async def ask(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
-        *,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        left_s: float | None = None,
-        purpose: Purpose = Purpose.TASK,
-    ) -> ModelAnswer:
+    async def ask(self, messages: Sequence[Message], tools: Sequence[Tool] = (), **how: Any) -> ModelAnswer:
         """The next message of the assistant. Raises Unrepeatable; else as `Model`."""
         place = len(self.given)
         answer = None
@@ -117,9 +109,7 @@ class RecordedModel:
             if before != tuple(messages):
                 raise Unrepeatable(f"the conversation before answer {place} is another one")
         if answer is None or place == len(self.known) - 1:
-            answer = await self.model.ask(
-                messages, tools, max_tokens=max_tokens, stop=stop, left_s=left_s, purpose=purpose
-            )
+            answer = await self.model.ask(messages, tools, **how)
         self.given.append((tuple(messages), answer))
         return answer
 
@@ -137,7 +127,7 @@ class FinishedRollout:
     rollout: Rollout
     grade: Grade | None
     policies: tuple[PolicyVersion, ...] = ()
-    given: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
+    given: Sequence[Given] = ()
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -225,6 +215,13 @@ class Trying:
         given = model.given if isinstance(model, RecordedModel) else ()
         policies = tuple(sorted(model.policies))
         return FinishedRollout(task=task, episode=name, rollout=rollout, grade=grade, policies=policies, given=given)
+
+    async def measure(self, task: Task, episode: str) -> FinishedRollout:
+        """As `once`, of which nothing is learned: the log says so of its turns."""
+        tried = await self.once(task, episode, None)
+        if events := measured(tried.turns):
+            await self.patiently(lambda: self._shop.gateway.say(events))
+        return tried
 
     def _model(self, task: Task, name: str, group: str | None) -> EpisodeModel:
         harness = self._shop.harnesses[task.harness].hash
@@ -377,9 +374,7 @@ class Measurement:
         async with self._places:
             number = 0
             while True:
-                tried = await self._trying.once(task, episode if not number else f"{episode}.again{number}", None)
-                if events := measured(tried.turns):
-                    await self._trying.patiently(lambda: self._shop.gateway.say(events))
+                tried = await self._trying.measure(task, episode if not number else f"{episode}.again{number}")
                 number += 1
                 if tried.value is not None or number >= self._again:
                     return tried

@@ -18,7 +18,7 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.attempt import FinishedRollout, Trying, Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, Spending, measured, shape, verdicts
+from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, Spending, shape, verdicts
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
 logger = logging.getLogger(__name__)
@@ -229,9 +229,7 @@ class Rollouts:
 
         async def one(place: int, task: Task) -> tuple[Split, FinishedRollout]:
             async with self._places:
-                tried = await self._trying.once(task, f"{self._journal.token}.m{number}.{place}", None)
-            if events := measured(tried.turns):
-                await self._trying.patiently(lambda: self._shop.gateway.say(events))
+                tried = await self._trying.measure(task, f"{self._journal.token}.m{number}.{place}")
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 

@@ -16,7 +16,7 @@ from typing import Any
 from ostinato.core.errors import SandboxRefused, Unavailable
 from ostinato.worlds.sandbox.inside.groups import sweep_groups
 from ostinato.worlds.sandbox.launcher import build, system_call_filter
-from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, refusal, send
+from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, once, refusal, send
 
 _ZYGOTE = Path(__file__).parent / "inside" / "zygote.py"
 _START_S = 20.0
@@ -135,7 +135,7 @@ class Zygote:
         assert self._requests is not None
         loop = asyncio.get_running_loop()
         await send(self._requests, path.encode(), ())
-        await _readable(loop, self._requests)
+        await once(self._requests, loop.add_reader, loop.remove_reader)
         answer, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
         if not answer:
             raise ConnectionResetError
@@ -165,12 +165,3 @@ class Zygote:
             if self.process.wait() < 0:
                 sweep_groups(tries=100)
             self.process = None
-
-
-async def _readable(loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
-    there: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(end, lambda: there.done() or there.set_result(None))
-    try:
-        await there
-    finally:
-        loop.remove_reader(end)

@@ -58,6 +58,7 @@ class GVisorBox(SandboxCalls):
         super().__init__(spec, line, env)
         self._ports, self._process, self._place = ports, process, place
         self.on_stop: list[Callable[[], object]] = []
+        self.report: dict[str, Any] = {}  # what pid 1 said when the sandbox was built
         self._kernel: tuple[int, int] | None = None  # gVisor's own process: its pid and its pidfd
         line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
@@ -294,12 +295,12 @@ class GVisorBoxes:
         refused: list[str] = []
         for self.platform in _PLATFORMS:
             try:
-                box, said = await self._launch(SandboxSpec(), ground)
+                box = await self._launch(SandboxSpec(), ground)
             except Unavailable as error:
                 refused.append(f"{self.platform}: {error}")
                 continue
             await box.stop()
-            self._mended = not said["statx"]
+            self._mended = not box.report["statx"]
             if self._mended:
                 await asyncio.to_thread(ground.mend_statx)
             return
@@ -317,10 +318,7 @@ class GVisorBoxes:
                     field="mounts",
                 )
         ground = await self._opened()
-        return await self._places.start(lambda: self._placed(spec, ground, alone=alone), spec.hosts)
-
-    async def _placed(self, spec: SandboxSpec, ground: Ground, *, alone: bool) -> GVisorBox:
-        return (await self._launch(spec, ground, alone=alone))[0]
+        return await self._places.start(lambda: self._launch(spec, ground, alone=alone), spec.hosts)
 
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
@@ -336,10 +334,8 @@ class GVisorBoxes:
             f"{ground.place.name}-{place.name}",
         ]
 
-    async def _launch(
-        self, spec: SandboxSpec, ground: Ground, *, alone: bool = False
-    ) -> tuple[GVisorBox, dict[str, Any]]:
-        """One container, and its pid 1's report of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
+    async def _launch(self, spec: SandboxSpec, ground: Ground, *, alone: bool = False) -> GVisorBox:
+        """One container. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = GvisorConnection()
         with contextlib.ExitStack() as leaving:
@@ -360,7 +356,7 @@ class GVisorBoxes:
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
             box = GVisorBox(spec, line, ports, process, place, env)
             try:
-                said = await self._said(spec, line, owner, alone=alone)
+                box.report = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:
                 await box.stop()
                 told = os.pread(errors, 1500, max(0, os.fstat(errors).st_size - 1500)).decode(errors="replace").strip()
@@ -369,7 +365,7 @@ class GVisorBoxes:
                 await box.stop()
                 raise
             box.on_stop.append(leaving.pop_all().close)
-        return box, said
+        return box
 
     async def _said(
         self, spec: SandboxSpec, line: GvisorConnection, owner: int | None, *, alone: bool
