@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import os
 import secrets
@@ -18,7 +19,7 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -35,9 +36,9 @@ from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_port, che
 
 
 _HERE = Path(__file__).parent
-_SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in (
-    "frames", "ports", "programs", "rootfs", "serve"
-)))  # fmt: skip
+_SHARED = (
+    "inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in ("line", "programs", "rootfs", "serve")),
+)  # fmt: skip
 _IN_MEMORY = 8 << 20
 _PART = 16 << 20  # most bytes of one request
 
@@ -94,12 +95,6 @@ def _add(tar: tarfile.TarFile, field: str, source: str, name: str, owner: int) -
         tar.add(Path(source).resolve(), name, filter=given)
     except (OSError, tarfile.TarError, RecursionError) as error:
         raise BadRequest(f"{field}: {source!r} cannot be sent ({error})", field=field) from error
-
-
-def parts(archive: IO[bytes]) -> Iterator[bytes]:
-    """The archive's bytes in parts, one for each request."""
-    while part := archive.read(_PART):
-        yield part
 
 
 # ---------------------------------------------------------------- the box
@@ -286,8 +281,7 @@ class E2BBoxes:
 async def _furnish(machine: Machine, place: str, archive: IO[bytes] | None) -> None:
     await machine.upload(f"{place}/helper.pyz", helper())
     if archive is not None:
-        number = 0
-        each = parts(archive)
-        while part := await asyncio.to_thread(next, each, b""):
+        for number in itertools.count():
+            if not (part := await asyncio.to_thread(archive.read, _PART)):
+                break
             await machine.upload(f"{place}/part.{number}", part)
-            number += 1

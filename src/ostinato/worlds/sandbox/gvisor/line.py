@@ -23,8 +23,7 @@ from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFul
 from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.backend import read_changes
-from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
-from ostinato.worlds.sandbox.gvisor.inside.ports import CONNECTED, REFUSED
+from ostinato.worlds.sandbox.gvisor.inside.line import CONNECTED, HEAD, MOST_OBJECT, REFUSED, Frame, pack
 from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
 
 _MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more

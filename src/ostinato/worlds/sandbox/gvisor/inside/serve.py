@@ -1,6 +1,6 @@
 """Pid 1 of a gVisor sandbox: builds it, starts and ends programs, reads and writes files for the host, until the host hangs up.
 
-`main` has the line to the host as descriptor 0 and the line for ports (`ports.py`) as 1. It has capabilities in gVisor's kernel, but none
+`main` has the line to the host as descriptor 0 and the line for ports as 1. It has capabilities in gVisor's kernel, but none
 on the host. Programs run as another user.
 """
 
@@ -20,9 +20,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from compare import DIRECTORY, write_changes
-from frames import Unpacker, pack
 from kernel import StepError
-from ports import asked_for, open_port, serve_port, take_line
+from line import Unpacker, asked_for, open_port, pack, serve_port, take_line
 from programs import ProgramRequest, Programs, act_as_owner
 from rootfs import BASE, OWN, SandboxSettings, build, has_statx
 
