@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -283,34 +284,13 @@ def _task_row(item: SuiteRow, answer_s: float, grading_s: float) -> TaskRow:
 
 def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
     """A task as a row, checked like one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
-    spec, grading = task.spec, task.grading
-    fields: dict[str, Any] = {
-        "id": task.id,
-        "family": task.family,
-        "messages": [_message_fields(message) for message in task.messages],
-        "grading": {
-            "grader": grading.grader,
-            "data": dict(grading.data),
-            "hidden": _written(grading.hidden),
-            "timeout_s": float(grading.timeout_s),
-        },
-        "world": {
-            "layers": [layers[layer] for layer in spec.layers],
-            "files": _written(spec.files),
-            "workdir": spec.workdir,
-            "env": dict(spec.env),
-            "hosts": list(spec.hosts),
-            "limits": {name: getattr(spec.limits, name) for name in LimitsRow.model_fields},
-        },
-        **{name: getattr(task, name) for name in ("harness", "split", "turns", "tokens")},
-        "stop": list(task.stop),
-        "temperature": task.temperature,
-        "top_p": float(task.top_p),
-        "timeout_s": float(task.timeout_s),
-        "about": dict(task.about),
-        "known": task.known and {"question": task.known.question, "answer": task.known.answer},
-    }
     try:
+        fields = asdict(task)
+        spec, grading = fields.pop("spec"), fields["grading"]
+        del spec["mounts"]
+        fields["world"] = spec | {"layers": [layers[name] for name in spec["layers"]], "files": _written(spec["files"])}
+        grading["hidden"] = _written(grading["hidden"])
+        fields["messages"] = [_message_fields(message) for message in task.messages]
         text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
         text.encode()
         return TaskRow.model_validate_json(text, strict=True)
