@@ -245,8 +245,7 @@ def _complete(outcome: SuiteRun | None, what: str) -> SuiteRun:
 async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
     """Run the suite in order, backwards, and file by file in separate processes, under hash seeds 0, 1 and 2; then trace what it runs.
 
-    Raises:
-        BadRequest: the suite is not green or cannot be run; the message says why.
+    Raises BadRequest, which says why, if the suite is not green or cannot be run.
     """
     places = tuple(targets)
     (first,) = await runs.run([SuiteJob(id="order", targets=places, seconds=_SUITE_SECONDS)], 0)

@@ -114,9 +114,7 @@ def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
 def unpack(data: bytes, name: str) -> dict[str, bytes]:
     """Path -> bytes of the regular files of a .tar.gz, .tar.bz2, .tar.xz, .zip or .whl. Links and devices are left out.
 
-    Raises:
-        BadRequest: a path leads out of the archive, or the data is not a readable archive.
-        TooLarge: a file over 8 MiB, over 64 MiB in total, or more than 8000 files.
+    Raises BadRequest if a path leads out of it or it cannot be read, TooLarge beyond 8 MiB a file, 64 MiB in total, or 8000 files.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -224,9 +222,7 @@ async def fetch_sdist(package: str) -> FetchedArchive:
 async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
     """The files that installing these puts into site-packages, scripts left out: path -> bytes. Wheels only; nothing is built or run.
 
-    Raises:
-        BadRequest: a requirement is not a plain one, or the files of all wheels together have more than `MOST_BYTES`.
-        Unavailable: pip found no wheels for them.
+    Raises BadRequest if a requirement is no plain one or all files have more than `MOST_BYTES`, Unavailable if pip found no wheels.
     """
     for each in requirements:
         if not plain_requirement(each):

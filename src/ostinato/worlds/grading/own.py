@@ -47,19 +47,13 @@ _question = TypeAdapter(tuple[int, Task, Rollout], config=_config)
 _grade = TypeAdapter(tuple[Grade], config=_config)
 
 
-def read_question(line: bytes) -> tuple[int, Task, Rollout]:
-    """The number of a question, and the outcome that is to be graded."""
-    return _question.validate_json(line)
-
-
 def answer_line(number: int, kind: str, told: Any) -> bytes:
     """The answer to a question as a line: a `grade`, what the function `raised`, or what is `unusable`."""
-    body = _grade.dump_python((told,), mode="json")[0] if kind == "grade" else _short(told)
-    return json.dumps([number, kind, body]).encode() + b"\n"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    if kind == "grade":
+        told = _grade.dump_python((told,), mode="json")[0]
+    elif len(told) > LONGEST_TEXT:
+        told = f"{told[:LONGEST_TEXT]}..."
+    return json.dumps([number, kind, told]).encode() + b"\n"
 
 
 # ---------------------------------------------------------------- the process
@@ -233,7 +227,7 @@ async def _serve(function: Callable[..., Any], questions: BinaryIO, answers: Bin
     tasks = set[asyncio.Task[None]]()
 
     async def answer(line: bytes) -> None:
-        number, task, rollout = read_question(line)
+        number, task, rollout = _question.validate_json(line)
         told = await _graded(function, task, rollout)
         if os.getpid() != this:
             os._exit(0)  # the function forked: the copy's answer would be a second one

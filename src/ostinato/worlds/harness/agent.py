@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -121,18 +122,9 @@ class CodingAgent:
 
     def spec(self, task: Task) -> SandboxSpec:
         """The task's sandbox, with the agent's runtime mounted and limits large enough for the agent."""
-        config, limits = self.config, task.spec.limits
-        return replace(
-            task.spec,
-            mounts={**task.spec.mounts, **self._mounts},
-            limits=Limits(
-                memory_mb=max(limits.memory_mb, config.memory_mb),
-                disk_mb=max(limits.disk_mb, config.disk_mb),
-                processes=max(limits.processes, config.processes),
-                open_files=max(limits.open_files, config.open_files),
-                output_bytes=max(limits.output_bytes, config.output_bytes),
-            ),
-        )
+        names = [each.name for each in fields(Limits)]
+        limits = {name: max(getattr(task.spec.limits, name), getattr(self.config, name)) for name in names}
+        return replace(task.spec, mounts={**task.spec.mounts, **self._mounts}, limits=Limits(**limits))
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Run the agent until it ends or may not go on. Raises Unavailable."""
@@ -247,12 +239,7 @@ def _effort(relay: ModelRelay) -> Mapping[str, float]:
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
     """The template with its placeholders replaced in a single pass: a placeholder inside a prompt is not replaced."""
-    found, at = list[str](), 0
-    while at < len(text):
-        word = next((word for word in words if text.startswith(word, at)), None)
-        found.append(words[word] if word else text[at])
-        at += len(word or " ")
-    return "".join(found)
+    return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], text)
 
 
 @functools.cache

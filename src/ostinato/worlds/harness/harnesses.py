@@ -431,15 +431,12 @@ def answered(
     effort: Mapping[str, float] | None = None,
 ) -> rollout.Rollout:
     """The rollout that one answer is. `finish` is as `ModelAnswer` has it."""
-    overran = finish == rollout.OVERRAN
+    overran, cut = finish == rollout.OVERRAN, finish == "length"
+    ended = rollout.Ended.LENGTH if cut else rollout.Ended.SUBMITTED
     return rollout.Rollout(
         task=task.id,
         harness=f"{harness.name}@{harness.hash}",
-        ended=rollout.Ended.TIMEOUT
-        if overran
-        else rollout.Ended.LENGTH
-        if finish == "length"
-        else rollout.Ended.SUBMITTED,
+        ended=rollout.Ended.TIMEOUT if overran else ended,
         messages=(*task.messages, message),
         turns=turns,
         effort=effort or {},

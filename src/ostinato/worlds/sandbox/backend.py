@@ -557,16 +557,10 @@ class SingleRuns:
     ) -> ExecResult:
         """Run Python source, or an argv with an absolute path, in a fresh sandbox whose working directory is /tmp.
 
-        Args:
-            program: Python source text (run as ``__main__`` by a warm interpreter of this version), or an argv.
-            files: relative name -> bytes, placed in the working directory before the start.
-            stdin: what the program reads.
-            timeout: seconds until everything is killed; `Sandbox.exec` says what does not count.
+        Source is run as ``__main__`` by a warm interpreter of this version. `files` (relative name -> bytes) lie there before the start.
+        After `timeout` seconds everything is killed; `Sandbox.exec` says what does not count.
 
-        Raises:
-            BadRequest: a file name that leaves the working directory.
-            SandboxRefused: the kernel or container refused a step of the isolation.
-            Unavailable: the zygote died twice in a row.
+        Raises BadRequest for a file name that leaves the working directory, SandboxRefused, Unavailable if the zygote died twice in a row.
         """
         placed, flags = dict(files or {}), protocol.ExecFlag.LAST
         if isinstance(program, str):

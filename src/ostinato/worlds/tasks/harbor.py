@@ -45,14 +45,9 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, bytes], *, built: bool) -> Image:
-    """Read the WORKDIR, COPY and ENV instructions of a Dockerfile.
+    """Read the WORKDIR, COPY and ENV instructions of a Dockerfile; `context` are the other files of its directory.
 
-    Args:
-        text: the Dockerfile.
-        context: the other files of its directory.
-        built: the results of RUN lines are in layers already; otherwise such a line is refused.
-
-    Raises BadConfig naming the line.
+    `built`: the results of RUN lines are in layers already; otherwise such a line is refused. Raises BadConfig naming the line.
     """
     image = Image()
     for number, word, rest in _instructions(text):
@@ -157,12 +152,8 @@ _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 def load_harbor(directory: Path, *, layers: tuple[str, ...] = (), offline: bool = False) -> Taskset:
     """A directory of task folders, or one task folder, as a taskset.
 
-    Args:
-        directory: the directory to read.
-        layers: directories that hold what the tasks' images would; none: a task whose image must be built is refused.
-        offline: tasks with unrestricted network access get no network, instead of being refused.
-
-    Raises BadConfig naming the folder, the field and the remedy.
+    `layers` are directories that hold what the tasks' images would; none: a task whose image must be built is refused. `offline`: tasks
+    with unrestricted network access get no network, instead of being refused. Raises BadConfig naming the folder, the field, the remedy.
     """
     if (directory / CONFIG).is_file():
         folders = [directory]

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig
@@ -45,7 +45,12 @@ class EncodedBytes(BaseModel, frozen=True, extra="forbid"):
         return text
 
 
-Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MOST_FILES)]
+def _one_tree(files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
+    _checked(check_tree, files)
+    return files
+
+
+Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MOST_FILES), AfterValidator(_one_tree)]
 
 
 class CallRow(BaseModel, frozen=True, extra="forbid"):
@@ -119,12 +124,6 @@ class WorldRow(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"{each!r} is not 'host:port'")
         return hosts
 
-    @field_validator("files")
-    @classmethod
-    def _check_files(cls, files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
-        _checked(check_tree, files)
-        return files
-
 
 class GradingRow(BaseModel, frozen=True, extra="forbid"):
     """How the outcome is graded."""
@@ -133,12 +132,6 @@ class GradingRow(BaseModel, frozen=True, extra="forbid"):
     data: dict[str, JsonValue] = Field(default_factory=dict, description="The grader's own data.")
     hidden: Files = Field(default_factory=dict, description="Files that only the grader's own sandbox sees.")
     timeout_s: float = Field(default=60.0, gt=0, le=86_400, description="Longest grading, in seconds.")
-
-    @field_validator("hidden")
-    @classmethod
-    def _check_hidden(cls, files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
-        _checked(check_tree, files)
-        return files
 
 
 class KnownRow(BaseModel, frozen=True, extra="forbid"):
@@ -183,7 +176,7 @@ class TaskRow(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("messages")
     @classmethod
-    def _check_messages(cls, messages: tuple[MessageRow, ...], info: ValidationInfo) -> tuple[MessageRow, ...]:
+    def _check_messages(cls, messages: tuple[MessageRow, ...]) -> tuple[MessageRow, ...]:
         for number, message in enumerate(messages):
             if message.role is not Role.ASSISTANT and (message.calls or message.reasoning):
                 raise ValueError(f"[{number}]: only an assistant has calls and reasoning")

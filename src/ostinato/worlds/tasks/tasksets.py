@@ -45,8 +45,7 @@ MOST_TASKS = 100_000
 def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
     """Tasks under a name, checked as if they were read from a file, and hashed with the content of their layers.
 
-    Raises:
-        BadConfig: no tasks or too many, a duplicate id, a field that no file could hold, or a layer that is not a directory.
+    Raises BadConfig for no tasks or too many, a duplicate id, a field that no file could hold, or a layer that is not a directory.
     """
     if not 0 < len(tasks) <= MOST_TASKS:
         raise BadConfig(f"taskset {name!r} has {len(tasks)} tasks; it needs 1 to {MOST_TASKS}")
@@ -67,8 +66,7 @@ def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
 def load(path: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
     """Read a task file; the taskset is named after it. `answer_s` and `grading_s` are as `parse_row` has them.
 
-    Raises:
-        BadConfig: the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field and the remedy.
+    Raises BadConfig if the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field, the remedy.
     """
     data = read_plain(path, MOST_TASKSET_BYTES)
     try:
@@ -100,9 +98,7 @@ def parse(name: str, text: str, home: Path, *, answer_s: float = ANSWER_S, gradi
 def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
     """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced atomically. `mode`: the file's.
 
-    Raises:
-        BadConfig: a layer does not lie beside or below the file, or the taskset's hash is not that of its tasks.
-        StorageFull: the file cannot be written.
+    Raises BadConfig if a layer does not lie beside or below the file or the taskset's hash is not that of its tasks, StorageFull.
     """
     if taskset_of(taskset.name, taskset.tasks).hash != taskset.hash:
         raise BadConfig(f"taskset {taskset.name!r} is not what its hash says; make it with taskset_of")

@@ -277,11 +277,7 @@ def _killed(reason: str, begun: float) -> ExecResult:
 
 
 class Ports:
-    """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has.
-
-    Args:
-        place: a private directory of the host for the sockets' names.
-    """
+    """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has. `place` is private, for the sockets' names."""
 
     def __init__(self, place: Path) -> None:
         self._place = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
