@@ -328,20 +328,9 @@ class WorldGateway:
         if self._session is not None:
             await self._session.close()
 
-    def model(
-        self,
-        episode: str,
-        *,
-        group: str | None,
-        harness: str,
-        seed: int | None = None,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-    ) -> EpisodeModel:
-        """The model of one episode. `seed`, `temperature` and `top_p` are as `EpisodeModel` has them."""
-        return EpisodeModel(
-            self, episode, group, harness, slot=self._slot, seed=seed, temperature=temperature, top_p=top_p
-        )
+    def model(self, episode: str, *, group: str | None, harness: str, **sampling: Any) -> EpisodeModel:
+        """The model of one episode. `sampling`: `seed`, `temperature` and `top_p` as `EpisodeModel` has them."""
+        return EpisodeModel(self, episode, group, harness, slot=self._slot, **sampling)
 
     async def sample(self, task: Task, *, n: int, seed: int, user: str, harness: str) -> ChatAnswer:
         """`n` answers to a task's messages from one call, so that its prompt is computed once. No answer is cut when the task's time is

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -197,10 +197,7 @@ PASSED = {
 def ruled_request(
     dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int, user: str = USER
 ) -> dict[str, Any]:
-    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report.
-
-    Example: ``ruled_request("chat", {"model": "x", "temperature": 0, "messages": []}, model="m", temperature=1.0, tokens=64)``
-    """
+    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report."""
     ruled = {name: value for name, value in body.items() if name not in _DROPPED}
     ruled |= {"model": model, "temperature": temperature}
     ruled |= {"metadata": {"user_id": user}} if dialect == "messages" else {"user": user}
@@ -234,7 +231,8 @@ _TOO_LONG = ("context_length_exceeded", "prompt is too long")
 _CONNECTIONS = 64  # at once; further ones are closed
 _BODY_BYTES = 2 << 20  # the gateway's default limit
 _ANSWER_BYTES = 64 << 20
-_READ_S = 20.0  # for the agent to read a piece of an answer: less than the gateway waits for us
+_READ_S = 20.0  # to read a piece of an answer: less than the gateway waits for us
+_SHOWN = ("Content-Type", "request-id", "x-request-id")
 _IDLE_REQUESTS = 50  # requests in all, for each turn that is allowed
 
 
@@ -253,13 +251,8 @@ class ModelRelay:
     by call id; `outgrown` the gateway's error if the last prompt was too long; `over` is resolved when the agent may not go on, with the
     reason or Unavailable.
 
-    Args:
-        model: where calls are passed on to.
-        dialect: the API that the agent speaks.
-        turns: the most calls.
-        tokens, answer_tokens: the most tokens of one answer, and of all together.
-        sent_bytes: the most bytes of all requests together.
-        deadline: when, by the loop's clock, answers end and calls are no longer accepted.
+    `turns` is the most calls; `tokens` and `answer_tokens` are the most of one answer, and of all together; `sent_bytes` of all requests.
+    At `deadline`, by the loop's clock, answers end and calls are no longer accepted.
     """
 
     def __init__(
@@ -351,9 +344,10 @@ class ModelRelay:
         try:
             async with self._model.passed(request.path, body, passed_headers(request.headers), left_s=left_s) as answer:
                 came = not counting and answer.status == 200  # hanging up in the middle still uses up the turn
-                response, data = await self._send(request, answer)
+                data = bytearray()
+                response = await pass_on(request, answer, _SHOWN, data)
             if not counting:
-                came = self._note(answer, data)
+                came = self._note(answer, bytes(data))
             return response
         finally:
             self._begun -= not counting and not came  # a failed call is no turn
@@ -399,27 +393,6 @@ class ModelRelay:
         except (ValueError, RecursionError):
             raise _Refused(400, "the body is nested too deep") from None
 
-    async def _send(self, request: web.BaseRequest, answer: PassedAnswer) -> tuple[web.StreamResponse, bytes]:
-        """Pass an answer on as it arrives. Returns the response and the answer's bytes."""
-        shown = ("Content-Type", "request-id", "x-request-id")
-        headers = {name: answer.headers[name] for name in shown if name in answer.headers}
-        response = web.StreamResponse(status=answer.status, headers=headers)
-        data = bytearray()
-        await response.prepare(request)
-        try:
-            async for part in answer.parts:
-                data += part
-                if len(data) > _ANSWER_BYTES:
-                    raise Unavailable(f"an answer of more than {_ANSWER_BYTES} bytes")
-                async with asyncio.timeout(_READ_S):
-                    await response.write(part)
-            await response.write_eof()
-        except BaseException:
-            if request.transport is not None:
-                request.transport.abort()  # no error can be sent in the middle of an answer
-            raise
-        return response, bytes(data)
-
     def _note(self, answer: PassedAnswer, data: bytes) -> bool:
         """Keep an answer that came whole. True if it is a turn."""
         said = read_agent_answer(self._dialect, data) if answer.status == 200 else None
@@ -444,6 +417,29 @@ class ModelRelay:
         logger.info("an agent's call failed: %s", error)
         if not self.over.done():
             self.over.set_exception(error)
+
+
+async def pass_on(
+    request: web.BaseRequest, answer: PassedAnswer, shown: Sequence[str], data: bytearray | None = None
+) -> web.StreamResponse:
+    """Pass an answer on as it arrives, with the headers named in `shown`, and add its bytes to `data`. A reader has 20 s for each part."""
+    headers = {name: answer.headers[name] for name in shown if name in answer.headers}
+    response = web.StreamResponse(status=answer.status, headers=headers)
+    await response.prepare(request)
+    try:
+        async for part in answer.parts:
+            if data is not None:
+                data += part
+                if len(data) > _ANSWER_BYTES:
+                    raise Unavailable(f"an answer of more than {_ANSWER_BYTES} bytes")
+            async with asyncio.timeout(_READ_S):
+                await response.write(part)
+        await response.write_eof()
+    except BaseException:
+        if request.transport is not None:
+            request.transport.abort()  # no error can be sent in the middle of an answer
+        raise
+    return response
 
 
 class HangsUp(asyncio.Protocol):

@@ -29,7 +29,7 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Purpose, 
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.worlds.harness.gateway import LEFT, PURPOSE, WorldGateway
-from ostinato.worlds.harness.relay import Dialect, passed_headers, ruled_request
+from ostinato.worlds.harness.relay import Dialect, pass_on, passed_headers, ruled_request
 from ostinato.worlds.rollout.groups import MOST_EVENTS
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
 
@@ -306,7 +306,6 @@ _GRADED = 100_000  # rollouts whose grade is remembered
 _MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
 _BODY_S = 30.0
 _DEPTH, _VALUES = 64, 100_000  # of a body's JSON, as the gateway takes it by default
-_READ_S = 20.0  # for a worker to receive one piece of an answer
 _SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
 
 
@@ -484,19 +483,7 @@ class Door:
         self._count_member(headers.get("X-Ostinato-Group", ""), hash(headers["X-Ostinato-Episode"]))
         body = await _off_loop(request.content.total_bytes, msgspec.json.encode, asked)
         async with self._gateway.streamed(request.path, body, headers) as answer:
-            shown = {name: answer.headers[name] for name in _SHOWN if name in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=shown)
-            await response.prepare(request)
-            try:
-                async for part in answer.parts:
-                    async with asyncio.timeout(_READ_S):
-                        await response.write(part)
-                await response.write_eof()
-            except BaseException:
-                if request.transport is not None:
-                    request.transport.abort()
-                raise
-        return response
+            return await pass_on(request, answer, _SHOWN)
 
 
 def _parsed(data: bytes) -> Any:
