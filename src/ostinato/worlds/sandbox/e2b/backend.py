@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import io
 import itertools
@@ -19,7 +20,7 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +31,7 @@ from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, Machin
 from ostinato.worlds.sandbox.e2b.wire import Wire
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox
 from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
-from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_port, check_spec, pack_files
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_spec, pack_files
 
 # ---------------------------------------------------------------- what is sent to a new machine
 
@@ -113,7 +114,6 @@ class E2BBox(SandboxCalls):
         super().__init__(spec, line, env)
         self._machine = machine
         self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))
-        self.on_stop: list[Callable[[], object]] = []
         self._ports = tempfile.mkdtemp(prefix="ostinato-e2b-")
         self._place = os.open(self._ports, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._keeping = asyncio.create_task(self._keep())
@@ -131,39 +131,29 @@ class E2BBox(SandboxCalls):
             except OstinatoError as error:
                 logging.getLogger(__name__).warning("%s", error)
 
-    async def listen(self, port: int) -> socket.socket:
-        check_port(port)
+    def _open_port(self, port: int) -> socket.socket:
         if port in self.wire.ports:
-            raise Unavailable(f"port {port} of the sandbox cannot be had: it is listened at already")
+            raise OSError(errno.EADDRINUSE, "it is listened at already")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
         try:
             listener.bind(path)
             listener.listen(128)
             listener.setblocking(False)
-            self.wire.listen(port, path)
-            error, _ = await self._asked({"do": "listen", "port": port})
-            if error:
-                raise OSError(error, os.strerror(error))
-        except OSError as error:
-            self._forget(listener, port)
-            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
-        except BaseException:
-            self._forget(listener, port)
+        except OSError:
+            listener.close()
             raise
+        self.wire.listen(port, path)
         return listener
 
-    def _forget(self, listener: socket.socket, port: int) -> None:
-        listener.close()
+    def _close_port(self, port: int) -> None:
         self.wire.ports.pop(port, None)
         with contextlib.suppress(OSError):
             os.unlink(f"{self._ports}/{port}")
 
     async def stop(self) -> None:
         await self._kill(Unavailable("the sandbox is gone"))
-        on_stop, self.on_stop = self.on_stop, []
-        for call in on_stop:
-            call()
+        self._release()
 
     def _silent(self, why: str) -> Unavailable:
         """Not SandboxBroken, because the connection in between may be what fails."""

@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, Sandbox
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
 from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
-from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_port, check_spec, pack_files
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_spec, pack_files
 
 # ---------------------------------------------------------------- the box
 
@@ -57,28 +57,17 @@ class GVisorBox(SandboxCalls):
     ) -> None:
         super().__init__(spec, line, env)
         self._ports, self._process, self._place = ports, process, place
-        self.on_stop: list[Callable[[], object]] = []
         self.report: dict[str, Any] = {}  # what pid 1 said when the sandbox was built
         self._kernel: tuple[int, int] | None = None  # gVisor's own process: its pid and its pidfd
         line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
         self.on_stop += [watching.cancel, self._let_go]
 
-    async def listen(self, port: int) -> socket.socket:
-        check_port(port)
-        try:
-            listener = self._ports.open(port)
-            try:
-                error, _ = await self._asked({"do": "listen", "port": port})
-                if error:
-                    raise OSError(error, os.strerror(error))
-            except BaseException:
-                listener.close()
-                self._ports.close_port(port)
-                raise
-        except OSError as error:
-            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
-        return listener
+    def _open_port(self, port: int) -> socket.socket:
+        return self._ports.open(port)
+
+    def _close_port(self, port: int) -> None:
+        self._ports.close_port(port)
 
     async def stop(self) -> None:
         self._line.close()
@@ -87,9 +76,7 @@ class GVisorBox(SandboxCalls):
                 await self._process.wait()
         except TimeoutError:
             await self._kill(Unavailable("the sandbox is gone"))
-        on_stop, self.on_stop = self.on_stop, []
-        for call in on_stop:
-            call()
+        self._release()
 
     async def _watch(self) -> None:
         """End a sandbox whose kernel grows without end: no limit inside counts the kernel's own state, such as that for empty files."""

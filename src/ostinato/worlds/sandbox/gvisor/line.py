@@ -24,7 +24,13 @@ from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.backend import read_changes
 from ostinato.worlds.sandbox.gvisor.inside.line import CONNECTED, HEAD, MOST_OBJECT, REFUSED, Frame, pack
-from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
+from ostinato.worlds.sandbox.spec_validation import (
+    check_cwd,
+    check_environment,
+    check_port,
+    inside_workdir,
+    pack_program,
+)
 
 _MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
 
@@ -126,6 +132,21 @@ class SandboxCalls(ABC):
         self.spec = spec
         self._line, self._env = line, dict(env)
         self._ran = False  # a program was requested
+        self.on_stop: list[Callable[[], object]] = []
+
+    def _release(self) -> None:
+        """Call what waits for the sandbox's end, once."""
+        on_stop, self.on_stop = self.on_stop, []
+        for call in on_stop:
+            call()
+
+    @abstractmethod
+    def _open_port(self, port: int) -> socket.socket:
+        """A listener of the host's that a port of the sandbox is to reach. Raises OSError."""
+
+    @abstractmethod
+    def _close_port(self, port: int) -> None:
+        """Accept no more connections to a port."""
 
     @abstractmethod
     async def _kill(self, why: Unavailable) -> None:
@@ -214,6 +235,22 @@ class SandboxCalls(ABC):
             raise full
         if error:
             raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(error)}", field="path")
+
+    async def listen(self, port: int) -> socket.socket:
+        check_port(port)
+        try:
+            listener = self._open_port(port)
+            try:
+                error, _ = await self._asked({"do": "listen", "port": port})
+                if error:
+                    raise OSError(error, os.strerror(error))
+            except BaseException:
+                listener.close()
+                self._close_port(port)
+                raise
+        except OSError as error:
+            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
+        return listener
 
     async def diff(self) -> Sequence[Change]:
         """As `Sandbox.diff`. If the files cannot be compared, the programs are to blame: the sandbox is ended, with SandboxBroken."""

@@ -248,6 +248,8 @@ class Program:
 class Programs:
     """All programs of the sandbox. `answered` is called when a program ends, with its result."""
 
+    group: type[ProcessGroup] = ProcessGroup
+
     def __init__(self, settings: SandboxSettings, selector: selectors.BaseSelector, answered: Answered) -> None:
         self.settings, self._selector, self._answered = settings, selector, answered
         self._running: dict[int, Program] = {}
@@ -262,7 +264,7 @@ class Programs:
         """Start a program. Raises OSError."""
         ends = [os.pipe(), os.pipe()]
         try:
-            group = self._group(number)
+            group = self.group(number)
             begun = time.monotonic()
             pid = os.fork()
             if pid == 0:
@@ -279,9 +281,6 @@ class Programs:
         for output in outputs:
             os.set_blocking(output.fd, False)
             self._selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._read(output, program))
-
-    def _group(self, number: int) -> ProcessGroup:
-        return ProcessGroup(number)
 
     def end_by_number(self, number: int) -> None:
         """End a program that nobody waits for any more."""
