@@ -27,13 +27,6 @@ from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
 from ostinato.worlds.sandbox.inside.compare import HEAD
 from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
-from ostinato.worlds.sandbox.spec_validation import (
-    check_cwd,
-    check_environment,
-    check_port,
-    inside_workdir,
-    pack_program,
-)
 
 # ---------------------------------------------------------------- a program and its output
 
@@ -245,9 +238,9 @@ class Box:
         env: Mapping[str, str] | None = None,
         timeout: float,
     ) -> ExecResult:
-        check_cwd(cwd)
-        check_environment(env or {})
-        program = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
+        spec_validation.check_cwd(cwd)
+        spec_validation.check_environment(env or {})
+        program = spec_validation.pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
         run = ProgramRun(self._line, program, stdin=stdin, timeout=timeout, cap=self.spec.limits.output_bytes)
         try:
             answer = await run.ended()
@@ -268,7 +261,7 @@ class Box:
                 self._lingering.append(pipe)
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
-        answer = await self._asked(protocol.Operation.READ, inside_workdir(path, self.spec.workdir))
+        answer = await self._asked(protocol.Operation.READ, spec_validation.inside_workdir(path, self.spec.workdir))
         if answer.code in (errno.EXDEV, errno.ELOOP, errno.EACCES):
             raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
         if answer.code or not answer.fds:
@@ -279,7 +272,7 @@ class Box:
             os.close(answer.fds[0])
 
     async def write(self, path: str, data: bytes) -> None:
-        name = inside_workdir(path, self.spec.workdir)
+        name = spec_validation.inside_workdir(path, self.spec.workdir)
         file = protocol.anonymous_file(data)
         try:
             answer = await self._asked(protocol.Operation.WRITE, name, fds=[file])
@@ -345,7 +338,7 @@ class Box:
             os.close(out)
 
     async def listen(self, port: int) -> socket.socket:
-        check_port(port)
+        spec_validation.check_port(port)
         answer = await self._asked(protocol.Operation.LISTEN, count=port)
         if answer.code or not answer.fds:
             raise Unavailable(f"port {port} of the sandbox cannot be had: {os.strerror(answer.code or errno.EIO)}")
@@ -567,7 +560,7 @@ class SingleRuns:
             placed["main.py"] = program.encode("utf-8", "surrogatepass")
             program, flags = ["/tmp/main.py"], flags | protocol.ExecFlag.BODY
         spec_validation.check_names(placed)
-        packed = pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
+        packed = spec_validation.pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
         async with self._turns:
             for _ in range(2):  # a zygote that was killed is replaced once
                 with contextlib.suppress(Unavailable):

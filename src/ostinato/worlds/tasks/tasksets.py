@@ -24,17 +24,8 @@ from blake3 import blake3
 
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.files import write_atomic
+from ostinato.worlds.tasks import rows
 from ostinato.worlds.tasks.places import directory_below, read_plain, read_tree
-from ostinato.worlds.tasks.rows import (
-    ANSWER_S,
-    GRADING_S,
-    TaskRow,
-    check_row,
-    hashed_fields,
-    line_of,
-    parse_row,
-    task_of,
-)
 from ostinato.worlds.tasks.task import Task, Taskset
 
 MOST_TASKSET_BYTES = 512 * 2**20
@@ -58,12 +49,12 @@ def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
         if task.id in seen:
             raise BadConfig(f"taskset {name!r}: the id {task.id!r} occurs twice; ids must be unique")
         seen.add(task.id)
-        row = check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
-        digest.update(json.dumps(hashed_fields(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        row = rows.check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
+        digest.update(json.dumps(rows.hashed_fields(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return Taskset(name=name, hash=digest.hexdigest(), tasks=tuple(tasks))
 
 
-def load(path: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
+def load(path: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows.GRADING_S) -> Taskset:
     """Read a task file; the taskset is named after it. `answer_s` and `grading_s` are as `parse_row` has them.
 
     Raises BadConfig if the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field, the remedy.
@@ -76,23 +67,25 @@ def load(path: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S
     return parse(path.stem, text, path.parent, answer_s=answer_s, grading_s=grading_s)
 
 
-def parse(name: str, text: str, home: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
+def parse(
+    name: str, text: str, home: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows.GRADING_S
+) -> Taskset:
     """The taskset in a file's text, one task a line; blank lines are skipped. `home` is where its layers lie. Raises as `load`."""
-    rows: list[tuple[str, TaskRow]] = []
+    found: list[tuple[str, rows.TaskRow]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"taskset {name!r}, line {number}"
             if len(line) > MOST_LINE_CHARACTERS:
                 raise BadConfig(f"{where}: longer than {MOST_LINE_CHARACTERS} characters; put large files into a layer")
-            rows.append((where, parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
+            found.append((where, rows.parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
     layers: dict[str, Path] = {}
-    for where, row in rows:
+    for where, row in found:
         for layer in row.world.layers:
             try:
                 layers[layer] = layers.get(layer) or directory_below(home, layer)
             except BadConfig as error:
                 raise BadConfig(f"{where}, field 'world.layers': {error}") from error
-    return taskset_of(name, [task_of(row, layers) for _, row in rows])
+    return taskset_of(name, [rows.task_of(row, layers) for _, row in found])
 
 
 def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
@@ -109,7 +102,7 @@ def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
         if not place.is_relative_to(home) or place == home:
             raise BadConfig(f"the layer {place} does not lie below {home}; copy it there, or save the taskset above it")
         layers[layer] = place.relative_to(home).as_posix()
-    lines = [line_of(check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
+    lines = [rows.line_of(rows.check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
     try:
         write_atomic(path, "".join(f"{line}\n" for line in lines), durable=True, mode=mode)
     except OSError as error:
