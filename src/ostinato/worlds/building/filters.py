@@ -58,10 +58,7 @@ def docstring_left(kind: TaskKind, function: Function) -> str:
 
 
 def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Sequence[str]) -> str:
-    """The task's instruction. It says what is wanted and where, never how.
-
-    Example: ``instruct(TaskKind.BUG, function, "tabulate", ["test_a.py::test_b"])``
-    """
+    """The task's instruction. It says what is wanted and where, never how."""
     what = _what(function)
     tests = _tests(fail_to_pass, "" if kind is TaskKind.BUG else function.name)
     plural = "These tests fail" if len(fail_to_pass) > 1 else "This test fails"

@@ -54,14 +54,8 @@ def check_sha256(data: bytes, digest: str, name: str) -> None:
 def _inside(name: str) -> str:
     """The normalized path. Raises BadRequest if it leads out of the archive."""
     path = PurePosixPath(name)
-    if (
-        path.is_absolute()
-        or ".." in path.parts
-        or "\\" in name
-        or "\0" in name
-        or not path.parts
-        or ":" in path.parts[0]
-    ):
+    outside = path.is_absolute() or not path.parts or ".." in path.parts or ":" in path.parts[0]
+    if outside or "\\" in name or "\0" in name:
         raise BadRequest(f"archive: the path {name!r} leads out of it; do not use this archive", field="archive")
     return str(path)
 
@@ -195,10 +189,8 @@ def plain_requirement(text: str) -> bool:
 async def fetch_sdist(package: str) -> FetchedArchive:
     """The source distribution of a requirement such as "tabulate" or "tabulate==0.10.0", or of a path to one.
 
-    Raises:
-        BadRequest: `package` is neither, no source distribution is published, or the index states no SHA-256 for it.
-        Corrupt: the archive does not have the SHA-256 that the index states.
-        Unavailable: pip or its index failed.
+    Raises BadRequest if it is neither, none is published, or the index states no SHA-256 for it; Corrupt if the archive has another one;
+    Unavailable if pip or its index failed.
     """
     path = Path(package)
     if package.endswith((".tar.gz", ".zip", ".tar.bz2", ".tar.xz")) and path.is_file():

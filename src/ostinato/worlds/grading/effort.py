@@ -30,10 +30,7 @@ EFFORTS = (
 
 
 class EffortConfig(BaseModel, frozen=True, extra="forbid"):
-    """How effort is counted and what it costs.
-
-    Example: ``EffortConfig(weight=0.1, k=0.001, q=0.5, most=20_000.0)``
-    """
+    """How effort is counted and what it costs."""
 
     weight: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="Most by which effort reduces an outcome's value. 0: effort is free."

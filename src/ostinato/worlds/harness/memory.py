@@ -43,10 +43,7 @@ _LEFT_OUT = "[too long for the context; it follows after the summary]"
 
 
 class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
-    """`[worlds.harness.tools.memory]`.
-
-    Example: ``MemoryConfig(window=16_384, budget=0.6)``
-    """
+    """`[worlds.harness.tools.memory]`."""
 
     window: int = Field(ge=16, description="Tokens of a context window, at most the model's context.")
     budget: float = Field(

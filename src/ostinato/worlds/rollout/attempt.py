@@ -331,7 +331,7 @@ class Measurement:
     """Tries each of some tasks `tries` times, `concurrency` rollouts at once.
 
     `token` is the prefix of the episodes' names. A rollout that something other than the policy ends is tried `again` times at most. The
-    other arguments are those of `Trying`.
+    others are `pause_s` and `patience_s` of `Trying`.
     """
 
     def __init__(

@@ -55,10 +55,7 @@ class Success:
 
 
 def shuffled(tasks: Iterable[str], epoch: int, seed: int) -> list[str]:
-    """The tasks in an epoch's order: the same for the same seed, whatever order they are given in.
-
-    Example: ``shuffled(["a", "b"], epoch=0, seed=0)``
-    """
+    """The tasks in an epoch's order: the same for the same seed, whatever order they are given in."""
 
     def place(task: str) -> bytes:
         return hashlib.blake2b(f"{seed}\0{epoch}\0{task}".encode(), digest_size=16).digest()
@@ -378,17 +375,10 @@ class EventFile:
         """
         lines = b"".join(map(_line, events))
         first = {"kind": "opened", "token": self.token, "lines": lines.count(b"\n"), "hash": _hash(lines)}
-        data, new = _line(first) + lines, _beside(self._path)
+        data = _line(first) + lines
         try:
-            made = _written(new, data)
-            try:
-                os.replace(new, self._path)
-            except OSError:
-                made.close()
-                raise
+            made = _replaced(self._path, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
             self._rewrite_at = os.fstat(self._file.fileno()).st_size + self._most
             logger.warning("%s could not be written anew and grows on: %s; free some space", self._path, error)
             return False
@@ -421,16 +411,20 @@ def _hash(lines: bytes) -> str:
     return hashlib.blake2b(lines, digest_size=16).hexdigest()
 
 
-def _written(path: Path, data: bytes) -> FileIO:
-    """A new file that holds this, synced to disk and open for appending. Raises OSError, with nothing left open."""
-    path.unlink(missing_ok=True)
-    file = _appending(path)
+def _replaced(path: Path, data: bytes) -> FileIO:
+    """Replace a file by one that holds this, synced to disk and open for appending. Raises OSError, with the old one kept."""
+    new = _beside(path)
+    new.unlink(missing_ok=True)
+    file = _appending(new)
     try:
         if file.write(data) != len(data):
             raise OSError("cut short")
         os.fsync(file.fileno())
+        os.replace(new, path)
     except OSError:
         file.close()
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
         raise
     return file
 

@@ -29,10 +29,7 @@ class Rollouts:
 
     Args:
         tasks: the taskset; its `train` tasks are trained on, the others are only measured.
-        shop: works on them.
         journal, events: the worker's journal, and its events at the start.
-        spending: finds the groups that the trainer has taken.
-        config: how many, how far ahead.
         tell: called with what happens, for people: a kind and fields.
         keep: called with each rollout that ended for good, and with each that was only measured.
         flat_count: as in `Groups`.
