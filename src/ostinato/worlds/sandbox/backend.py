@@ -180,9 +180,7 @@ class Stack:
 
     def frozen(self, number: int) -> Stack:
         """The stack after the box's own layer was frozen under this number."""
-        return Stack(
-            own=(f"l{number}", *self.own), inherited=self.inherited, layers=self.layers, ancestors=self.ancestors
-        )
+        return replace(self, own=(f"l{number}", *self.own))
 
     def child(self) -> Stack:
         """The stack that a fork starts from: this box's stage becomes the last of its ancestors."""
@@ -443,13 +441,7 @@ class Boxes:
         flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)
         binds = [(f"h{await self._zygote.layer(source)}", place) for place, source in spec.mounts.items()]
         message = spec_validation.pack_start(
-            flags,
-            spec.limits,
-            spec.workdir,
-            stack.lowers,
-            layers=len(stack.layers),
-            mounts=len(mounts),
-            binds=binds,
+            flags, spec.limits, spec.workdir, stack.lowers, layers=len(stack.layers), mounts=len(mounts), binds=binds
         )
         shown = [*zip(stack.layers, reversed(spec.layers), strict=True)]
         shown += [(name, spec.mounts[place]) for name, place in binds]
@@ -506,15 +498,8 @@ class SingleRuns:
         limits = Limits(
             memory_mb=config.memory_mb, disk_mb=config.disk_mb, processes=config.processes, open_files=config.open_files
         )
-        self._start = {
-            blob: spec_validation.pack_start(
-                protocol.StartFlag.BLOB if blob else protocol.StartFlag(0),
-                limits,
-                "/tmp",
-                address_space=config.memory_mb << 20,
-            )
-            for blob in (False, True)
-        }
+        flags, space = (protocol.StartFlag(0), protocol.StartFlag.BLOB), config.memory_mb << 20
+        self._start = [spec_validation.pack_start(each, limits, "/tmp", address_space=space) for each in flags]
 
     async def __aenter__(self) -> SingleRuns:
         return self
