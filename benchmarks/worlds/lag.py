@@ -48,10 +48,10 @@ from ostinato.record.roles import hold
 from ostinato.status.progress_lines import last_lines
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.grading.grade import PatternGrader
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import SingleAnswer
 from ostinato.worlds.harness.rollout import Model, Rollout, harness_hash
 from ostinato.worlds.rollout.attempt import Workshop
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, Task, Taskset

@@ -45,10 +45,10 @@ from ostinato.train.imitation import imitate, shown_turns
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.export import write_model
 from ostinato.worlds.grading.grade import PatternGrader
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import ToolLoop, ToolLoopConfig
 from ostinato.worlds.harness.memory import MemoryConfig
 from ostinato.worlds.harness.rollout import Rollout
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Task
 

@@ -62,10 +62,10 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.export import write_model
 from ostinato.worlds.grading.grade import PatternGrader
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Taskset

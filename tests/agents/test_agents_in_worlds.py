@@ -14,7 +14,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Purpose
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.testing.engine import decode
-from ostinato.worlds.harness.agent_config import HOME as INSIDE
+from ostinato.worlds.harness.agent import HOME as INSIDE
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes

@@ -105,12 +105,12 @@ def test_nobody_but_pid_1_makes_groups_in_a_programs_group(monkeypatch, tmp_path
     inside = Path(gvisor.__file__).parent / "inside"
     for path in (inside, inside.parents[1] / "inside"):
         monkeypatch.syspath_prepend(str(path))
-    cgroups = importlib.import_module("cgroups")
-    monkeypatch.setattr(cgroups, "GROUPS", str(tmp_path))
+    programs = importlib.import_module("programs")
+    monkeypatch.setattr(programs, "GROUPS", str(tmp_path))
     before = os.umask(0)
     try:
         with pytest.raises(FileNotFoundError):  # there are no control groups here
-            cgroups.ProcessGroup(1)
+            programs.ProcessGroup(1)
     finally:
         os.umask(before)
     assert (tmp_path / "1").stat().st_mode & 0o777 == 0o700

@@ -28,7 +28,7 @@ from ostinato.testing.serving import serving
 from ostinato.testing.tiny_engine import tiny_engine
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
-from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.tasks.task import Grading
 from ostinato.worlds.tasks.tasksets import taskset_of
 

@@ -43,7 +43,7 @@ from ostinato.record.log import SqlLog
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 

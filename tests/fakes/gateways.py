@@ -12,8 +12,7 @@ from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
-from ostinato.worlds.harness.gateway import EpisodeModel
-from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.harness.gateway import EpisodeModel, WorldGateway
 
 KEY = "admin-0123456789abcdef"
 

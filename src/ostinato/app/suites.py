@@ -40,10 +40,10 @@ from ostinato.evaluate.runner import Attempted, SuiteRunner
 from ostinato.evaluate.suites import Item, Suite
 from ostinato.worlds.grading.grade import Grader
 from ostinato.worlds.grading.own import own_graders
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import answered
 from ostinato.worlds.harness.rollout import Ended, Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.tasks.rows import ANSWER_S, GRADING_S
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load, parse

@@ -26,7 +26,7 @@ from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
 from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
-from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, BuildPlace, OneShotBackend
+from ostinato.worlds.building.runs import BuildPlace
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import Apart, FunctionGrader, FunctionGrading, read_data
@@ -35,16 +35,15 @@ from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.own import OwnGrader, own_graders
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, worker_context
-from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes
+from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts
-from ostinato.worlds.rollout.worker_requests import OwnTurns
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.backend import PYTHON
@@ -440,9 +439,9 @@ def warn_of_staleness(config: Config, tasks: Taskset) -> None:
 def open_build_place(out: Path, cache: Path) -> BuildPlace:
     """Sandboxes of this machine, with layers beside the taskset file so that it can be moved together with them."""
     return BuildPlace(
-        backend=OneShotBackend(),
+        backend=Boxes(gives_way=False),
         python=python_inside(),
-        workdir=ONE_SHOT_WORKDIR,
+        workdir="/work",
         layers=out.with_name(f"{out.stem}.layers"),
         cache=cache,
     )

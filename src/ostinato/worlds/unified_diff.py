@@ -13,13 +13,9 @@ _NO_NEWLINE = "\\ No newline at end of file"
 
 
 def patched(diff: str, original: Callable[[str], bytes | None]) -> tuple[Change, ...]:
-    """The changes that a diff describes, as `git diff` or `diff -u` writes it.
+    """The changes that a diff describes, as `git diff` or `diff -u` writes it, with or without the prefixes a/ and b/.
 
-    Args:
-        diff: with or without git's prefixes a/ and b/.
-        original: a file's bytes, None if there is no such file.
-
-    Raises BadRequest with the file and the line where it does not fit.
+    `original` gives a file's bytes, None if there is no such file. Raises BadRequest with the file and line where the diff does not fit.
     """
     lines, at, found = diff.split("\n"), 0, list[Change]()
     while at < len(lines):

@@ -44,8 +44,8 @@ from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
 from ostinato.record.roles import hold
 from ostinato.testing.tiny import tiny_model
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import SingleAnswer
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.tasks.task import Split, Task
 
 RESULT = Path(__file__).parents[1] / "results" / "fidelity.json"

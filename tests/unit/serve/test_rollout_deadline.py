@@ -14,7 +14,7 @@ from ostinato.core.records import Arm, Finish
 from ostinato.engine.config import EngineConfig
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
-from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.tasks.task import KnownAnswer
 
 WORLD = {"x-ostinato-key": ADMIN, "x-ostinato-slot": "world"}

@@ -233,10 +233,7 @@ def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> S
 
 
 class Attempts:
-    """Mutates one package's functions. `sources` are the files that may change: path -> text.
-
-    Example: ``tried = await Attempts(runs, baseline, sources, files, config).try_batch(functions)``
-    """
+    """Mutates one package's functions. `sources` are the files that may change: path -> text."""
 
     def __init__(
         self,
@@ -297,9 +294,7 @@ class Attempts:
             else:
                 chosen.append(selected)
                 continue
-            left_out.append(
-                Attempt(function=function.key, kind=filters.TaskKind.REMOVAL, detail="", block="", fate=why)
-            )
+            left_out.append(_left_out(function, why))
         return chosen, left_out
 
     def _candidates(self, function: mutations.Function) -> list[tuple[filters.TaskKind, str, str]]:
@@ -366,17 +361,8 @@ class Attempts:
             if _is_noticed(selected, outcome)
         ]
         known = {selected.function.key for selected, _ in needed}
-        left_out = [
-            Attempt(
-                function=each.function.key,
-                kind=filters.TaskKind.REMOVAL,
-                detail="",
-                block="",
-                fate=filters.ChangeFate.UNTESTED,
-            )
-            for each in chosen
-            if each.function.key not in known
-        ]
+        unneeded = [each.function for each in chosen if each.function.key not in known]
+        left_out = [_left_out(function, filters.ChangeFate.UNTESTED) for function in unneeded]
         plain = await self.runs.run([self._job(selected, {}, None) for selected, _ in needed], 2)
         found: list[Selected] = []
         for (selected, outcome), alone in zip(needed, plain, strict=True):
@@ -463,11 +449,12 @@ class Attempts:
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
             return filters.ChangeFate.TWICE
-        return (
-            filters.ChangeFate.ENOUGH
-            if change.kind is filters.TaskKind.BUG and len(of_function) >= self.config.faults_kept
-            else filters.ChangeFate.VALID
-        )
+        enough = change.kind is filters.TaskKind.BUG and len(of_function) >= self.config.faults_kept
+        return filters.ChangeFate.ENOUGH if enough else filters.ChangeFate.VALID
+
+
+def _left_out(function: mutations.Function, why: filters.ChangeFate) -> Attempt:
+    return Attempt(function=function.key, kind=filters.TaskKind.REMOVAL, detail="", block="", fate=why)
 
 
 def _is_noticed(selected: Selected, outcome: SuiteRun | None) -> bool:

@@ -3,7 +3,7 @@
 This is a script passed to Python as `-c` text; it uses only the standard library and pytest. stdin is one JSON object::
 
     {"warm": ["pytest"], "jobs": [{"id": "a", "edits": {"calc.py": "..."}, "targets": ["tests"], "tests": [...] or null,
-      "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false, "options": [], "group": ""}]}
+      "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false, "group": ""}]}
 
 For each job one line goes to stdout, base64 of zlib of JSON: each test's outcome and duration, collection errors, CPU seconds, and, if
 `covered`, the functions that each test ran. A job is skipped if all tests of an earlier job of its group passed. The tree is restored
@@ -176,7 +176,7 @@ def work(job: dict[str, Any], out: int) -> None:
         recorder.start_watching()
     arguments = [
         "-q", "--tb=no", "--assert=plain", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir=.",
-        "--continue-on-collection-errors", "--disable-warnings", *job["options"], *job["targets"],
+        "--continue-on-collection-errors", "--disable-warnings", *job["targets"],
     ]  # fmt: skip
     code = pytest.main(arguments, plugins=[recorder])
     recorder.tell(code=int(code))

@@ -58,10 +58,7 @@ def docstring_left(kind: TaskKind, function: Function) -> str:
 
 
 def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Sequence[str]) -> str:
-    """The task's instruction. It says what is wanted and where, never how.
-
-    Example: ``instruct(TaskKind.BUG, function, "tabulate", ["test_a.py::test_b"])``
-    """
+    """The task's instruction. It says what is wanted and where, never how."""
     what = _what(function)
     tests = _tests(fail_to_pass, "" if kind is TaskKind.BUG else function.name)
     plural = "These tests fail" if len(fail_to_pass) > 1 else "This test fails"
@@ -167,10 +164,7 @@ def _windows(lines: Iterable[str]) -> list[str]:
 
 
 class Elsewhere:
-    """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation.
-
-    Example: ``Elsewhere(files).leaks(function, text)``
-    """
+    """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.counts: dict[str, int] = {}
@@ -218,10 +212,7 @@ def shape_of(function: Function, text: str) -> str:
 
 
 class TestLines:
-    """Source lines of a package's tests, keyed by test id.
-
-    Example: ``TestLines(tree.files).of("tests/test_a.py::test_b[1]")``
-    """
+    """Source lines of a package's tests, keyed by test id."""
 
     __test__ = False  # no tests for pytest to collect
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,7 @@ class JournalContent:
 
 
 class BuildJournal:
-    """One package's journal: `suite.json` and `tried.jsonl` in a directory of their own.
-
-    Example: ``journal = BuildJournal(Path("builds/tabulate-0.10.0-3fa2")); journal.add(functions, attempts, cpu=2.0)``
-    """
+    """One package's journal: `suite.json` and `tried.jsonl` in a directory of their own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -83,15 +80,10 @@ class BuildJournal:
             row = json.loads((self.directory / "suite.json").read_text())
         except (FileNotFoundError, ValueError):
             return None
-        functions = [(path, line) for path, line in row["functions"]]
-        return GreenSuite(
-            stable=tuple(row["stable"]),
-            seconds=row["seconds"],
-            ran={test: frozenset(functions[number] for number in ran) for test, ran in row["ran"].items()},
-            cpu=row["cpu"],
-            unstable=row["unstable"],
-            failing=row["failing"],
-        )
+        functions = [(path, line) for path, line in row.pop("functions")]
+        ran = {test: frozenset(functions[number] for number in ran) for test, ran in row["ran"].items()}
+        row |= {"stable": tuple(row["stable"]), "ran": ran}
+        return GreenSuite(**row)
 
     def keep_suite(self, suite: GreenSuite) -> None:
         """Record the suite; the file is written atomically."""
@@ -99,10 +91,10 @@ class BuildJournal:
         ran = {
             test: [numbers.setdefault(each, len(numbers)) for each in sorted(ran)] for test, ran in suite.ran.items()
         }
-        row = {
-            "stable": suite.stable, "seconds": dict(suite.seconds), "ran": ran, "functions": list(numbers), "cpu": suite.cpu,
-            "unstable": suite.unstable, "failing": suite.failing,
-        }  # fmt: skip
+        row = {each.name: getattr(suite, each.name) for each in fields(suite)} | {
+            "ran": ran,
+            "functions": list(numbers),
+        }
         write_atomic(self.directory / "suite.json", json.dumps(row), durable=True, mode=0o666)
 
     def tried(self) -> JournalContent:
@@ -205,17 +197,13 @@ class PackageYield:
 
 
 class PackageBuild:
-    """Builds one package from its archive. All its tasks are in one split: a model trained on some would know the others' code.
-
-    Example: ``result = await PackageBuild(place, BuildConfig(), archive, "tabulate").run(print)``
-    """
+    """Builds one package from its archive. All its tasks are in one split: a model trained on some would know the others' code."""
 
     def __init__(
         self, place: BuildPlace, config: BuildConfig, archive: FetchedArchive, project: str, split: Split = Split.TRAIN
     ) -> None:
         self.place = place
         self.config = config
-        self.archive = archive
         self.split = split
         self.digest = hashlib.sha256(archive.data).hexdigest()
         self.tree = read_tree(without_top(unpack(archive.data, archive.name)), project)

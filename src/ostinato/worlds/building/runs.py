@@ -1,7 +1,6 @@
-"""Runs a package's tests in fresh sandboxes: the jobs of one request, the baseline of the unchanged suite, and a backend for single runs.
+"""Runs a package's tests in fresh sandboxes: the jobs of one request, and the baseline of the unchanged suite.
 
-What a sandbox prints is read as untrusted. The baseline is three runs in different ways; the tests that pass each time are kept. Building
-keeps no state in a sandbox, so every run gets fresh files, and sandboxes for one program each, over `SingleRuns`, are enough.
+What a sandbox prints is read as untrusted. The baseline is three runs in different ways; the tests that pass each time are kept.
 """
 
 from __future__ import annotations
@@ -9,17 +8,15 @@ from __future__ import annotations
 import base64
 import json
 import math
-import socket
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BadRequest, TooLarge, Unavailable
-from ostinato.core.sandbox import Change, ExecResult, Isolation, SandboxSpec
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend
-from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 _DRIVER = Path(__file__).with_name("driver.py")
 _ANSWER_BYTES = 64 << 20
@@ -58,7 +55,6 @@ class SuiteJob:
     seconds: float = 60.0
     covered: bool = False
     backwards: bool = False
-    options: tuple[str, ...] = ()
     group: str = ""
 
 
@@ -132,10 +128,7 @@ def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
 
 
 class SuiteRuns:
-    """Runs jobs over one tree. `cpu` counts the CPU seconds used inside the sandboxes.
-
-    Example: ``outcomes = await SuiteRuns(backend, spec, "/usr/bin/python3", ("pytest",)).run([job], seed=0)``
-    """
+    """Runs jobs over one tree. `cpu` counts the CPU seconds used inside the sandboxes."""
 
     def __init__(self, backend: Backend, spec: SandboxSpec, python: str, warm: Sequence[str]) -> None:
         self.backend = backend
@@ -152,14 +145,7 @@ class SuiteRuns:
         """
         if not jobs:
             return []
-        rows = [
-            {
-                "id": str(number), "edits": dict(job.edits), "targets": list(job.targets), "options": list(job.options),
-                "tests": None if job.tests is None else list(job.tests), "most_failing": job.most_failing, "seconds": job.seconds,
-                "covered": job.covered, "backwards": job.backwards, "group": job.group,
-            }
-            for number, job in enumerate(jobs)
-        ]  # fmt: skip
+        rows = [asdict(job) | {"id": str(number)} for number, job in enumerate(jobs)]
         stdin = json.dumps({"warm": self.warm, "jobs": rows}).encode()
         sandbox = await self.backend.start(self.spec)
         try:
@@ -259,8 +245,7 @@ def _complete(outcome: SuiteRun | None, what: str) -> SuiteRun:
 async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
     """Run the suite in order, backwards, and file by file in separate processes, under hash seeds 0, 1 and 2; then trace what it runs.
 
-    Raises:
-        BadRequest: the suite is not green or cannot be run; the message says why.
+    Raises BadRequest, which says why, if the suite is not green or cannot be run.
     """
     places = tuple(targets)
     (first,) = await runs.run([SuiteJob(id="order", targets=places, seconds=_SUITE_SECONDS)], 0)
@@ -282,83 +267,3 @@ async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
     return GreenSuite(
         stable=stable, seconds=first.seconds, ran=seen.ran, cpu=first.cpu, unstable=unstable, failing=failing
     )
-
-
-# ---------------------------------------------------------------- a backend of single runs
-
-
-ONE_SHOT_WORKDIR = "/tmp"
-_MOST_BYTES = 24 << 20  # of files: a run's request carries them as JSON text, up to twice as long, and may have 64 MiB
-
-
-class OneShotBackend:
-    """A backend for programs that do not depend on each other. The files always lie in /tmp, and the backend's own limits apply.
-
-    Example: ``sandbox = await OneShotBackend().start(SandboxSpec(files={"a.py": b"print(1)"}, workdir="/tmp"))``
-    """
-
-    def __init__(self, memory_mb: int = 4096, disk_mb: int = 512) -> None:
-        self.runs = SingleRuns(
-            SandboxConfig(
-                memory_mb=memory_mb, disk_mb=disk_mb, processes=64, open_files=256, output_bytes=64 << 20, concurrency=1
-            )
-        )
-
-    async def isolation(self) -> Isolation:
-        await self.runs.check()
-        return Isolation(kind="namespaces", forks=False, counts_memory=False, missing=("a limit on memory as a whole",))
-
-    async def start(self, spec: SandboxSpec) -> OneShotSandbox:
-        files: dict[str, bytes] = {}
-        for layer in spec.layers:
-            for path in Path(layer).rglob("*"):
-                if path.is_file() and not path.is_symlink():
-                    files[path.relative_to(layer).as_posix()] = path.read_bytes()
-        size = sum(map(len, files.values()))
-        if size > _MOST_BYTES:
-            raise TooLarge(
-                f"layers: {size >> 20} MiB of files, {_MOST_BYTES >> 20} fit into a sandbox for one program",
-                field="layers",
-            )
-        return OneShotSandbox(self.runs, {**files, **spec.files})
-
-    async def close(self) -> None:
-        self.runs.close()
-
-
-class OneShotSandbox:
-    """The files that each program starts with. Nothing that a program writes is kept for the next."""
-
-    def __init__(self, runs: SingleRuns, files: Mapping[str, bytes]) -> None:
-        self.runs = runs
-        self.files = dict(files)
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float,
-    ) -> ExecResult:
-        variables = [f"{name}={value}" for name, value in (env or {}).items()]
-        return await self.runs.run(["/usr/bin/env", *variables, *argv], files=self.files, stdin=stdin, timeout=timeout)
-
-    async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
-        raise Unavailable("a sandbox for one program keeps no files; print what is wanted")
-
-    async def write(self, path: str, data: bytes) -> None:
-        self.files[path] = data
-
-    async def fork(self, count: int) -> Sequence[OneShotSandbox]:
-        return [OneShotSandbox(self.runs, self.files) for _ in range(count)]
-
-    async def diff(self) -> Sequence[Change]:
-        raise Unavailable("a sandbox for one program keeps no files, so there is nothing to compare")
-
-    async def listen(self, port: int) -> socket.socket:
-        raise Unavailable("a sandbox for one program has no ports")
-
-    async def stop(self) -> None:
-        self.files = {}

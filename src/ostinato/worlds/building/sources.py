@@ -54,14 +54,8 @@ def check_sha256(data: bytes, digest: str, name: str) -> None:
 def _inside(name: str) -> str:
     """The normalized path. Raises BadRequest if it leads out of the archive."""
     path = PurePosixPath(name)
-    if (
-        path.is_absolute()
-        or ".." in path.parts
-        or "\\" in name
-        or "\0" in name
-        or not path.parts
-        or ":" in path.parts[0]
-    ):
+    outside = path.is_absolute() or not path.parts or ".." in path.parts or ":" in path.parts[0]
+    if outside or "\\" in name or "\0" in name:
         raise BadRequest(f"archive: the path {name!r} leads out of it; do not use this archive", field="archive")
     return str(path)
 
@@ -114,9 +108,7 @@ def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
 def unpack(data: bytes, name: str) -> dict[str, bytes]:
     """Path -> bytes of the regular files of a .tar.gz, .tar.bz2, .tar.xz, .zip or .whl. Links and devices are left out.
 
-    Raises:
-        BadRequest: a path leads out of the archive, or the data is not a readable archive.
-        TooLarge: a file over 8 MiB, over 64 MiB in total, or more than 8000 files.
+    Raises BadRequest if a path leads out of it or it cannot be read, TooLarge beyond 8 MiB a file, 64 MiB in total, or 8000 files.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -197,10 +189,8 @@ def plain_requirement(text: str) -> bool:
 async def fetch_sdist(package: str) -> FetchedArchive:
     """The source distribution of a requirement such as "tabulate" or "tabulate==0.10.0", or of a path to one.
 
-    Raises:
-        BadRequest: `package` is neither, no source distribution is published, or the index states no SHA-256 for it.
-        Corrupt: the archive does not have the SHA-256 that the index states.
-        Unavailable: pip or its index failed.
+    Raises BadRequest if it is neither, none is published, or the index states no SHA-256 for it; Corrupt if the archive has another one;
+    Unavailable if pip or its index failed.
     """
     path = Path(package)
     if package.endswith((".tar.gz", ".zip", ".tar.bz2", ".tar.xz")) and path.is_file():
@@ -224,9 +214,7 @@ async def fetch_sdist(package: str) -> FetchedArchive:
 async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
     """The files that installing these puts into site-packages, scripts left out: path -> bytes. Wheels only; nothing is built or run.
 
-    Raises:
-        BadRequest: a requirement is not a plain one, or the files of all wheels together have more than `MOST_BYTES`.
-        Unavailable: pip found no wheels for them.
+    Raises BadRequest if a requirement is no plain one or all files have more than `MOST_BYTES`, Unavailable if pip found no wheels.
     """
     for each in requirements:
         if not plain_requirement(each):

@@ -68,7 +68,6 @@ def parse_observation(line: str) -> Observation:
 
 
 Floats = NDArray[np.float64]
-Scorer = Callable[[Floats], Floats]
 
 MOST_VALUES = 40
 """How many of a text feature's values, the most frequent ones, get columns of their own."""

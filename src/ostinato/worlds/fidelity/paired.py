@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
 from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
-from ostinato.worlds.fidelity.probe import FEWEST, Probed, Tell, newton, with_holm
+from ostinato.worlds.fidelity.probe import FEWEST, PENALTY, Probed, Tell, newton, with_holm
 
 # ---------------------------------------------------------------- matching
 
@@ -117,7 +117,7 @@ class _Pairs:
     second_P: NDArray[np.int64]
 
 
-def tell_pairs_apart(matched: Matched, *, seed: int = 0, penalty: float = 5.0, permutations: int = 99) -> Probed:
+def tell_pairs_apart(matched: Matched, *, seed: int = 0, permutations: int = 99) -> Probed:
     """Like `tell_apart`, for pairs. The same arguments give the same numbers. Raises BadRequest with fewer than two groups on a side."""
     found = columns_of(matched.production, matched.simulation)
     half = len(matched.production)
@@ -133,7 +133,7 @@ def tell_pairs_apart(matched: Matched, *, seed: int = 0, penalty: float = 5.0, p
             f"{sizes[0]} groups of production and {sizes[1]} of simulation share prompts; each side needs two, and {FEWEST} to say anything"
         )
     rng = np.random.default_rng(seed)
-    won_P = _won(pairs, np.ones(half), rng, penalty)
+    won_P = _won(pairs, np.ones(half), rng)
     auc = float(won_P.mean())
     error = math.sqrt(_clustered(won_P - auc, pairs)) / half
     least = min(half, *sizes)
@@ -141,7 +141,7 @@ def tell_pairs_apart(matched: Matched, *, seed: int = 0, penalty: float = 5.0, p
     error = max(error, math.sqrt(shrunk * (1.0 - shrunk) / half))
     p: float | None = None
     if permutations:
-        p, spread = _by_swapping(auc, pairs, rng, penalty, permutations)
+        p, spread = _by_swapping(auc, pairs, rng, permutations)
         error = max(error, spread)
     return Probed(
         auc=auc,
@@ -161,7 +161,7 @@ def _numbered(side: Sequence[Observation]) -> NDArray[np.int64]:
     return number_P.astype(np.int64)
 
 
-def _won(pairs: _Pairs, sign_P: Floats, rng: np.random.Generator, penalty: float) -> Floats:
+def _won(pairs: _Pairs, sign_P: Floats, rng: np.random.Generator) -> Floats:
     """How often the classifier was right about each pair. A tie, or a pair that was never tested, counts as a half.
 
     `sign_P` is -1 where the two sides of a pair are swapped.
@@ -170,7 +170,7 @@ def _won(pairs: _Pairs, sign_P: Floats, rng: np.random.Generator, penalty: float
     differ_PC = pairs.differ_PC * sign_P[:, None]
     right_P, asked_P = np.zeros(count), np.zeros(count)
     ones_P = np.ones(count, dtype=np.int64)
-    ridge_C = np.full(differ_PC.shape[1], penalty)
+    ridge_C = np.full(differ_PC.shape[1], PENALTY)
     for _ in range(REPEATS):
         fold_P = deal_folds(pairs.first_P, ones_P, FOLDS, rng)
         other_P = deal_folds(pairs.second_P, ones_P, FOLDS, rng)
@@ -198,9 +198,7 @@ def _clustered(of_P: Floats, pairs: _Pairs) -> float:
     return max(by_first + by_second - by_both, by_first, by_second)
 
 
-def _by_swapping(
-    true: float, pairs: _Pairs, rng: np.random.Generator, penalty: float, permutations: int
-) -> tuple[float, float]:
+def _by_swapping(true: float, pairs: _Pairs, rng: np.random.Generator, permutations: int) -> tuple[float, float]:
     """A permutation test that swaps the sides of pairs at random: the true AUC's p-value, and the AUC's spread around 0.5.
 
     All pairs of a group are swapped together, once by production's groups and once by simulation's; the larger p-value and spread count.
@@ -209,7 +207,7 @@ def _by_swapping(
     spreads: list[float] = []
     for groups_P in (pairs.first_P, pairs.second_P):
         found = [
-            float(_won(pairs, rng.choice((-1.0, 1.0), int(groups_P.max()) + 1)[groups_P], rng, penalty).mean())
+            float(_won(pairs, rng.choice((-1.0, 1.0), int(groups_P.max()) + 1)[groups_P], rng).mean())
             for _ in range(permutations)
         ]
         odds.append((1 + sum(each >= true - 1e-12 for each in found)) / (1 + permutations))

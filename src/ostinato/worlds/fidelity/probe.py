@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.observation import Columns, Observation, Scorer, columns_of, deal_folds
+from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
 
 Floats = NDArray[np.float64]
 
@@ -26,6 +26,7 @@ ALPHA = 0.05
 FOLDS = 5
 REPEATS = 4
 STEPS = 12
+PENALTY = 5.0
 FEWEST = 10
 """With fewer groups than this on a side there is no verdict."""
 
@@ -99,7 +100,6 @@ def tell_apart(
     simulation: Sequence[Observation],
     *,
     seed: int = 0,
-    penalty: float = 5.0,
     resamples: int = 2000,
     permutations: int = 99,
 ) -> Probed:
@@ -114,14 +114,14 @@ def tell_apart(
             f"{sizes[0]} groups of production and {sizes[1]} of simulation; each side needs two, and {FEWEST} to say anything"
         )
     rng = np.random.default_rng(seed)
-    agree_GH, pairs_GH = _concordance(found, found.label_N, rng, penalty, REPEATS)
+    agree_GH, pairs_GH = _concordance(found, found.label_N, rng, REPEATS)
     auc = float(agree_GH.sum() / pairs_GH.sum())
     lower, upper = _interval(auc, agree_GH, pairs_GH, rng, resamples)
     return Probed(
         auc=auc,
         lower=lower,
         upper=upper,
-        p=_by_chance(found, rng, penalty, permutations) if permutations else None,
+        p=_by_chance(found, rng, permutations) if permutations else None,
         production=(len(production), sizes[0]),
         simulation=(len(simulation), sizes[1]),
         columns=found.values_NC.shape[1],
@@ -130,7 +130,7 @@ def tell_apart(
 
 
 def _concordance(
-    found: Columns, label_N: NDArray[np.int64], rng: np.random.Generator, penalty: float, repeats: int
+    found: Columns, label_N: NDArray[np.int64], rng: np.random.Generator, repeats: int
 ) -> tuple[Floats, Floats]:
     """How often an observation of one group (rows: production) scores above one of another, and the weight of the pairs compared.
 
@@ -151,7 +151,8 @@ def _concordance(
             rest = label_N[~held]
             if not len(ones) or not len(zeros) or rest.min(initial=1) == rest.max(initial=0):
                 continue
-            score_N = fitted(found.values_NC[~held], rest, weight_N[~held], penalty)(found.values_NC)
+            beta_C = fitted(found.values_NC[~held], rest, weight_N[~held])
+            score_N = beta_C[0] + found.values_NC @ beta_C[1:]
             above = score_N[ones][:, None] - score_N[zeros][None, :]
             won = (above > 0) + 0.5 * (above == 0)
             first_NU, second_NU = weighted_NU[ones], weighted_NU[zeros]
@@ -160,18 +161,17 @@ def _concordance(
     return agree_UU[np.ix_(first, second)], pairs_UU[np.ix_(first, second)]
 
 
-def fitted(values_NC: Floats, label_N: NDArray[np.int64], weight_N: Floats, penalty: float) -> Scorer:
-    """Logistic regression by Newton's method, weights scaled to a mean of 1, the intercept not penalised."""
+def fitted(values_NC: Floats, label_N: NDArray[np.int64], weight_N: Floats) -> Floats:
+    """The coefficients of a logistic regression, first the intercept, which is not penalised; weights are scaled to a mean of 1."""
     weight_N = weight_N / weight_N.mean()
     design_NC = np.column_stack([np.ones(len(values_NC)), values_NC])
-    ridge_C = np.full(design_NC.shape[1], penalty)
+    ridge_C = np.full(design_NC.shape[1], PENALTY)
     ridge_C[0] = 1e-6
-    beta_C = newton(design_NC, ridge_C, label_N, weight_N)
-    return lambda other_NC: beta_C[0] + other_NC @ beta_C[1:]
+    return newton(design_NC, ridge_C, label_N, weight_N)
 
 
 def newton(design_NC: Floats, ridge_C: Floats, label_N: NDArray[Any], weight_N: Floats) -> Floats:
-    """The coefficients of a logistic regression of labels in [0, 1], with a penalty for each column."""
+    """The coefficients of a logistic regression of labels in [0, 1] by Newton's method, with a penalty for each column."""
     beta_C = np.zeros(design_NC.shape[1])
     for _ in range(STEPS):
         chance_N = 1.0 / (1.0 + np.exp(-np.clip(design_NC @ beta_C, -30.0, 30.0)))
@@ -210,12 +210,12 @@ def hanley_mcneil(auc: float, first: int, second: int) -> float:
     return math.sqrt(spread / (first * second))
 
 
-def _by_chance(found: Columns, rng: np.random.Generator, penalty: float, permutations: int) -> float:
+def _by_chance(found: Columns, rng: np.random.Generator, permutations: int) -> float:
     """The p-value of a permutation test over whole groups. Every labelling, the true one too, uses one repeat, so the test is exact."""
     units, unit_N = np.unique(2 * found.groups_N + found.label_N, return_inverse=True)
 
     def told(label_N: NDArray[np.int64]) -> float:
-        agree_GH, pairs_GH = _concordance(found, label_N, rng, penalty, 1)
+        agree_GH, pairs_GH = _concordance(found, label_N, rng, 1)
         return float(agree_GH.sum() / max(pairs_GH.sum(), 1e-12))
 
     true = told(found.label_N)

@@ -84,18 +84,10 @@ def truncate_body(text: str) -> str:
 
 
 async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, timeout: float = 4.0) -> float:
-    """1.0 if the function `head` + body passes every assert of `tests`, else 0.0.
+    """1.0 if the function `head` + body passes every assert of `tests` within `timeout` seconds, else 0.0.
 
-    Args:
-        head: ``def name(args):`` and its docstring, ending in a newline.
-        body_text: the completion; cut by `truncate_body`.
-        tests: Python source that calls the function with literals and asserts.
-        sandbox: where to run.
-        timeout: wall seconds for everything.
-
-    Raises:
-        BadRequest: `head` does not start with a function definition.
-        SandboxRefused: this machine cannot isolate the body.
+    `head` is ``def name(args):`` and its docstring, ending in a newline; the completion is cut by `truncate_body`; `tests` is Python source
+    that calls the function with literals and asserts. Raises BadRequest if `head` defines no function, SandboxRefused.
     """
     found = re.match(r"def (\w+)\(", head)
     if found is None:
@@ -122,10 +114,7 @@ def read_completion(task: Task) -> tuple[str, str]:
 
 
 class CompletionGrader:
-    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion.
-
-    Example: ``await CompletionGrader(SingleRuns()).grade(task, rollout)``
-    """
+    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs

@@ -24,23 +24,13 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
 
 EFFORTS = (
-    "thinking_tokens",
-    "call_tokens",
-    "output_tokens",
-    "final_tokens",
-    "calls",
-    "turns",
-    "summaries",
-    "summary_tokens",
-)
+    "thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "calls", "turns", "summaries", "summary_tokens",
+)  # fmt: skip
 """The keys of `Rollout.effort` that are counted; a missing key counts as 0."""
 
 
 class EffortConfig(BaseModel, frozen=True, extra="forbid"):
-    """How effort is counted and what it costs.
-
-    Example: ``EffortConfig(weight=0.1, k=0.001, q=0.5, most=20_000.0)``
-    """
+    """How effort is counted and what it costs."""
 
     weight: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="Most by which effort reduces an outcome's value. 0: effort is free."
@@ -98,15 +88,9 @@ def effort_cost(x: float, k: float, q: float) -> float:
 def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
     """x: the weighted sum, in units of a token of reasoning."""
     units = (
-        config.thinking_tokens,
-        config.call_tokens,
-        config.output_tokens,
-        config.final_tokens,
-        config.calls,
-        config.turns,
-        config.summaries,
-        config.summary_tokens,
-    )
+        config.thinking_tokens, config.call_tokens, config.output_tokens, config.final_tokens, config.calls, config.turns,
+        config.summaries, config.summary_tokens,
+    )  # fmt: skip
     return math.fsum(max(0.0, effort.get(name, 0.0)) * unit for name, unit in zip(EFFORTS, units, strict=True))
 
 
@@ -130,11 +114,6 @@ class WatchedGrader:
     """Implements `Grader`: uses the grader that a task names, watches canaries and prices effort.
 
     A canary is always graded 0. A canary that seems solved, or any other attempt to fake an outcome, raises the alarm.
-
-    Args:
-        graders: by the name that tasks use.
-        effort: the price of effort.
-        alarm: called with every outcome that was obtained by cheating.
     """
 
     def __init__(self, graders: dict[str, Grader], effort: EffortConfig, alarm: Alarm) -> None:

@@ -17,43 +17,18 @@ from ostinato.core.sandbox import Change, ChangeKind
 
 _NAME_BYTES = 1000  # of a path: a longer one is no real source, and no sandbox could be started with it
 _CONFIGURES = {
-    "pytest.ini",
-    ".pytest.ini",
-    "pytest.toml",
-    ".pytest.toml",
-    "tox.ini",
-    "setup.cfg",
-    "pyproject.toml",
-    ".coveragerc",
-}
+    "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml", ".coveragerc",
+}  # fmt: skip
 _STARTS_FIRST = {"sitecustomize.py", "usercustomize.py", "pyvenv.cfg"}
 _COMPILED = {".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".o", ".a", ".egg", ".whl", ".zip"}
 _CACHES = {
-    "__pycache__",
-    ".pytest_cache",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".hypothesis",
-    ".git",
-    ".hg",
-    ".cache",
-    ".tox",
-    ".nox",
-}
+    "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".git", ".hg", ".cache", ".tox", ".nox",
+}  # fmt: skip
 _TEST_FOLDERS = {"test", "tests"}
 _TEST_FILE = re.compile(r"(test_.*|.*_test|tests?)\.py")
 _RUNNER = {
-    "pytest",
-    "_pytest",
-    "pluggy",
-    "iniconfig",
-    "packaging",
-    "py",
-    "xdist",
-    "pytest_asyncio",
-    "hypothesis",
-    "exceptiongroup",
-}
+    "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "xdist", "pytest_asyncio", "hypothesis", "exceptiongroup",
+}  # fmt: skip
 _METADATA = re.compile(r".*\.(egg-info|dist-info|egg-link|pth)")
 _HOOKED = re.compile(
     rb"pytest_runtest|pytest_pyfunc_call|pytest_collection|pytest_sessionfinish|pytest_report|pytest_ignore_collect|hookwrapper|"

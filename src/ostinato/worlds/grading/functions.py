@@ -14,7 +14,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -158,22 +158,16 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
 
 
 class FunctionGrader:
-    """Implements `Grader` for function tasks.
+    """Implements `Grader` for function tasks. Each grading draws its inputs from another seed."""
 
-    Args:
-        apart: runs the programs.
-        seed: draws the seed for the inputs of one grading.
-    """
-
-    def __init__(self, apart: Apart, *, seed: Callable[[], int] = lambda: secrets.randbits(64)) -> None:
+    def __init__(self, apart: Apart) -> None:
         self._apart = apart
-        self._seed = seed
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
         asked = read_data(FunctionGrading, task)
         counted = CountedSources(sources=(asked.path, *asked.sources))
         filtered = filter_changes(_written(asked, rollout), counted)
-        seed = self._seed()
+        seed = secrets.randbits(64)
         drawn = await self._drawn(task, asked, seed)
         answers = await self._answers(task, asked, filtered, [line[0] for line in drawn])
         right = (
@@ -239,7 +233,7 @@ class FunctionGrader:
             return 0, asked.draws
         job = json.dumps({"holds": asked.holds, "groups": whole}).encode()
         limits = SandboxSpec(limits=task.spec.limits)
-        result = await self._apart.run("relating", limits, stdin=job, timeout=task.grading.timeout_s)
+        result = await self._apart.run("answering", limits, stdin=job, timeout=task.grading.timeout_s)
         return sum(line is True for line in lines_of(result.stdout)), asked.draws
 
 

@@ -52,10 +52,7 @@ def read_harbor(task: Task) -> HarborGrading:
 
 
 class HarborGrader:
-    """Implements `Grader` for Harbor tasks.
-
-    Example: ``await HarborGrader(backend).grade(task, rollout)``
-    """
+    """Implements `Grader` for Harbor tasks."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

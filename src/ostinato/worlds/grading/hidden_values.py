@@ -30,15 +30,7 @@ _TRUTHS: Mapping[str, type[ast.cmpop]] = {
     "assertNotEqual": ast.NotEq, "assertIs": ast.Is, "assertIsNot": ast.IsNot, "assertIn": ast.In, "assertNotIn": ast.NotIn,
     "assertGreater": ast.Gt, "assertGreaterEqual": ast.GtE, "assertLess": ast.Lt, "assertLessEqual": ast.LtE,
 }  # fmt: skip
-_EQUALS = {
-    "assertEqual",
-    "assertEquals",
-    "assertListEqual",
-    "assertDictEqual",
-    "assertTupleEqual",
-    "assertSetEqual",
-    "assertSequenceEqual",
-}
+_EQUALS = {f"assert{kind}Equal" for kind in ("", "List", "Dict", "Tuple", "Set", "Sequence")} | {"assertEquals"}
 _NEAR = (1e-6, 1e-12)  # pytest.approx's defaults
 
 
@@ -88,7 +80,7 @@ def seal(
     """Seal a test file.
 
     Args:
-        source: the test file's source.
+        source: its Python source.
         witness: the name of the module that reports to the grader; it must be unpredictable.
         drawn: draws keys, and which truths are negated.
         open_places: claims that a rehearsal with the solution found impossible to seal; they are left unchanged.

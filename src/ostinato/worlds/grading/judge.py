@@ -37,12 +37,7 @@ class AxisWord:
 
 
 class RubricJudge:
-    """Asks a model about outcomes. An async context manager.
-
-    Args:
-        config: the model, and the rubric.
-        key: the model's API key; empty: none.
-    """
+    """Asks a model about outcomes. An async context manager. `key` is the model's API key; empty: none."""
 
     def __init__(self, config: RubricConfig, key: str = "") -> None:
         self.config = config

@@ -1,7 +1,8 @@
 """Graders of the operator's own, as Python functions: ``grade(task, rollout)`` gives a number from 0 to 1, or a `Grade`.
 
 They run in a process of their own, so that one that hangs, exits or prints disturbs nothing but the grade that it was asked
-for. The module is imported here, too, for errors at the start and for the hash of the function's source.
+for. The module is imported here, too, for errors at the start and for the hash of the function's source. The process runs this module:
+outcomes in, grades out, one line of JSON each, many at a time. It is killed with all that it started when a grade is late.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import contextlib
 import inspect
 import itertools
 import json
+import os
+import resource
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, BinaryIO
 
 from blake3 import blake3
 from pydantic import ConfigDict, TypeAdapter
 
-from ostinato.core.child_process import ChildProcess
+from ostinato.core.child_process import ChildProcess, read_until_end, take_over
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.named_function import find_function
 from ostinato.worlds.grading.grade import Grade
@@ -42,19 +47,13 @@ _question = TypeAdapter(tuple[int, Task, Rollout], config=_config)
 _grade = TypeAdapter(tuple[Grade], config=_config)
 
 
-def read_question(line: bytes) -> tuple[int, Task, Rollout]:
-    """The number of a question, and the outcome that is to be graded."""
-    return _question.validate_json(line)
-
-
 def answer_line(number: int, kind: str, told: Any) -> bytes:
     """The answer to a question as a line: a `grade`, what the function `raised`, or what is `unusable`."""
-    body = _grade.dump_python((told,), mode="json")[0] if kind == "grade" else _short(told)
-    return json.dumps([number, kind, body]).encode() + b"\n"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    if kind == "grade":
+        told = _grade.dump_python((told,), mode="json")[0]
+    elif len(told) > LONGEST_TEXT:
+        told = f"{told[:LONGEST_TEXT]}..."
+    return json.dumps([number, kind, told]).encode() + b"\n"
 
 
 # ---------------------------------------------------------------- the process
@@ -123,13 +122,8 @@ class OwnGrader:
     questions and is killed once the others that it is busy with have ended. What the function raises, no answer in time, and the end of
     its process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value and a hash of the function's source.
 
-    Args:
-        key: the setting.
-        name: its value, "module:function".
-        function: the function, imported here.
-        memory_bytes: the most private memory of its process; beyond it the function gets a MemoryError. None: no limit.
-
-    Example: ``await OwnGrader("worlds.graders.brevity", "yours:brevity", brevity).grade(task, rollout)``
+    `key` is the setting, and `name` its value, "module:function". Beyond `memory_bytes` of private memory (None: no limit) the function
+    gets a MemoryError.
     """
 
     def __init__(self, key: str, name: str, function: Callable[..., Any], memory_bytes: int | None = None) -> None:
@@ -168,7 +162,7 @@ class OwnGrader:
         """The process that questions go to, started if there is none. Raises Unavailable."""
         async with self._starting:
             if self._process is None or self._process.ended:
-                child = await ChildProcess.start("ostinato.worlds.grading.own_child", longest_line=LONGEST_LINE)
+                child = await ChildProcess.start("ostinato.worlds.grading.own", longest_line=LONGEST_LINE)
                 hello = {"key": self._key, "name": self._name, "path": sys.path, "memory_bytes": self._memory_bytes}
                 try:
                     async with asyncio.timeout(LOAD_S):
@@ -206,3 +200,97 @@ def own_graders(
         name: OwnGrader(keys[name], place, find_function(keys[name], place), memory_bytes)
         for name, place in names.items()
     }
+
+
+# ---------------------------------------------------------------- in the process itself
+
+
+def main() -> None:
+    """Load the function that the first line names, then grade until the input ends."""
+    questions, answers = take_over()
+    hello = json.loads(questions.readline())
+    sys.path[:] = hello["path"]
+    if hello["memory_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (hello["memory_bytes"], hello["memory_bytes"]))
+    try:
+        function = find_function(hello["key"], hello["name"])
+    except BaseException as error:  # noqa: BLE001 - an import may raise anything, SystemExit too
+        why = str(error) if isinstance(error, BadConfig) else f"importing it raised {type(error).__name__}: {error}"
+        answers.write(json.dumps(why).encode() + b"\n")
+        sys.exit(0)
+    answers.write(READY)
+    asyncio.run(_serve(function, questions, answers))
+
+
+async def _serve(function: Callable[..., Any], questions: BinaryIO, answers: BinaryIO) -> None:
+    loop, this = asyncio.get_running_loop(), os.getpid()
+    tasks = set[asyncio.Task[None]]()
+
+    async def answer(line: bytes) -> None:
+        number, task, rollout = _question.validate_json(line)
+        told = await _graded(function, task, rollout)
+        if os.getpid() != this:
+            os._exit(0)  # the function forked: the copy's answer would be a second one
+        try:
+            line = answer_line(number, *told)
+        except (TypeError, ValueError) as error:  # a grade of things that are no JSON
+            line = answer_line(number, "unusable", f"{told[1]!r} ({error})")
+        answers.write(line)
+
+    def begin(line: bytes) -> None:
+        task = loop.create_task(answer(line))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def take(line: bytes) -> None:
+        loop.call_soon_threadsafe(begin, line)
+
+    threading.Thread(target=read_until_end, args=(questions, take), daemon=True).start()
+    await asyncio.Event().wait()
+
+
+async def _graded(function: Callable[..., Any], task: Task, rollout: Rollout) -> tuple[str, Any]:
+    """What kind of answer the function gave, and the answer: a grade, what it raised, or what is no grade."""
+    try:
+        if inspect.iscoroutinefunction(function):
+            found = await function(task, rollout)
+        else:
+            found = await _on_a_thread(lambda: function(task, rollout))
+            found = await found if inspect.isawaitable(found) else found
+    except BaseException as error:  # noqa: BLE001 - the function may raise anything
+        return "raised", f"{type(error).__name__}: {error}"
+    grade = found if isinstance(found, Grade) else None
+    given: Any = found if grade is None else grade.value
+    try:
+        value = -1.0 if isinstance(given, str | bytes) else float(given)  # numpy's numbers count, too
+    except (TypeError, ValueError):
+        value = -1.0
+    if not -ROUNDING <= value <= 1.0 + ROUNDING:
+        return "unusable", repr(found)
+    if grade is None:
+        return "grade", Grade(value=min(1.0, max(0.0, value)))
+    return "grade", replace(grade, value=value, parts={str(name): float(part) for name, part in grade.parts.items()})
+
+
+async def _on_a_thread(call: Callable[[], Any]) -> Any:
+    """What a call gave, on a daemon thread of its own, so that one that waits holds up no other. Raises what it raised."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def run() -> None:
+        value, failed = None, None
+        try:
+            value = call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            failed = error
+        loop.call_soon_threadsafe(result.set_result, (value, failed))
+
+    threading.Thread(target=run, name="grader", daemon=True).start()
+    value, failed = await result
+    if failed is not None:
+        raise failed
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -21,10 +21,7 @@ _ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")
 
 
 class Axis(BaseModel, frozen=True, extra="forbid"):
-    """One axis: the question, and the possible answers.
-
-    Example: ``Axis(name="clarity", asks="How clear is the code?", options={"clear": 1.0, "hard to follow": 0.0}, weight=0.1)``
-    """
+    """One axis: the question, and the possible answers."""
 
     name: str = Field(pattern=r"^[a-z][a-z_]*$", description="The axis's name among the parts of a grade.")
     asks: str = Field(min_length=1, description="The question that the judge is asked.")
@@ -43,10 +40,7 @@ class Axis(BaseModel, frozen=True, extra="forbid"):
 
 
 class RubricConfig(BaseModel, frozen=True, extra="forbid"):
-    """The model that judges outcomes, and what it is asked.
-
-    Example: ``RubricConfig(url="https://api.example.com/v1", model="small-2", axes=(axis,))``
-    """
+    """The model that judges outcomes, and what it is asked."""
 
     url: str = Field(
         description="Base URL, up to and including /v1, of a judge model with OpenAI's chat completions API."

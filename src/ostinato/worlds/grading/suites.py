@@ -212,12 +212,9 @@ async def run_suite(
     """
     drawn = random.Random(secrets.randbits(128))
     witness = f"_{drawn.getrandbits(64):016x}"
-    files = dict(task.spec.files) | {
-        path: text.encode("utf-8", "surrogateescape") for path, text in changes.items() if text is not None
-    }
-    for path in changes.keys() - {path for path, text in changes.items() if text is not None}:
-        files.pop(path, None)
-    files |= task.grading.hidden
+    written = {path: text.encode("utf-8", "surrogateescape") for path, text in changes.items() if text is not None}
+    kept = {path: data for path, data in task.spec.files.items() if path not in changes}
+    files = kept | written | dict(task.grading.hidden)
     sites: dict[str, tuple[str, Site]] = {}
     if sealed:
         for path in asked.files:
@@ -290,8 +287,6 @@ class PytestGrader:
     """Implements `Grader` for repository tasks.
 
     The first grading of a task rehearses it, which takes three or more runs of its tests. Later gradings take one run each.
-
-    Example: ``await PytestGrader(Apart(backend=backend, python=python)).grade(task, rollout)``
     """
 
     def __init__(self, apart: Apart) -> None:

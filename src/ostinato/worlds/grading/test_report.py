@@ -101,11 +101,7 @@ def _near(number: float, other: float, relative: float, absolute: float) -> bool
     if not relative and not absolute:
         return False
     try:
-        return (
-            math.isfinite(number)
-            and math.isfinite(other)
-            and abs(number - other) <= max(relative * abs(other), absolute)
-        )
+        return math.isfinite(other) and abs(number - other) <= max(relative * abs(other), absolute)
     except OverflowError:
         return False
 

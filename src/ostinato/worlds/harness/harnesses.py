@@ -11,7 +11,7 @@ import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -21,8 +21,7 @@ from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness import rollout
-from ostinato.worlds.harness.agent_config import AgentConfig
-from ostinato.worlds.harness.coding import CodingAgent
+from ostinato.worlds.harness.agent import AgentConfig, CodingAgent
 from ostinato.worlds.harness.memory import MEMORY_VERSION, Memory, MemoryConfig
 from ostinato.worlds.harness.toolbox import OFFERED, ToolReply, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
@@ -38,6 +37,11 @@ class _Session(ABC):
         self.messages = list(messages)
         self.turns = list[str]()
         self.answers = 0  # turns, without those that only summarise
+        self.effort = Counter[str](tokens=0)
+
+    def record(self) -> tuple[Sequence[Message], dict[str, Any]]:
+        """The whole conversation, and what else is to be told of the rollout."""
+        return self.messages, {}
 
     async def work(self, deadline: float) -> tuple[rollout.Ended, str]:
         """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
@@ -48,6 +52,10 @@ class _Session(ABC):
         while self.answers < self._task.turns:
             try:
                 answered = await self._ask(deadline)
+                self.answers += 1
+                self.turns.append(answered.turn)
+                self.messages.append(answered.message)
+                self._count(answered)
             except rollout.RolloutOver as over:
                 return over.ended, over.why
             except BadRequest as error:  # the conversation has outgrown the context
@@ -56,13 +64,6 @@ class _Session(ABC):
                 if not self.turns:
                     raise
                 return overran
-            self.answers += 1
-            self.turns.append(answered.turn)
-            self.messages.append(answered.message)
-            try:
-                self._count(answered)
-            except rollout.RolloutOver as over:
-                return over.ended, over.why
             if answered.finish == rollout.OVERRAN:
                 return overran
             try:
@@ -83,6 +84,39 @@ class _Session(ABC):
     @abstractmethod
     async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
         """Do what an answer asks for. Returns how the rollout ended; None if it goes on."""
+
+
+class _Loop:
+    """A harness that works in the task's own sandbox until its session ends."""
+
+    name: str
+    hash: str
+    config: Any
+    session: Callable[[Task, rollout.Model, Sandbox, Any], _Session]
+
+    def spec(self, task: Task) -> SandboxSpec:
+        """The task's own sandbox."""
+        return task.spec
+
+    async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
+        """Work until the session or the task's time ends. Raises Unavailable."""
+        if sandbox is None:
+            raise ValueError(f"the harness {self.name!r} needs a sandbox")
+        session = self.session(task, model, sandbox, self.config)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        ended, why, changes = await rollout.worked(sandbox, session.work(start + task.timeout_s))
+        messages, detail = session.record()
+        return rollout.Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=ended,
+            messages=tuple(messages),
+            turns=tuple(session.turns),
+            changes=changes,
+            effort={**session.effort, "turns": float(session.answers), "seconds": clock() - start},
+            detail=detail | ({"why": why} if why else {}),
+        )
 
 
 # ---------------------------------------------------------------- the tool loop
@@ -118,55 +152,6 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-class ToolLoop:
-    """Implements `Harness`: the tools of `ToolLoopConfig.offered`.
-
-    Example: ``rollout = await ToolLoop(ToolLoopConfig(output_chars=4000)).run(task, model, sandbox)``
-    """
-
-    name = "tools"
-
-    def __init__(self, config: ToolLoopConfig | None = None) -> None:
-        self.config = config or ToolLoopConfig()
-        offered = tools_named(self.config.offered)
-        shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in offered]
-        plain = self.config.model_dump(exclude_none=True)
-        more = {} if self.config.memory is None else {"memory": MEMORY_VERSION}
-        self.hash = rollout.harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=plain, **more)
-
-    def spec(self, task: Task) -> SandboxSpec:
-        """The task's own sandbox."""
-        return task.spec
-
-    def check(self, task: Task) -> None:
-        """Raise BadConfig if the memory's window is too small for this task."""
-        if self.config.memory is not None:
-            try:
-                self.config.memory.room(task.tokens, self.config.output_chars)
-            except BadConfig as error:
-                raise BadConfig(f"task {task.id!r}: worlds.harness.tools.{error}") from error
-
-    async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
-        """Work until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
-        if sandbox is None:
-            raise ValueError("the harness 'tools' needs a sandbox")
-        session = _ToolSession(task, model, sandbox, self.config)
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        ended, why, changes = await rollout.worked(sandbox, session.work(start + task.timeout_s))
-        memory = session.memory
-        return rollout.Rollout(
-            task=task.id,
-            harness=f"{self.name}@{self.hash}",
-            ended=ended,
-            messages=tuple(session.messages if memory is None else memory.transcript),
-            turns=tuple(session.turns),
-            changes=changes,
-            effort={**session.effort, "turns": float(session.answers), "seconds": clock() - start},
-            detail=({"why": why} if why else {}) | ({"memory": "fell back"} if memory and memory.fell_back else {}),
-        )
-
-
 class _ToolSession(_Session):
     def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
         bare = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
@@ -174,7 +159,7 @@ class _ToolSession(_Session):
         super().__init__(task, model, sandbox, [*opening, *task.messages])
         self._config = config
         self._tools = tools_named(config.offered)
-        self.effort = Counter[str](tokens=0, calls=0, errors=0)
+        self.effort.update(calls=0, errors=0)
         self._told = 0  # tokens of the conversation so far, as the gateway counted them
         self.memory: Memory | None = None
         if config.memory is not None:
@@ -189,6 +174,11 @@ class _ToolSession(_Session):
                 tools=self._tools,
                 sandbox=sandbox,
             )
+
+    def record(self) -> tuple[Sequence[Message], dict[str, Any]]:
+        if self.memory is None:
+            return super().record()
+        return self.memory.transcript, {"memory": "fell back"} if self.memory.fell_back else {}
 
     async def _ask(self, deadline: float) -> rollout.ModelAnswer:
         memory = self.memory
@@ -261,6 +251,28 @@ class _ToolSession(_Session):
             return ToolReply(text=f"error: {error}", failed=True)
 
 
+class ToolLoop(_Loop):
+    """Implements `Harness`: the tools of `ToolLoopConfig.offered`, until a submit, an answer without a call, or the end of a budget."""
+
+    name, session = "tools", _ToolSession
+
+    def __init__(self, config: ToolLoopConfig | None = None) -> None:
+        self.config = config or ToolLoopConfig()
+        offered = tools_named(self.config.offered)
+        shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in offered]
+        plain = self.config.model_dump(exclude_none=True)
+        more = {} if self.config.memory is None else {"memory": MEMORY_VERSION}
+        self.hash = rollout.harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=plain, **more)
+
+    def check(self, task: Task) -> None:
+        """Raise BadConfig if the memory's window is too small for this task."""
+        if self.config.memory is not None:
+            try:
+                self.config.memory.room(task.tokens, self.config.output_chars)
+            except BadConfig as error:
+                raise BadConfig(f"task {task.id!r}: worlds.harness.tools.{error}") from error
+
+
 # ---------------------------------------------------------------- the repair loop
 
 
@@ -292,49 +304,6 @@ class RepairConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-class RepairLoop:
-    """Implements `Harness`: at most `Task.turns` answers, each of which is checked; the last one counts.
-
-    If the task's messages end with the beginning of the answer, every answer continues that beginning.
-
-    Example: ``rollout = await RepairLoop(RepairConfig(path="calc.py")).run(task, model, sandbox)``
-    """
-
-    name = "repair"
-
-    def __init__(self, config: RepairConfig | None = None) -> None:
-        self.config = config or RepairConfig()
-        self.hash = rollout.harness_hash(self.name, _REPAIR_VERSION, config=self.config.model_dump())
-
-    def spec(self, task: Task) -> SandboxSpec:
-        """The task's own sandbox."""
-        return task.spec
-
-    async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
-        """Work until the check passes, or until the end of the turns, the context or the time. Raises Unavailable."""
-        if sandbox is None:
-            raise ValueError("the harness 'repair' needs a sandbox")
-        session = _RepairSession(task, model, sandbox, self.config)
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        ended, why, changes = await rollout.worked(sandbox, session.work(start + task.timeout_s))
-        return rollout.Rollout(
-            task=task.id,
-            harness=f"{self.name}@{self.hash}",
-            ended=ended,
-            messages=tuple(session.messages),
-            turns=tuple(session.turns),
-            changes=changes,
-            effort={
-                "turns": float(len(session.turns)),
-                "tokens": float(session.tokens),
-                "final_tokens": float(session.tokens),
-                "seconds": clock() - start,
-            },
-            detail={"checks": tuple(session.checks), **({"why": why} if why else {})},
-        )
-
-
 class _RepairSession(_Session):
     """`checks` says for each answer whether it passed."""
 
@@ -344,14 +313,17 @@ class _RepairSession(_Session):
         last = task.messages[-1]
         self._begun = last if last.role is Role.ASSISTANT else None
         self.checks = list[bool]()
-        self.tokens = 0
+        self.effort.update(final_tokens=0)
+
+    def record(self) -> tuple[Sequence[Message], dict[str, Any]]:
+        return self.messages, {"checks": tuple(self.checks)}
 
     async def _ask(self, deadline: float) -> rollout.ModelAnswer:
         left_s = deadline - asyncio.get_running_loop().time()
         return await self._model.ask(self.messages, max_tokens=self._task.tokens, stop=self._task.stop, left_s=left_s)
 
     def _count(self, answered: rollout.ModelAnswer) -> None:
-        self.tokens += answered.tokens
+        self.effort.update(tokens=answered.tokens, final_tokens=answered.tokens)
 
     async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
         whole = (self._begun.text if self._begun else "") + answered.message.text
@@ -385,6 +357,19 @@ class _RepairSession(_Session):
         self.messages.append(Message(role=Role.USER, text=told))
         if self._begun is not None:
             self.messages.append(self._begun)
+
+
+class RepairLoop(_Loop):
+    """Implements `Harness`: at most `Task.turns` answers, each of which is checked until one passes; the last one counts.
+
+    If the task's messages end with the beginning of the answer, every answer continues that beginning.
+    """
+
+    name, session = "repair", _RepairSession
+
+    def __init__(self, config: RepairConfig | None = None) -> None:
+        self.config = config or RepairConfig()
+        self.hash = rollout.harness_hash(self.name, _REPAIR_VERSION, config=self.config.model_dump())
 
 
 def code_in(text: str) -> str:
@@ -446,15 +431,12 @@ def answered(
     effort: Mapping[str, float] | None = None,
 ) -> rollout.Rollout:
     """The rollout that one answer is. `finish` is as `ModelAnswer` has it."""
-    overran = finish == rollout.OVERRAN
+    overran, cut = finish == rollout.OVERRAN, finish == "length"
+    ended = rollout.Ended.LENGTH if cut else rollout.Ended.SUBMITTED
     return rollout.Rollout(
         task=task.id,
         harness=f"{harness.name}@{harness.hash}",
-        ended=rollout.Ended.TIMEOUT
-        if overran
-        else rollout.Ended.LENGTH
-        if finish == "length"
-        else rollout.Ended.SUBMITTED,
+        ended=rollout.Ended.TIMEOUT if overran else ended,
         messages=(*task.messages, message),
         turns=turns,
         effort=effort or {},
@@ -477,12 +459,7 @@ def is_agent(name: str) -> bool:
 
 
 def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> rollout.Harness:
-    """The harness of this name. Raises BadConfig for an unknown name or an invalid setting.
-
-    Args:
-        name: the name that tasks use.
-        settings: those of `[worlds.harness.NAME]`.
-    """
+    """The harness of this name with the settings of `[worlds.harness.NAME]`. Raises BadConfig for an unknown name, an invalid setting."""
     if is_agent(name):
         if settings is None:
             raise BadConfig(f"worlds.harness.{name}: nothing says what this agent is; set its command")

@@ -43,10 +43,7 @@ _LEFT_OUT = "[too long for the context; it follows after the summary]"
 
 
 class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
-    """`[worlds.harness.tools.memory]`.
-
-    Example: ``MemoryConfig(window=16_384, budget=0.6)``
-    """
+    """`[worlds.harness.tools.memory]`."""
 
     window: int = Field(ge=16, description="Tokens of a context window, at most the model's context.")
     budget: float = Field(
@@ -119,22 +116,13 @@ class Memory:
     """The windows of one rollout. `messages` is the newest one, changed in place; `transcript` has all, each message once.
 
     Args:
-        config: the settings.
-        task: the task, whose time ends the rollout.
-        model: is asked for summaries.
+        config, task, model: those of the rollout.
         messages: the opening, repeated at the beginning of every window.
         turns: where turns are added, in order.
         effort: where `tokens`, `summaries`, `summary_tokens` and `refused` are counted.
         room: the most tokens at which a window may be summarised, as `MemoryConfig.room` has them.
         tools: those of the conversation, which stay in the prompt of a request for a summary.
         sandbox: whose changed files are told; None: there is none.
-
-    Example::
-
-        memory = Memory(config, task, model, messages, turns, Counter(), room=config.room(task.tokens, 8000))
-        if memory.full:
-            await memory.summarise(lambda: {"calls": 7, "seconds": 60.0})
-        memory.count(await model.ask(messages, max_tokens=64))
     """
 
     def __init__(

@@ -12,9 +12,9 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 from aiohttp import web
@@ -22,14 +22,14 @@ from aiohttp import web
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion, Purpose
-from ostinato.worlds.harness.agent_config import AgentConfig, Dialect
-from ostinato.worlds.harness.gateway import USER, Passage, PassedAnswer
+from ostinato.worlds.harness.gateway import USER, EpisodeModel, PassedAnswer
 from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
 # ---------------------------------------------------------------- reading answers, and the tool results in requests
 
 
 Json = Mapping[str, Any]
+Dialect = Literal["chat", "messages", "responses"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,37 +178,26 @@ def _text(content: Any) -> str:
 # ---------------------------------------------------------------- rewriting requests
 
 
-_DROPPED = frozenset(
-    ["top_p", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias", "safety_identifier", "metadata"]
-)
+_DROPPED = {
+    "top_p", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias", "safety_identifier", "metadata",
+}  # fmt: skip
 _BUDGETS: Mapping[Dialect, tuple[str, ...]] = {
     "chat": ("max_tokens", "max_completion_tokens"),
     "messages": ("max_tokens",),
     "responses": ("max_output_tokens",),
 }
 _HEADER_CHARS = 4096
-PASSED = frozenset(
-    [
-        "x-claude-code-agent-id",
-        "x-codex-parent-thread-id",
-        "x-codex-turn-metadata",
-        "x-openai-subagent",
-        "x-parent-session-id",
-        "x-claude-code-session-id",
-        "session-id",
-        "x-session-id",
-    ]
-)
+PASSED = {
+    "x-claude-code-agent-id", "x-codex-parent-thread-id", "x-codex-turn-metadata", "x-openai-subagent", "x-parent-session-id",
+    "x-claude-code-session-id", "session-id", "x-session-id",
+}  # fmt: skip
 """Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent is passed on."""
 
 
 def ruled_request(
     dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int, user: str = USER
 ) -> dict[str, Any]:
-    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report.
-
-    Example: ``ruled_request("chat", {"model": "x", "temperature": 0, "messages": []}, model="m", temperature=1.0, tokens=64)``
-    """
+    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report."""
     ruled = {name: value for name, value in body.items() if name not in _DROPPED}
     ruled |= {"model": model, "temperature": temperature}
     ruled |= {"metadata": {"user_id": user}} if dialect == "messages" else {"user": user}
@@ -232,18 +221,18 @@ logger = logging.getLogger(__name__)
 
 
 _END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit
+_MODELS, _COUNTING = "/v1/models", "/v1/messages/count_tokens"
 _PATHS: Mapping[Dialect, tuple[str, ...]] = {
     "chat": ("/v1/chat/completions",),
-    "messages": ("/v1/messages", "/v1/messages/count_tokens"),
+    "messages": ("/v1/messages", _COUNTING),
     "responses": ("/v1/responses",),
 }
-_MODELS = "/v1/models"
 _TOO_LONG = ("context_length_exceeded", "prompt is too long")
-_COUNTING = "/v1/messages/count_tokens"
 _CONNECTIONS = 64  # at once; further ones are closed
 _BODY_BYTES = 2 << 20  # the gateway's default limit
 _ANSWER_BYTES = 64 << 20
-_READ_S = 20.0  # for the agent to read a piece of an answer: less than the gateway waits for us
+_READ_S = 20.0  # to read a piece of an answer: less than the gateway waits for us
+_SHOWN = ("Content-Type", "request-id", "x-request-id")
 _IDLE_REQUESTS = 50  # requests in all, for each turn that is allowed
 
 
@@ -262,22 +251,29 @@ class ModelRelay:
     by call id; `outgrown` the gateway's error if the last prompt was too long; `over` is resolved when the agent may not go on, with the
     reason or Unavailable.
 
-    Args:
-        model: where calls are passed on to.
-        config: the dialect, and how much the agent may use.
-        turns: the largest number of calls.
-        tokens: the largest number of tokens of one answer.
-        deadline: when, by the loop's clock, answers end and calls are no longer accepted.
+    `turns` is the most calls; `tokens` and `answer_tokens` are the most of one answer, and of all together; `sent_bytes` of all requests.
+    At `deadline`, by the loop's clock, answers end and calls are no longer accepted.
     """
 
-    def __init__(self, model: Passage, config: AgentConfig, *, turns: int, tokens: int, deadline: float) -> None:
-        self._model, self._config, self._turns, self._tokens = model, config, turns, tokens
-        self._deadline, self._open = deadline, 0
+    def __init__(
+        self,
+        model: EpisodeModel,
+        dialect: Dialect,
+        *,
+        turns: int,
+        tokens: int,
+        answer_tokens: int,
+        sent_bytes: int,
+        deadline: float,
+    ) -> None:
+        self._model, self._turns, self._tokens, self._deadline = model, turns, tokens, deadline
+        self._dialect: Dialect = dialect
+        self._answer_tokens, self._sent_bytes = answer_tokens, sent_bytes
+        self._open = self._begun = self._requests = self._sent = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._named = ""
-        self._begun = self._requests = self._sent = 0
-        self._left = config.answer_tokens
+        self._left = answer_tokens
         self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None
         self.over: asyncio.Future[tuple[Ended, str]] = asyncio.get_running_loop().create_future()
@@ -320,7 +316,7 @@ class ModelRelay:
                 raise self._end(Ended.TURNS, "it sends request after request")
             if request.method in ("GET", "HEAD") and request.path == _MODELS:
                 return web.json_response({"object": "list", "data": [{"id": self._named, "object": "model"}]})
-            if request.method != "POST" or request.path not in _PATHS[self._config.dialect]:
+            if request.method != "POST" or request.path not in _PATHS[self._dialect]:
                 raise _Refused(404, f"there is nothing at {request.path[:200]!r}")
             return await self._call(request)
         except _Refused as refused:
@@ -330,20 +326,14 @@ class ModelRelay:
         except Unavailable as error:
             self._fail(error)
             return _said(503, "the model cannot be reached")
-        # of the agent's own connection
-        except (
-            aiohttp.ClientError,
-            web.RequestPayloadError,
-            ConnectionError,
-            TimeoutError,
-        ):
+        except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError, TimeoutError):  # the agent's connection
             return _said(400, "the request or its reader went away")
 
     async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = await self._read(request)
         counting = request.path == _COUNTING
         if not counting:
-            self.told |= tool_results(self._config.dialect, asked)
+            self.told |= tool_results(self._dialect, asked)
             self._check_budgets()
         body = self._ruled(asked, counting)
         self._begun += not counting
@@ -354,9 +344,10 @@ class ModelRelay:
         try:
             async with self._model.passed(request.path, body, passed_headers(request.headers), left_s=left_s) as answer:
                 came = not counting and answer.status == 200  # hanging up in the middle still uses up the turn
-                response, data = await self._send(request, answer)
+                data = bytearray()
+                response = await pass_on(request, answer, _SHOWN, data)
             if not counting:
-                came = self._note(answer, data)
+                came = self._note(answer, bytes(data))
             return response
         finally:
             self._begun -= not counting and not came  # a failed call is no turn
@@ -369,8 +360,8 @@ class ModelRelay:
         async for part in request.content.iter_any():
             data += part
             self._sent += len(part)
-            if self._sent > self._config.sent_bytes:
-                raise self._end(Ended.LENGTH, f"it has sent more than {self._config.sent_bytes} bytes (sent_bytes)")
+            if self._sent > self._sent_bytes:
+                raise self._end(Ended.LENGTH, f"it has sent more than {self._sent_bytes} bytes (sent_bytes)")
             if len(data) > _BODY_BYTES:
                 raise _Refused(413, f"a request has at most {_BODY_BYTES} bytes")
         try:
@@ -385,13 +376,13 @@ class ModelRelay:
         if self._begun >= self._turns:
             raise self._end(Ended.TURNS, "")
         if self._left <= 0:
-            raise self._end(Ended.LENGTH, f"it has said {self._config.answer_tokens} tokens (answer_tokens)")
+            raise self._end(Ended.LENGTH, f"it has said {self._answer_tokens} tokens (answer_tokens)")
 
     def _ruled(self, asked: dict[str, Any], counting: bool) -> bytes:
         ruled = {**asked, "model": self._named}
         if not counting:
             ruled = ruled_request(
-                self._config.dialect,
+                self._dialect,
                 asked,
                 model=self._named,
                 temperature=self._model.temperature,
@@ -402,33 +393,9 @@ class ModelRelay:
         except (ValueError, RecursionError):
             raise _Refused(400, "the body is nested too deep") from None
 
-    async def _send(self, request: web.BaseRequest, answer: PassedAnswer) -> tuple[web.StreamResponse, bytes]:
-        """Pass an answer on as it arrives. Returns the response and the answer's bytes."""
-        headers = {
-            name: answer.headers[name]
-            for name in ("Content-Type", "request-id", "x-request-id")
-            if name in answer.headers
-        }
-        response = web.StreamResponse(status=answer.status, headers=headers)
-        data = bytearray()
-        await response.prepare(request)
-        try:
-            async for part in answer.parts:
-                data += part
-                if len(data) > _ANSWER_BYTES:
-                    raise Unavailable(f"an answer of more than {_ANSWER_BYTES} bytes")
-                async with asyncio.timeout(_READ_S):
-                    await response.write(part)
-            await response.write_eof()
-        except BaseException:
-            if request.transport is not None:
-                request.transport.abort()  # no error can be sent in the middle of an answer
-            raise
-        return response, bytes(data)
-
     def _note(self, answer: PassedAnswer, data: bytes) -> bool:
         """Keep an answer that came whole. True if it is a turn."""
-        said = read_agent_answer(self._config.dialect, data) if answer.status == 200 else None
+        said = read_agent_answer(self._dialect, data) if answer.status == 200 else None
         said_no = "" if said is not None else data.decode("utf-8", "replace")  # a stream tells errors, too
         outgrown = (line for line in said_no.split("\n") if any(words in line for words in _TOO_LONG))
         self.outgrown = next(outgrown, "")[:500]
@@ -450,6 +417,29 @@ class ModelRelay:
         logger.info("an agent's call failed: %s", error)
         if not self.over.done():
             self.over.set_exception(error)
+
+
+async def pass_on(
+    request: web.BaseRequest, answer: PassedAnswer, shown: Sequence[str], data: bytearray | None = None
+) -> web.StreamResponse:
+    """Pass an answer on as it arrives, with the headers named in `shown`, and add its bytes to `data`. A reader has 20 s for each part."""
+    headers = {name: answer.headers[name] for name in shown if name in answer.headers}
+    response = web.StreamResponse(status=answer.status, headers=headers)
+    await response.prepare(request)
+    try:
+        async for part in answer.parts:
+            if data is not None:
+                data += part
+                if len(data) > _ANSWER_BYTES:
+                    raise Unavailable(f"an answer of more than {_ANSWER_BYTES} bytes")
+            async with asyncio.timeout(_READ_S):
+                await response.write(part)
+        await response.write_eof()
+    except BaseException:
+        if request.transport is not None:
+            request.transport.abort()  # no error can be sent in the middle of an answer
+        raise
+    return response
 
 
 class HangsUp(asyncio.Protocol):

@@ -13,20 +13,21 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import PolicyVersion, Purpose
+from ostinato.core.records import PolicyVersion
 from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.core.verdicts import continuation_name
 from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.harness.gateway import EpisodeModel, WorldGateway
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, ModelAnswer, OutOfTime, Rollout
 from ostinato.worlds.rollout.finished import Finished, finished_of
 from ostinato.worlds.rollout.groups import measured
-from ostinato.worlds.tasks.task import KnownAnswer, Task, Taskset
+from ostinato.worlds.tasks.task import Task, Taskset
 
 logger = logging.getLogger(__name__)
 
@@ -34,37 +35,8 @@ _LONGEST_PAUSE_S = 30.0
 _MOST_BYTES = 1 << 20
 _T = TypeVar("_T")
 
-
-class CapturedModel(Model, Protocol):
-    """A model whose turns are captured. `policies`: the policy versions that sampled its tokens so far, as the gateway reported them."""
-
-    @property
-    def policies(self) -> Collection[PolicyVersion]: ...
-
-
-class Gateway(Protocol):
-    """The part of the gateway that rollouts need."""
-
-    def model(
-        self,
-        episode: str,
-        *,
-        group: str | None,
-        harness: str,
-        seed: int | None = None,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-    ) -> CapturedModel:
-        """The model of one episode. `seed` is the seed of its first call; None: a random one. `temperature` None: the gateway's."""
-        ...
-
-    async def belief(self, messages: Sequence[Message], known: KnownAnswer) -> float:
-        """The probability of a known answer behind these messages, from 0 to 1. Raises Unavailable, BadRequest, Corrupt."""
-        ...
-
-    async def say(self, events: list[dict[str, Any]]) -> None:
-        """Send events; they are in the log on return. Raises Unavailable, BadRequest."""
-        ...
+Given = tuple[tuple[Message, ...], ModelAnswer]
+"""An answer of the model, behind the messages before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +49,7 @@ class Workshop:
     harnesses: Mapping[str, Harness]
     backend: Backend | None
     grader: Grader
-    gateway: Gateway
+    gateway: WorldGateway
 
     async def work(self, task: Task, model: Model) -> Rollout:
         """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
@@ -114,28 +86,21 @@ class RecordedModel:
     Example: ``RecordedModel(model, earlier.given[:6])``, which samples from the sixth answer on
     """
 
-    model: CapturedModel
-    known: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
-    given: list[tuple[tuple[Message, ...], ModelAnswer]] = field(
-        default_factory=list[tuple[tuple[Message, ...], ModelAnswer]]
-    )
-    draw: float | None = None
+    model: EpisodeModel
+    known: Sequence[Given] = ()
+    given: list[Given] = field(default_factory=list[Given])
+
+    @property
+    def draw(self) -> float | None:
+        """The model's."""
+        return self.model.draw
 
     @property
     def policies(self) -> Collection[PolicyVersion]:
         """Those of the answers that were sampled."""
         return self.model.policies
 
-    async def ask(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
-        *,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        left_s: float | None = None,
-        purpose: Purpose = Purpose.TASK,
-    ) -> ModelAnswer:
+    async def ask(self, messages: Sequence[Message], tools: Sequence[Tool] = (), **how: Any) -> ModelAnswer:
         """The next message of the assistant. Raises Unrepeatable; else as `Model`."""
         place = len(self.given)
         answer = None
@@ -144,9 +109,7 @@ class RecordedModel:
             if before != tuple(messages):
                 raise Unrepeatable(f"the conversation before answer {place} is another one")
         if answer is None or place == len(self.known) - 1:
-            answer = await self.model.ask(
-                messages, tools, max_tokens=max_tokens, stop=stop, left_s=left_s, purpose=purpose
-            )
+            answer = await self.model.ask(messages, tools, **how)
         self.given.append((tuple(messages), answer))
         return answer
 
@@ -164,7 +127,7 @@ class FinishedRollout:
     rollout: Rollout
     grade: Grade | None
     policies: tuple[PolicyVersion, ...] = ()
-    given: Sequence[tuple[tuple[Message, ...], ModelAnswer]] = ()
+    given: Sequence[Given] = ()
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -210,11 +173,8 @@ class FinishedRollout:
 class Trying:
     """Tries tasks.
 
-    Args:
-        shop: works on them.
-        pause_s: seconds before the first retry of what was unavailable; doubled before each further one.
-        tries: how often a rollout may be lost in its middle, say because the model's programs take its sandbox down, before it has failed.
-        patience_s: how long something may be unavailable before Unavailable is raised.
+    What is unavailable is retried after `pause_s` seconds, then twice as many, and so on, for `patience_s`. A rollout that is lost in its
+    middle `tries` times, say because the model's programs take its sandbox down, has failed.
     """
 
     def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
@@ -233,7 +193,8 @@ class Trying:
         backoff, number, lost = self._backoff(), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
-            model = self._model(task, name, group, record=record)
+            model = self._model(task, name, group)
+            model = RecordedModel(model) if record else model
             try:
                 rollout = await self._shop.work(task, model)
                 break
@@ -255,12 +216,18 @@ class Trying:
         policies = tuple(sorted(model.policies))
         return FinishedRollout(task=task, episode=name, rollout=rollout, grade=grade, policies=policies, given=given)
 
-    def _model(self, task: Task, name: str, group: str | None, *, record: bool) -> CapturedModel:
+    async def measure(self, task: Task, episode: str) -> FinishedRollout:
+        """As `once`, of which nothing is learned: the log says so of its turns."""
+        tried = await self.once(task, episode, None)
+        if events := measured(tried.turns):
+            await self.patiently(lambda: self._shop.gateway.say(events))
+        return tried
+
+    def _model(self, task: Task, name: str, group: str | None) -> EpisodeModel:
         harness = self._shop.harnesses[task.harness].hash
-        model = self._shop.gateway.model(
+        return self._shop.gateway.model(
             name, group=group, harness=harness, temperature=task.temperature, top_p=task.top_p
         )
-        return RecordedModel(model, draw=model.draw) if record else model
 
     async def continued(self, tried: FinishedRollout, group: str, at: int, number: int) -> FinishedRollout | None:
         """A recorded rollout sampled anew from its turn `at`, with its grade: its answers before that are repeated in a new sandbox, to the
@@ -270,8 +237,7 @@ class Trying:
         Raises errors that no retry would change, and Unavailable of a grader.
         """
         name, task = continuation_name(tried.episode, at, number), tried.task
-        fresh = self._model(task, name, group, record=False)
-        model = RecordedModel(fresh, known=tried.given[: at + 1], draw=fresh.draw)
+        model = RecordedModel(self._model(task, name, group), known=tried.given[: at + 1])
         try:
             rollout = await self._shop.work(task, model)
         except (Unrepeatable, Unavailable) as error:
@@ -362,17 +328,10 @@ def original_of(spec: SandboxSpec, path: str) -> bytes | None:
 
 
 class Measurement:
-    """Tries each of some tasks `tries` times.
+    """Tries each of some tasks `tries` times, `concurrency` rollouts at once.
 
-    Args:
-        tasks: the tasks to try.
-        shop: works on them.
-        tries: rollouts of each task.
-        concurrency: rollouts at once.
-        token: the prefix of the episodes' names.
-        again: how often, at most, a rollout is tried that something other than the policy ends.
-        pause_s: seconds before the first retry of what was unavailable.
-        patience_s: how long something may be unavailable.
+    `token` is the prefix of the episodes' names. A rollout that something other than the policy ends is tried `again` times at most. The
+    others are `pause_s` and `patience_s` of `Trying`.
     """
 
     def __init__(
@@ -415,9 +374,7 @@ class Measurement:
         async with self._places:
             number = 0
             while True:
-                tried = await self._trying.once(task, episode if not number else f"{episode}.again{number}", None)
-                if events := measured(tried.turns):
-                    await self._trying.patiently(lambda: self._shop.gateway.say(events))
+                tried = await self._trying.measure(task, episode if not number else f"{episode}.again{number}")
                 number += 1
                 if tried.value is not None or number >= self._again:
                     return tried

@@ -9,8 +9,10 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated
+
+import msgspec
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.lines import whole_lines
@@ -58,7 +60,7 @@ class Finished:
     turns: tuple[str, ...]
     policy: PolicyVersion | None
     policy_last: PolicyVersion | None
-    value: float | None
+    value: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None
     solved: bool
     why: str
     ended: Ended
@@ -75,9 +77,16 @@ class Finished:
     def read(cls, line: str) -> Finished:
         """The inverse of `line`. Raises BadRequest for anything else."""
         try:
-            return _read(json.loads(line))
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+            row = json.loads(line)
+            if missing := {each.name for each in fields(cls)} - set(row):
+                raise ValueError(f"{min(missing)} is missing")
+            found = msgspec.convert(row, cls)
+            numbers = (found.at, found.value or 0.0, *found.parts.values(), *found.effort.values())
+            if not all(map(math.isfinite, numbers)):
+                raise ValueError("a number is not finite")
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise BadRequest(f"no finished rollout: {type(error).__name__}: {error}"[:300]) from error
+        return found
 
 
 def finished_of(
@@ -93,19 +102,8 @@ def finished_of(
     group: str | None = None,
     member: int | None = None,
 ) -> Finished:
-    """The record of a rollout.
-
-    Args:
-        task: the task.
-        rollout: the rollout of this task.
-        grade: None if it was not graded.
-        at: now, in Unix seconds.
-        taskset: the taskset's hash.
-        episode: the name under which its turns were captured.
-        policies: the policy versions that sampled its tokens, in any order; empty if unknown.
-        original: the task's own bytes at a path, None if it has no file there.
-        group: the group of rollouts that it is compared with; None: there is none.
-        member: its number in the group.
+    """The record of a rollout. `policies` come in any order, none if unknown; `original` gives the task's own bytes at a path, None if it
+    has no file there.
     """
     known = sorted(policies)
     why = grade.why if grade is not None else str(rollout.detail.get("why", rollout.ended))
@@ -133,12 +131,10 @@ def finished_of(
     )
 
 
-def shown_changes(
-    changes: Sequence[Change], original: Callable[[str], bytes | None], most: int = MOST_DIFF
-) -> tuple[ShownChange, ...]:
-    """Changes as diffs of at most `most` characters in all; a diff that is cut ends with a note that says so."""
+def shown_changes(changes: Sequence[Change], original: Callable[[str], bytes | None]) -> tuple[ShownChange, ...]:
+    """Changes as diffs of at most `MOST_DIFF` characters in all; a diff that is cut ends with a note that says so."""
     shown: list[ShownChange] = []
-    left = most
+    left = MOST_DIFF
     for change in changes[:_MOST_PATHS]:
         diff = _diff(change, original(change.path))
         if diff is not None and len(diff) > left:
@@ -196,78 +192,6 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-# ---------------------------------------------------------------- reading a line, with checks
-
-
-def _read(row: Any) -> Finished:
-    value = None if row["value"] is None else _number(row["value"])
-    if value is not None and not 0.0 <= value <= 1.0:
-        raise ValueError(f"value {value:g} is not in [0, 1]")
-    member = row["member"]
-    return Finished(
-        at=_number(row["at"]),
-        taskset=_text(row["taskset"]),
-        task=_text(row["task"]),
-        family=_text(row["family"]),
-        split=Split(row["split"]),
-        harness=_text(row["harness"]),
-        group=None if row["group"] is None else _text(row["group"]),
-        member=None if member is None else _whole(member),
-        episode=_text(row["episode"]),
-        turns=_texts(row["turns"]),
-        policy=_policy(row["policy"]),
-        policy_last=_policy(row["policy_last"]),
-        value=value,
-        solved=_is(row["solved"], bool),
-        why=_text(row["why"]),
-        ended=Ended(row["ended"]),
-        parts=_numbers(row["parts"]),
-        cheated=_texts(row["cheated"]),
-        effort=_numbers(row["effort"]),
-        changes=tuple(_change(each) for each in _is(row["changes"], list)),
-    )
-
-
-def _change(row: Any) -> ShownChange:
-    diff = None if row["diff"] is None else _text(row["diff"])
-    return ShownChange(path=_text(row["path"]), kind=ChangeKind(row["kind"]), diff=diff)
-
-
-def _policy(row: Any) -> PolicyVersion | None:
-    return None if row is None else PolicyVersion(number=_whole(row["number"]), hash=_text(row["hash"]))
-
-
-def _is(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}"[:200])
-    return value
-
-
-def _text(value: Any) -> str:
-    return _is(value, str)
-
-
-def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(_text(value) for value in _is(values, list))
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{value!r} is no number")
-    return _is(value, int)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no finite number"[:200])
-    return float(value)
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    rows = cast("dict[str, Any]", _is(values, dict))
-    return {name: _number(value) for name, value in rows.items()}
-
-
 # ---------------------------------------------------------------- cheats
 
 
@@ -279,16 +203,7 @@ class CheatWatch:
     """Follows finished rollouts and keeps the alarm's state.
 
     `raised` None: nothing is known that changes the state in the log. A faked outcome is graded 0 for the trainer anyway; the alarm is for
-    people, who close the hole.
-
-    Args:
-        quiet: the number of graded rollouts in a row without a cheat after which the alarm is cleared.
-
-    Example::
-
-        watch = CheatWatch(quiet=500)
-        watch.take(finished)
-        if watch.raised is not None: await note(log, CHEATED, raised=watch.raised, why=watch.why, at=now)
+    people, who close the hole. After `quiet` graded rollouts in a row without a cheat it is cleared.
     """
 
     def __init__(self, quiet: int) -> None:

@@ -55,10 +55,7 @@ class Success:
 
 
 def shuffled(tasks: Iterable[str], epoch: int, seed: int) -> list[str]:
-    """The tasks in an epoch's order: the same for the same seed, whatever order they are given in.
-
-    Example: ``shuffled(["a", "b"], epoch=0, seed=0)``
-    """
+    """The tasks in an epoch's order: the same for the same seed, whatever order they are given in."""
 
     def place(task: str) -> bytes:
         return hashlib.blake2b(f"{seed}\0{epoch}\0{task}".encode(), digest_size=16).digest()
@@ -169,18 +166,10 @@ def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
 
 
 class Groups:
-    """The groups that are not spent yet, and the record of what was drawn.
+    """The groups that are not spent yet, and the record of what was drawn of the tasks with these ids.
 
-    Args:
-        tasks: ids of the tasks to be drawn.
-        token: the prefix of the groups' names, which makes them different from those of another journal.
-        seed, epochs, curriculum: see `WorldsConfig`.
-        flat_count: whether the trainer takes flat groups, too, so that they count as waiting for it.
-
-    Example::
-
-        groups = Groups(["a", "b"], token="w3f", seed=0)
-        groups.apply(groups.draw(size=16))
+    `token` is the prefix of the groups' names, by which they differ from those of another journal. `flat_count`: the trainer takes flat
+    groups, too, so that they count as waiting for it.
     """
 
     def __init__(
@@ -338,18 +327,7 @@ class EventFile:
     """An append-only file of events. Only a last line that a kill cut short is ever dropped.
 
     The first line names the file by a random `token`; after a rewrite it also holds the number of lines that were written, and their hash.
-
-    Args:
-        path: the file.
-        token: its name.
-        most_bytes: the size beyond which it is `grown`.
-
-    Example::
-
-        file, events = EventFile.open(path)
-        file.append({"kind": "told", "n": 3}, sync=True)
-        if file.grown:
-            file.rewrite(groups.events())
+    Beyond `most_bytes` it is `grown`.
     """
 
     def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
@@ -397,17 +375,10 @@ class EventFile:
         """
         lines = b"".join(map(_line, events))
         first = {"kind": "opened", "token": self.token, "lines": lines.count(b"\n"), "hash": _hash(lines)}
-        data, new = _line(first) + lines, _beside(self._path)
+        data = _line(first) + lines
         try:
-            made = _written(new, data)
-            try:
-                os.replace(new, self._path)
-            except OSError:
-                made.close()
-                raise
+            made = _replaced(self._path, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
             self._rewrite_at = os.fstat(self._file.fileno()).st_size + self._most
             logger.warning("%s could not be written anew and grows on: %s; free some space", self._path, error)
             return False
@@ -440,16 +411,20 @@ def _hash(lines: bytes) -> str:
     return hashlib.blake2b(lines, digest_size=16).hexdigest()
 
 
-def _written(path: Path, data: bytes) -> FileIO:
-    """A new file that holds this, synced to disk and open for appending. Raises OSError, with nothing left open."""
-    path.unlink(missing_ok=True)
-    file = _appending(path)
+def _replaced(path: Path, data: bytes) -> FileIO:
+    """Replace a file by one that holds this, synced to disk and open for appending. Raises OSError, with the old one kept."""
+    new = _beside(path)
+    new.unlink(missing_ok=True)
+    file = _appending(new)
     try:
         if file.write(data) != len(data):
             raise OSError("cut short")
         os.fsync(file.fileno())
+        os.replace(new, path)
     except OSError:
         file.close()
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
         raise
     return file
 
@@ -531,20 +506,9 @@ def _event(turn: str, name: str, value: float) -> dict[str, Any]:
 
 
 _OF_ONE_TURN = (
-    "finish:",
-    "arm:",
-    "empty",
-    "greedy",
-    "top_p",
-    "cold",
-    "purpose:",
-    "late_group",
-    "gold",
-    "gone",
-    "stale_turn:",
-    "secret",
+    "finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone", "stale_turn:", "secret",
     "consent:",
-)
+)  # fmt: skip
 """Reasons that hold back a turn and not its group."""
 
 
@@ -557,18 +521,7 @@ class OutcomeRows(Protocol):
 
 
 class Spending:
-    """Finds the groups that the trainer has taken, or that were held back.
-
-    Args:
-        log: holds the outcomes.
-        after: the cursor after which there may be outcomes.
-
-    Example::
-
-        spending = Spending(log, after=0)
-        spending.expect(3, ["chatcmpl-3f:0"])
-        await spending.look()  # [3], once a batch holds it
-    """
+    """Finds the groups that the trainer has taken, or that were held back, in the log after a cursor."""
 
     def __init__(self, log: OutcomeRows, after: Cursor) -> None:
         self._log = log

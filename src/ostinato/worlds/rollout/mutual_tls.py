@@ -46,8 +46,6 @@ class RefusedSerials:
     """The serial numbers in `worlds.door.refused`, read again when the file changes: a revocation list without a restart.
 
     Raises BadConfig naming the line that is no serial number, or the file that cannot be read.
-
-    Example: ``"0A1B" in RefusedSerials("refused.txt")``
     """
 
     def __init__(self, file: str = "") -> None:

@@ -1,18 +1,21 @@
 """The server for remote rollout workers, or door, on the trainer's side: the few requests that each may make under its certificate's name.
 
-Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of the worker's turns are read from the log. From TCP
-through the TLS handshake to admission each stage of a connection has its own bound, and a handshake a deadline.
+Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of the worker's turns are read from the log. A worker is
+another party's program: it may report rewards only for its own rollouts, and each once. All names that it sends are prefixed with its own
+name, so that they cannot be another worker's. From TCP through the TLS handshake to admission each stage of a connection has its own bound,
+and a handshake a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import socket
 import ssl
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -22,12 +25,167 @@ from aiohttp import web
 
 from ostinato.core.errors import BadRequest, OstinatoError, TooLarge, Unauthorized
 from ostinato.core.json_shape import LONG_BYTES, check_json
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Row
-from ostinato.core.seams import Cursor
-from ostinato.core.verdicts import GRADED
-from ostinato.worlds.harness.gateway import GatewayCalls
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Purpose, Row, Turn
+from ostinato.core.seams import Cursor, Log
+from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
+from ostinato.worlds.harness.gateway import LEFT, PURPOSE, WorldGateway
+from ostinato.worlds.harness.relay import Dialect, pass_on, passed_headers, ruled_request
+from ostinato.worlds.rollout.groups import MOST_EVENTS
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
-from ostinato.worlds.rollout.worker_requests import DIALECTS, OwnTurns, call_body, call_headers, own_verdicts, targets
+
+# ---------------------------------------------------------------- what a worker may send
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+}
+_MOST_TOKENS = 10_000_000  # of an answer: the gateway's own bound
+_NAMED = ("X-Ostinato-Episode", "X-Ostinato-Group", "Idempotency-Key")
+_NAME_CHARS = 300
+_VERDICTS = {GRADED: (0.0, 1.0), FAILED: (1.0, 1.0), TORN: (1.0, 1.0), MEASURED: (1.0, 1.0), CLOSED: (0.0, 128.0)}
+
+
+def call_headers(worker: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a call to the gateway: the slot for worlds, and names prefixed with the worker's. Raises BadRequest."""
+    found = {**passed_headers(headers), "X-Ostinato-Slot": Arm.WORLD.value}
+    for name in (*_NAMED, "X-Ostinato-Harness", LEFT):
+        value = headers.get(name)
+        if value is None:
+            continue
+        if not (value.isascii() and value.isprintable() and 0 < len(value) <= _NAME_CHARS):
+            raise BadRequest(f"{name} must hold 1 to {_NAME_CHARS} printable ASCII characters", field=name)
+        found[name] = f"{worker}/{value}" if name in _NAMED else value
+    if headers.get(PURPOSE) == Purpose.COMPACTION:  # no other purpose: what is held back, this side decides
+        found[PURPOSE] = Purpose.COMPACTION.value
+    if "X-Ostinato-Episode" not in found:
+        raise BadRequest(
+            "X-Ostinato-Episode is missing: a rollout's calls name their episode", field="X-Ostinato-Episode"
+        )
+    return found
+
+
+def call_body(worker: str, path: str, body: Any, *, model: str, temperature: float) -> dict[str, Any]:
+    """The body of a call to the gateway: one answer of the run's model, with this side's sampling settings. Raises BadRequest."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    if body.get("previous_response_id") is not None:
+        raise BadRequest(
+            "previous_response_id is not taken from afar; send the whole input", field="previous_response_id"
+        )
+    if path not in DIALECTS:
+        return {**body, "model": model}
+    return ruled_request(
+        DIALECTS[path], body, model=model, temperature=temperature, tokens=_MOST_TOKENS, user=f"world/{worker}"
+    )
+
+
+def targets(body: Any) -> list[str]:
+    """The turns that events are about. Raises BadRequest if the body is not a list of events."""
+    if not isinstance(body, list) or not 0 < len(body) <= MOST_EVENTS:
+        raise BadRequest(f"send a list of 1 to {MOST_EVENTS} events")
+    found = [event.get("target") if isinstance(event, dict) else None for event in body]
+    if not all(isinstance(turn, str) and 0 < len(turn) <= 256 for turn in found):
+        raise BadRequest("each event names a turn as its target", field="target")
+    return [str(turn) for turn in found]
+
+
+def own_verdicts(
+    body: list[dict[str, Any]], groups: Mapping[str, str | None], episode_of: Callable[[str], str | None]
+) -> list[dict[str, Any]]:
+    """The events for the gateway, each with an id derived from its name and subject, so that no worker can take another's id. The id of a
+    non-zero grade is derived from its rollout: the log keeps each id once, so it holds at most one such grade of all the rollout's
+    turns, even after the door was restarted.
+
+    `groups` are the worker's own turns among the targets, each with its group; `episode_of` gives the episode of one of them.
+
+    Raises:
+        Unauthorized: a turn is not the worker's, or an event is not a verdict.
+        BadRequest: a value outside the verdict's range, or a turn without a group to close.
+    """
+    found: list[dict[str, Any]] = []
+    for event in body:
+        name, turn = event.get("name"), event["target"]
+        if not isinstance(name, str) or name not in _VERDICTS:
+            raise Unauthorized(
+                f"{str(name)[:80]!r} is no verdict; from afar only {', '.join(sorted(_VERDICTS))} are taken"
+            )
+        if turn not in groups:
+            raise Unauthorized(f"turn {turn!r} is none of this worker's")
+        value, (least, most) = event.get("value"), _VERDICTS[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise BadRequest(f"the value of {name} lies between {least:g} and {most:g}", field="value")
+        about = turn if name != CLOSED else groups[turn]
+        if about is None:
+            raise BadRequest(f"turn {turn!r} is of no group that could be closed", field="target")
+        if name == GRADED and value:
+            about = hashlib.sha256((episode_of(turn) or turn).encode()).hexdigest()[:40]
+        found.append({"id": f"{name}:{about}", "target": turn, "name": name, "value": float(value), "source": "code"})
+    return found
+
+
+# ---------------------------------------------------------------- whose turns
+
+
+_KEPT = 200_000
+_PAGE = 500
+
+
+class OwnTurns:
+    """Reads a worker's own turns and their outcomes from the run's log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: OrderedDict[str, tuple[Arm, str, str | None]] = OrderedDict()
+
+    async def groups(self, worker: str, turns: Iterable[str]) -> dict[str, str | None]:
+        """The worker's own turns among `turns`, each with its group's name in the log. Raises Unavailable."""
+        asked = list(dict.fromkeys(turns))
+        unknown = [turn for turn in asked if turn not in self._known]
+        for turn in await self._log.find(Turn, [(turn,) for turn in unknown]) if unknown else ():
+            self._known[turn.id] = (turn.arm, turn.episode, turn.group)
+        found = dict[str, str | None]()
+        for turn in asked:
+            arm, episode, group = self._known.get(turn, (None, "", None))
+            if arm is Arm.WORLD and episode.startswith(f"{worker}/"):
+                found[turn] = group
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return found
+
+    def episode(self, turn: str) -> str | None:
+        """The episode of a turn that `groups` looked up recently, or None."""
+        known = self._known.get(turn)
+        return None if known is None else known[1]
+
+    async def end(self) -> Cursor:
+        """Where the log ends now. Raises Unavailable."""
+        return await self._log.append()
+
+    async def outcomes(self, worker: str, after: Cursor) -> dict[str, Any]:
+        """Outcomes of the worker's turns in the next rows of the log: `taken` by the trainer, or `held` back with the reason. `cursor` is
+        where to continue, `step` the highest step in these rows. Raises Unavailable.
+        """
+        cursor, step, seen = after, 0, 0
+        taken, held = list[str](), list[tuple[str, str]]()
+        async for place, row in self._log.read(after, {Batch, Holdback}):
+            cursor, seen = place, seen + 1
+            if isinstance(row, Batch):
+                step = max(step, row.step)
+                taken += row.turns
+            elif isinstance(row, Holdback):
+                held.append((row.turn, row.reason))
+            if seen >= _PAGE:
+                break
+        own = await self.groups(worker, [*taken, *(turn for turn, _ in held)])
+        return {
+            "cursor": cursor,
+            "step": step,
+            "taken": [turn for turn in taken if turn in own],
+            "held": [[turn, reason] for turn, reason in held if turn in own],
+        }
+
 
 # ---------------------------------------------------------------- arrivals
 
@@ -43,15 +201,9 @@ Certificate = Mapping[str, Any] | None
 
 
 class Arrivals:
-    """A protocol factory for plain TCP connections. Admitted ones go on to the HTTP server, over TLS.
+    """A protocol factory for plain TCP connections. Admitted ones go on to the HTTP server, over TLS that demands certificates.
 
-    Args:
-        server: answers requests.
-        context: TLS that demands certificates.
-        name_of: the name that a certificate's connections are counted under; None refuses them.
-        per_name: most open connections under one name.
-
-    Example: ``await loop.create_server(Arrivals(server, context, name_of, per_name=256), sock=listener)``
+    `name_of` gives the name that a certificate's connections are counted under, at most `per_name` at once; None refuses them.
     """
 
     def __init__(
@@ -154,7 +306,6 @@ _GRADED = 100_000  # rollouts whose grade is remembered
 _MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
 _BODY_S = 30.0
 _DEPTH, _VALUES = 64, 100_000  # of a body's JSON, as the gateway takes it by default
-_READ_S = 20.0  # for a worker to receive one piece of an answer
 _SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
 
 
@@ -175,26 +326,13 @@ class NoSuchPath(OstinatoError):
 class Door:
     """Serves workers. An async context manager that serves from its entry to its exit.
 
-    Args:
-        gateway: receives the calls, made with the run's own key.
-        turns: tells which turns are a worker's own.
-        listener: a bound socket.
-        context: TLS that demands certificates (`door_context`).
-        names: the workers that may connect; empty: all with a valid certificate.
-        refused: the certificates that are refused all the same.
-        connections: most open connections of one worker.
-        calls: most concurrent requests of one worker.
-        body_bytes: most bytes of one request's body.
-
-    Example::
-
-        async with Door(gateway, OwnTurns(log), listener, door_context(...), names=("acme",)):
-            await stopping.wait()
+    `gateway` receives the calls, made with the run's own key; `listener` is a bound socket, `context` made by `door_context`; the rest is
+    as in `DoorConfig`.
     """
 
     def __init__(
         self,
-        gateway: GatewayCalls,
+        gateway: WorldGateway,
         turns: OwnTurns,
         listener: socket.socket,
         context: ssl.SSLContext,
@@ -345,19 +483,7 @@ class Door:
         self._count_member(headers.get("X-Ostinato-Group", ""), hash(headers["X-Ostinato-Episode"]))
         body = await _off_loop(request.content.total_bytes, msgspec.json.encode, asked)
         async with self._gateway.streamed(request.path, body, headers) as answer:
-            shown = {name: answer.headers[name] for name in _SHOWN if name in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=shown)
-            await response.prepare(request)
-            try:
-                async for part in answer.parts:
-                    async with asyncio.timeout(_READ_S):
-                        await response.write(part)
-                await response.write_eof()
-            except BaseException:
-                if request.transport is not None:
-                    request.transport.abort()
-                raise
-        return response
+            return await pass_on(request, answer, _SHOWN)
 
 
 def _parsed(data: bytes) -> Any:
@@ -381,12 +507,9 @@ _UNKNOWN = PolicyVersion(number=0, hash="")
 
 
 class FarOutcomes:
-    """Outcomes of this worker's turns, read through the door as `Spending` reads them from a log. A batch has only its step and our turns.
+    """Outcomes of this worker's turns, read through the door as `Spending` reads them in a log. Batches have a step and our turns only."""
 
-    Example: ``Spending(FarOutcomes(gateway), after=await FarOutcomes(gateway).end())``
-    """
-
-    def __init__(self, gateway: GatewayCalls) -> None:
+    def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway
 
     async def end(self) -> Cursor:

@@ -18,7 +18,7 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.attempt import FinishedRollout, Trying, Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, Spending, measured, shape, verdicts
+from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, Spending, shape, verdicts
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
 logger = logging.getLogger(__name__)
@@ -29,14 +29,11 @@ class Rollouts:
 
     Args:
         tasks: the taskset; its `train` tasks are trained on, the others are only measured.
-        shop: works on them.
         journal, events: the worker's journal, and its events at the start.
-        spending: finds the groups that the trainer has taken.
-        config: how many, how far ahead.
         tell: called with what happens, for people: a kind and fields.
         keep: called with each rollout that ended for good, and with each that was only measured.
+        flat_count: as in `Groups`.
         beliefs: whether the belief in the tasks' known answers is measured after each turn.
-        clock: Unix seconds.
     """
 
     def __init__(
@@ -229,9 +226,7 @@ class Rollouts:
 
         async def one(place: int, task: Task) -> tuple[Split, FinishedRollout]:
             async with self._places:
-                tried = await self._trying.once(task, f"{self._journal.token}.m{number}.{place}", None)
-            if events := measured(tried.turns):
-                await self._trying.patiently(lambda: self._shop.gateway.say(events))
+                tried = await self._trying.measure(task, f"{self._journal.token}.m{number}.{place}")
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 

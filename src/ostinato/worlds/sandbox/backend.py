@@ -1,6 +1,6 @@
-"""The namespaces backend: starts boxes of Linux namespaces, as many at once as the settings allow; and one-shot runs in such boxes.
+"""The namespaces backend: boxes of Linux namespaces, as many at once as the settings allow; and single runs in such boxes.
 
-A one-shot run is of code that a model wrote, where it can reach nothing: no host files, no network, no other process, no extra time. In
+A single run is of code that a model wrote, where it can reach nothing: no host files, no network, no other process, no extra time. In
 the data flow: the graders (and the demo's simulated users) give `SingleRuns.run` a program and get an `ExecResult`. Every run is a box of
 its own (`native/`) with an empty /tmp that vanishes with it; a Python source runs in a warm copy of the zygote's interpreter. Namespaces
 share the host's kernel: this holds against the code that models write, not against a kernel exploit.
@@ -10,18 +10,387 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import signal
+import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
-from ostinato.core.errors import BadRequest, SandboxRefused, Unavailable
-from ostinato.core.sandbox import ExecResult, Isolation, Limits, SandboxSpec
+from ostinato.core.errors import BadRequest, NotFound, SandboxRefused, StorageFull, TooLarge, Unavailable
+from ostinato.core.sandbox import Change, ChangeKind, ExecResult, Isolation, Limits, SandboxSpec
 from ostinato.worlds.sandbox import protocol, spec_validation
-from ostinato.worlds.sandbox.box import Box, Pipe, Stack
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
-from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
+from ostinato.worlds.sandbox.inside.compare import HEAD
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+
+# ---------------------------------------------------------------- a program and its output
+
+
+class Pipe:
+    """The read end of a pipe, drained into memory up to `cap` bytes.
+
+    `ended` becomes True at the end of the output, or False as soon as there is more than `cap`.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+        self.data = b""
+        self.read, self.write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read, False)
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[bool] = self._loop.create_future()
+        self._open = True
+        self._loop.add_reader(self.read, self._drain)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            part = os.read(self.read, 65536)
+            self.data += part[: self.cap + 1 - len(self.data)]
+            if not part:
+                self.close()
+            elif len(self.data) > self.cap and not self.ended.done():
+                self.ended.set_result(False)
+
+    @property
+    def flooded(self) -> bool:
+        """True if there was more than the limit."""
+        return len(self.data) > self.cap
+
+    def sent(self) -> None:
+        """Close our copy of the write end, which the other process now has."""
+        os.close(self.write)
+        self.write = -1
+
+    def take_rest(self) -> bytes:
+        """All output up to now. A background program may go on printing, but that is read and discarded."""
+        while self._open and not self.flooded:
+            before = len(self.data)
+            self._drain()
+            if len(self.data) == before:
+                break
+        return self.data[: self.cap]
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self.read)
+            os.close(self.read)
+            if self.write >= 0:
+                os.close(self.write)
+            if not self.ended.done():
+                self.ended.set_result(True)
+
+
+_GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is taken for dead
+
+
+class ProgramRun:
+    """A program that a box is asked to run, as `pack_program` made it, for `timeout` seconds and with at most `cap` bytes of each output.
+
+    Raises Unavailable if the box is gone.
+    """
+
+    def __init__(
+        self,
+        line: protocol.BoxConnection,
+        program: tuple[int, bytes],
+        *,
+        stdin: bytes,
+        timeout: float,
+        cap: int,
+        flags: int = 0,
+    ) -> None:
+        self._line, self._timeout = line, timeout
+        self.pipes = (Pipe(cap), Pipe(cap))
+        fds = [pipe.write for pipe in self.pipes]
+        try:
+            if stdin:
+                fds.append(protocol.anonymous_file(stdin, sealed=True))
+                flags |= protocol.ExecFlag.WITH_STDIN
+            count, text = program
+            self._number, self._ended = line.ask(
+                protocol.Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=fds
+            )
+            for pipe in self.pipes:
+                pipe.sent()
+        except BaseException:
+            for pipe in self.pipes:
+                pipe.close()
+            raise
+        finally:
+            for fd in fds[2:]:
+                os.close(fd)
+
+    async def ended(self, grace: float = _GRACE_S) -> protocol.BoxReply:
+        """Pid 1's answer once the program has ended, which it is made to if it prints too much. Raises Unavailable."""
+        waiting = {self._ended, *(pipe.ended for pipe in self.pipes)}
+        try:
+            async with asyncio.timeout(protocol.LONGEST * self._timeout + grace):
+                while not self._ended.done():
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    if any(pipe.flooded for pipe in self.pipes):
+                        self._line.end(self._number)
+        except TimeoutError as error:
+            raise Unavailable("the sandbox does not answer") from error
+        finally:
+            if not self._ended.done():
+                self._line.end(self._number)
+        return self._ended.result()
+
+    def result(self, answer: protocol.BoxReply) -> ExecResult:
+        """The result of a program that has ended so."""
+        stdout, stderr = (pipe.take_rest() for pipe in self.pipes)
+        flooded = any(pipe.flooded for pipe in self.pipes)
+        reason = "output" if flooded else protocol.REASONS[answer.reason]
+        return ExecResult(
+            code=-9 if flooded else answer.code,
+            stdout=stdout,
+            stderr=stderr,
+            timed_out=reason == "timeout",
+            killed_reason=reason,
+            seconds=answer.seconds,
+        )
+
+
+# ---------------------------------------------------------------- the box
+
+
+_FREEZE_TRIES, _FREEZE_AGAIN_S = 40, 0.05
+_KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OTHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The layers below a box's own layer, topmost first. A name is a directory of the box's stage, of an ancestor's stage ("a0/l1", where
+    a0 is the first mount that was passed on), or a layer of the host ("h3").
+
+    Example: ``Stack(own=("l0", "f"), inherited=(), layers=("h3",), ancestors=0)``
+    """
+
+    own: tuple[str, ...]
+    inherited: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    ancestors: int = 0
+
+    def frozen(self, number: int) -> Stack:
+        """The stack after the box's own layer was frozen under this number."""
+        return replace(self, own=(f"l{number}", *self.own))
+
+    def child(self) -> Stack:
+        """The stack that a fork starts from: this box's stage becomes the last of its ancestors."""
+        passed = tuple(f"a{self.ancestors}/{name}" for name in self.own)
+        return Stack(own=("f",), inherited=(*passed, *self.inherited), layers=self.layers, ancestors=self.ancestors + 1)
+
+    @property
+    def lowers(self) -> tuple[str, ...]:
+        """All layers, topmost first."""
+        return (*self.own, *self.inherited, *self.layers)
+
+
+Starter = Callable[[SandboxSpec, Stack, Sequence[int]], Coroutine[Any, Any, "Box"]]
+
+
+class Box:
+    """A `Sandbox` of namespaces. Made by `Boxes.start` and `fork`."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        stack: Stack,
+        line: protocol.BoxConnection,
+        ready: protocol.BoxReply,
+        env: Mapping[str, str],
+        starter: Starter,
+    ) -> None:
+        self.spec = spec
+        self._stack, self._line, self._env, self._starter = stack, line, dict(env), starter
+        self._handle = ready.fds[0] if ready.fds else -1
+        self._frozen = 0
+        self._changing = asyncio.Lock()
+        self._lingering: list[Pipe] = []
+        self.on_stop: list[Callable[[], object]] = []
+
+    async def _asked(
+        self, operation: protocol.Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()
+    ) -> protocol.BoxReply:
+        """Send a request that runs no program and wait for its answer. Raises Unavailable."""
+        _, answer = self._line.ask(operation, os.fsencode(text) + b"\0", count=count, timeout=_GRACE_S, fds=fds)
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                return await answer
+        except TimeoutError as error:
+            raise Unavailable("the sandbox does not answer") from error
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float,
+    ) -> ExecResult:
+        spec_validation.check_cwd(cwd)
+        spec_validation.check_environment(env or {})
+        program = spec_validation.pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
+        run = ProgramRun(self._line, program, stdin=stdin, timeout=timeout, cap=self.spec.limits.output_bytes)
+        try:
+            answer = await run.ended()
+            if answer.operation == protocol.Operation.REFUSED:
+                raise Unavailable(f"the sandbox could not start the program: {os.strerror(answer.code)}")
+            return run.result(answer)
+        finally:
+            self._let_go(run.pipes)
+
+    def _let_go(self, pipes: Sequence[Pipe]) -> None:
+        """Keep reading pipes that a background program still holds, so that printing does not end it. Close the others."""
+        self._lingering = [pipe for pipe in self._lingering if not (pipe.ended.done() and pipe.ended.result())]
+        for pipe in pipes:
+            if not self._line.open:
+                pipe.close()
+            elif not (pipe.ended.done() and pipe.ended.result()):
+                pipe.take_rest()
+                self._lingering.append(pipe)
+
+    async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
+        answer = await self._asked(protocol.Operation.READ, spec_validation.inside_workdir(path, self.spec.workdir))
+        if answer.code in (errno.EXDEV, errno.ELOOP, errno.EACCES):
+            raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
+        if answer.code or not answer.fds:
+            raise NotFound(f"path: {path!r} cannot be read: {os.strerror(answer.code or errno.EIO)}", field="path")
+        try:
+            return await asyncio.to_thread(_read_all, answer.fds[0], path, most)
+        finally:
+            os.close(answer.fds[0])
+
+    async def write(self, path: str, data: bytes) -> None:
+        name = spec_validation.inside_workdir(path, self.spec.workdir)
+        file = protocol.anonymous_file(data)
+        try:
+            answer = await self._asked(protocol.Operation.WRITE, name, fds=[file])
+        finally:
+            os.close(file)
+        if answer.code in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"the sandbox's {self.spec.limits.disk_mb} MiB do not hold {path!r} as well")
+        if answer.code:
+            raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(answer.code)}", field="path")
+
+    async def fork(self, count: int) -> Sequence[Box]:
+        if not 1 <= count <= 4000:
+            raise BadRequest(f"count: {count} must lie in 1 to 4000", field="count")
+        mounts: list[tuple[int, ...]] = []
+        async with self._changing:
+            answer = await self._asked(protocol.Operation.FREEZE)
+            for _ in range(_FREEZE_TRIES):
+                if answer.code != errno.EBUSY:
+                    break
+                await asyncio.sleep(_FREEZE_AGAIN_S)  # a program that was killed holds its directory until it has ended
+                answer = await self._asked(protocol.Operation.FREEZE)
+            if answer.code == errno.EBUSY:
+                raise Unavailable(
+                    "a program that runs in the sandbox stands in the working directory: end it before the fork"
+                )
+            if answer.code:
+                raise Unavailable(f"the sandbox cannot be frozen: {os.strerror(answer.code)}")
+            self._stack = self._stack.frozen(self._frozen)
+            self._frozen += 1
+            names = [f"a{place}" for place in range(self._stack.ancestors)] + ["."]
+            for at in range(0, count, protocol.MOST_FDS // 2):
+                part = min(count - at, protocol.MOST_FDS // 2)
+                columns = [await self._asked(protocol.Operation.CLONES, name, count=part) for name in names]
+                if any(column.code for column in columns):
+                    raise Unavailable("the sandbox's layers cannot be passed on")
+                mounts += zip(*(column.fds for column in columns), strict=True)
+            stack = self._stack.child()
+        return await self._start_all(stack, mounts)
+
+    async def _start_all(self, stack: Stack, mounts: Sequence[tuple[int, ...]]) -> list[Box]:
+        spec = replace(self.spec, files={})
+        try:
+            started = await asyncio.gather(*(self._starter(spec, stack, fds) for fds in mounts), return_exceptions=True)
+        finally:
+            for fds in mounts:
+                for fd in fds:
+                    os.close(fd)
+        boxes = [box for box in started if isinstance(box, Box)]
+        failed = [error for error in started if isinstance(error, BaseException)]
+        if failed:
+            await asyncio.gather(*(box.stop() for box in boxes))
+            raise failed[0]
+        return boxes
+
+    async def diff(self) -> Sequence[Change]:
+        out = protocol.anonymous_file(b"")
+        try:
+            answer = await self._asked(protocol.Operation.DIFF, fds=[out])
+            if answer.operation != protocol.Operation.DIFF or answer.code:
+                raise Unavailable(f"the sandbox's files could not be compared (exit {answer.code})")
+            return await asyncio.to_thread(lambda: read_changes(os.pread(out, os.fstat(out).st_size, 0)))
+        finally:
+            os.close(out)
+
+    async def listen(self, port: int) -> socket.socket:
+        spec_validation.check_port(port)
+        answer = await self._asked(protocol.Operation.LISTEN, count=port)
+        if answer.code or not answer.fds:
+            raise Unavailable(f"port {port} of the sandbox cannot be had: {os.strerror(answer.code or errno.EIO)}")
+        listener = socket.socket(fileno=answer.fds[0])
+        listener.setblocking(False)
+        return listener
+
+    async def stop(self) -> None:
+        if self._line.open:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                _, answer = self._line.ask(protocol.Operation.STOP)
+                async with asyncio.timeout(5.0):
+                    await answer
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Hang up and make sure that the box ends. Idempotent."""
+        self._line.close()
+        if self._handle >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            os.close(self._handle)
+            self._handle = -1
+        for pipe in self._lingering:
+            pipe.close()
+        self._lingering = []
+        for call in self.on_stop:
+            call()
+        self.on_stop = []
+
+
+def _read_all(fd: int, path: str, most: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while size <= most and (part := os.pread(fd, min(1 << 20, most + 1 - size), size)):
+        parts.append(part)
+        size += len(part)
+    if size > most:
+        raise TooLarge(f"path: {path!r} has more than {most} bytes", field="path")
+    return b"".join(parts)
+
+
+def read_changes(data: bytes) -> list[Change]:
+    """Parse the records that inside/compare.py writes."""
+    found: list[Change] = []
+    at = 0
+    while at < len(data):
+        kind, executable, _, name, size = HEAD.unpack_from(data, at)
+        at += HEAD.size
+        path, content = os.fsdecode(data[at : at + name]), data[at + name : at + name + size]
+        at += name + size
+        found.append(Change(path=path, kind=_KINDS[kind], data=content, executable=bool(executable)))
+    return found
+
 
 # ---------------------------------------------------------------- boxes
 
@@ -31,7 +400,8 @@ _START_S = 20.0
 
 class Boxes:
     r"""A `Backend` of namespaces on this machine. The zygote starts with the first box; `close` ends everything.
-    Without `groups` no control group is made, even where it is possible, and a watch enforces the memory limit.
+    Without `groups` no control group is made, even where it is possible, and a watch enforces the memory limit; with `gives_way` boxes
+    yield the processor to everything else.
 
     Example::
 
@@ -40,11 +410,10 @@ class Boxes:
         await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
     """
 
-    def __init__(self, config: SandboxConfig | None = None, *, groups: bool = True) -> None:
+    def __init__(self, config: SandboxConfig | None = None, *, groups: bool = True, gives_way: bool = True) -> None:
         self.config = config or SandboxConfig()
-        self._zygote = Zygote(full=True, groups=groups)
-        self._turns = asyncio.Semaphore(self.config.boxes)
-        self._open: set[Box] = set()
+        self._zygote = Zygote(full=True, groups=groups, gives_way=gives_way)
+        self._places = SandboxPlaces[Box](self.config.boxes)
         self._without_sockets: set[str] = set()  # mounts that were searched for sockets
 
     async def isolation(self) -> Isolation:
@@ -55,13 +424,7 @@ class Boxes:
         )
 
     async def start(self, spec: SandboxSpec) -> Box:
-        spec_validation.check_names(spec.files)
-        spec_validation.check_workdir(spec.workdir)
-        spec_validation.check_mounts(spec.mounts, spec.workdir)
-        spec_validation.check_environment(spec.env)
-        check_hosts(spec.hosts)
-        if any(not os.path.isabs(layer) for layer in spec.layers):
-            raise BadRequest("layers: must be absolute paths of directories", field="layers")
+        spec_validation.check_spec(spec)
         for source in {os.path.realpath(source) for source in spec.mounts.values()} - self._without_sockets:
             await asyncio.to_thread(spec_validation.check_no_socket, source)
             self._without_sockets.add(source)
@@ -69,57 +432,33 @@ class Boxes:
         return await self._started(spec, Stack(own=("f",), layers=tuple(f"h{number}" for number in layers)), ())
 
     async def _started(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
-        await self._turns.acquire()
-        try:
-            box = await self._start(spec, stack, mounts)
-        except BaseException:
-            self._turns.release()
-            raise
-        self._open.add(box)
-        box.on_stop += [self._turns.release, lambda: self._open.discard(box)]
-        if box.listener is not None:
-            proxy = Proxy(box.listener, spec.hosts)
-            await proxy.start()
-            box.on_stop.append(proxy.close)
-        return box
+        return await self._places.start(lambda: self._start(spec, stack, mounts), spec.hosts)
 
     async def _start(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
         await self._zygote.opened()
         flags = protocol.StartFlag.OVERLAY | protocol.StartFlag.OWN_NET
         flags |= protocol.StartFlag.PROC if self._zygote.hello["proc"] else protocol.StartFlag(0)
         flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)
-        flags |= protocol.StartFlag.PROXY if spec.hosts else protocol.StartFlag(0)
         binds = [(f"h{await self._zygote.layer(source)}", place) for place, source in spec.mounts.items()]
         message = spec_validation.pack_start(
-            flags,
-            spec.limits,
-            spec.workdir,
-            stack.lowers,
-            layers=len(stack.layers),
-            mounts=len(mounts),
-            binds=binds,
+            flags, spec.limits, spec.workdir, stack.lowers, layers=len(stack.layers), mounts=len(mounts), binds=binds
         )
+        shown = [*zip(stack.layers, reversed(spec.layers), strict=True)]
+        shown += [(name, spec.mounts[place]) for name, place in binds]
+        numbers = {os.path.realpath(source): int(name[1:]) for name, source in shown}
+        blobs = list[int]()
+        if spec.files:
+            blobs.append(protocol.anonymous_file(await asyncio.to_thread(spec_validation.pack_files, spec.files)))
         line = protocol.BoxConnection()
-        blobs = (
-            [protocol.anonymous_file(await asyncio.to_thread(spec_validation.pack_files, spec.files))]
-            if spec.files
-            else []
-        )
         try:
-            numbers = {
-                os.path.realpath(layer): int(name[1:])
-                for layer, name in zip(reversed(spec.layers), stack.layers, strict=True)
-            }
-            numbers |= {os.path.realpath(spec.mounts[place]): int(name[1:]) for name, place in binds}
             await self._zygote.start(message, [line.theirs.fileno(), *blobs, *mounts], numbers)
             line.sent()
             async with asyncio.timeout(_START_S):
                 ready = await line.ready
-        except TimeoutError as error:
+        except BaseException as error:
             line.close()
-            raise Unavailable("the sandbox did not start in time") from error
-        except BaseException:
-            line.close()
+            if isinstance(error, TimeoutError):
+                raise Unavailable("the sandbox did not start in time") from error
             raise
         finally:
             for fd in blobs:
@@ -128,15 +467,14 @@ class Boxes:
         return Box(spec, stack, line, ready, env, self._started)
 
     async def close(self) -> None:
-        boxes = list(self._open)
-        await asyncio.gather(*(box.stop() for box in boxes))
+        await self._places.close()
         await asyncio.to_thread(self._zygote.close)
 
 
-# ---------------------------------------------------------------- one-shot runs
+# ---------------------------------------------------------------- single runs
 
 
-_GRACE_S = 10.0  # beyond a run's longest deadline, before the zygote itself is taken for dead
+_ZYGOTE_GRACE_S = 10.0  # beyond a run's longest deadline, before the zygote itself is taken for dead
 
 
 class SingleRuns:
@@ -160,15 +498,8 @@ class SingleRuns:
         limits = Limits(
             memory_mb=config.memory_mb, disk_mb=config.disk_mb, processes=config.processes, open_files=config.open_files
         )
-        self._start = {
-            blob: spec_validation.pack_start(
-                protocol.StartFlag.BLOB if blob else protocol.StartFlag(0),
-                limits,
-                "/tmp",
-                address_space=config.memory_mb << 20,
-            )
-            for blob in (False, True)
-        }
+        flags, space = (protocol.StartFlag(0), protocol.StartFlag.BLOB), config.memory_mb << 20
+        self._start = [spec_validation.pack_start(each, limits, "/tmp", address_space=space) for each in flags]
 
     async def __aenter__(self) -> SingleRuns:
         return self
@@ -204,79 +535,41 @@ class SingleRuns:
     ) -> ExecResult:
         """Run Python source, or an argv with an absolute path, in a fresh sandbox whose working directory is /tmp.
 
-        Args:
-            program: Python source text (run as ``__main__`` by a warm interpreter of this version), or an argv.
-            files: relative name -> bytes, placed in the working directory before the start.
-            stdin: what the program reads.
-            timeout: seconds until everything is killed; `Sandbox.exec` says what does not count.
+        Source is run as ``__main__`` by a warm interpreter of this version. `files` (relative name -> bytes) lie there before the start.
+        After `timeout` seconds everything is killed; `Sandbox.exec` says what does not count.
 
-        Raises:
-            BadRequest: a file name that leaves the working directory.
-            SandboxRefused: the kernel or container refused a step of the isolation.
-            Unavailable: the zygote died twice in a row.
+        Raises BadRequest for a file name that leaves the working directory, SandboxRefused, Unavailable if the zygote died twice in a row.
         """
         placed, flags = dict(files or {}), protocol.ExecFlag.LAST
         if isinstance(program, str):
             placed["main.py"] = program.encode("utf-8", "surrogatepass")
             program, flags = ["/tmp/main.py"], flags | protocol.ExecFlag.BODY
         spec_validation.check_names(placed)
-        count, text = spec_validation.pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
+        packed = spec_validation.pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
         async with self._turns:
             for _ in range(2):  # a zygote that was killed is replaced once
                 with contextlib.suppress(Unavailable):
-                    return await self._exchange(spec_validation.pack_files(placed), flags, count, text, stdin, timeout)
+                    return await self._exchange(spec_validation.pack_files(placed), flags, packed, stdin, timeout)
                 self.close()
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def _exchange(
-        self, files: bytes, flags: protocol.ExecFlag, count: int, text: bytes, stdin: bytes, timeout: float
+        self, files: bytes, flags: protocol.ExecFlag, program: tuple[int, bytes], stdin: bytes, timeout: float
     ) -> ExecResult:
         """Do one run. Raises Unavailable if the zygote dies during it or does not answer."""
-        cap = self.config.output_bytes
-        line, blobs = protocol.BoxConnection(), list[int]()
-        out, err = pipes = [Pipe(cap), Pipe(cap)]
-        fds = [pipe.write for pipe in pipes]
-        try:
-            if stdin:
-                blobs.append(protocol.anonymous_file(stdin, sealed=True))
-                fds, flags = [*fds, blobs[-1]], flags | protocol.ExecFlag.WITH_STDIN
-            _, ended = line.ask(protocol.Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=fds)
+        with contextlib.ExitStack() as leaving:
+            line = protocol.BoxConnection()
+            leaving.callback(line.close)  # pid 1 of a run that has not ended then ends it
+            run = ProgramRun(line, program, stdin=stdin, timeout=timeout, cap=self.config.output_bytes, flags=flags)
+            for pipe in run.pipes:
+                leaving.callback(pipe.close)
+            fds = [line.theirs.fileno()]
             if files:
-                blobs.append(protocol.anonymous_file(files))
-            await self._zygote.start(self._start[bool(files)], [line.theirs.fileno(), *blobs[-1:][: bool(files)]])
+                fds.append(protocol.anonymous_file(files))
+                leaving.callback(os.close, fds[1])
+            await self._zygote.start(self._start[bool(files)], fds)
             line.sent()
-            for pipe in pipes:
-                pipe.sent()
-            async with asyncio.timeout(protocol.LONGEST * timeout + _GRACE_S):
-                return await self._result(ended, out, err)
-        except TimeoutError as error:
-            raise Unavailable("the sandbox does not answer") from error
-        finally:
-            for fd in blobs:
-                os.close(fd)
-            for pipe in pipes:
-                pipe.close()
-            line.close()  # pid 1 of a run that has not ended then ends it
-
-    async def _result(self, ended: asyncio.Future[protocol.BoxReply], out: Pipe, err: Pipe) -> ExecResult:
-        waiting = {ended, out.ended, err.ended}
-        while not ended.done() and not (out.flooded or err.flooded):
-            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            answer = ended.result()
+            answer = await run.ended(_ZYGOTE_GRACE_S)
             if answer.operation == protocol.Operation.REFUSED:
                 raise protocol.refusal(answer.text, os.strerror(answer.code))
-            stdout, stderr = out.take_rest(), err.take_rest()
-            code, reason, seconds = answer.code, protocol.REASONS[answer.reason], answer.seconds
-        else:
-            stdout, stderr, code, reason, seconds = out.take_rest(), err.take_rest(), -9, None, float("nan")
-        if out.flooded or err.flooded:
-            code, reason = -9, "output"
-        return ExecResult(
-            code=code,
-            stdout=stdout,
-            stderr=stderr,
-            timed_out=reason == "timeout",
-            killed_reason=reason,
-            seconds=seconds,
-        )
+            return run.result(answer)

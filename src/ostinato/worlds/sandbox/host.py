@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BadRequest, SandboxRefused, Unavailable
+from ostinato.core.errors import SandboxRefused, Unavailable
 from ostinato.worlds.sandbox.inside.groups import sweep_groups
 from ostinato.worlds.sandbox.launcher import build, system_call_filter
-from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, refusal, send
+from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, once, refusal, send
 
 _ZYGOTE = Path(__file__).parent / "inside" / "zygote.py"
 _START_S = 20.0
@@ -31,11 +31,6 @@ def python_inside() -> str:
 class Zygote:
     """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others have only a runtime and /tmp. With `gives_way`, boxes
     yield the processor to everything else on the machine.
-
-    Example::
-
-        zygote = Zygote(full=True)
-        await zygote.start(message, fds)
     """
 
     def __init__(self, *, full: bool, groups: bool = True, gives_way: bool = True) -> None:
@@ -118,10 +113,8 @@ class Zygote:
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def layer(self, path: str) -> int:
-        """The zygote's number for a directory of the host, opened at first use. Raises BadRequest, SandboxRefused, Unavailable."""
+        """The zygote's number for a directory of the host, opened at first use. Raises SandboxRefused, Unavailable."""
         path = os.path.realpath(path)
-        if not os.path.isdir(path):
-            raise BadRequest(f"layers: {path!r} is no directory", field="layers")
         async with self._asking:
             control = await self.opened()
             if path not in self._layers:
@@ -142,7 +135,7 @@ class Zygote:
         assert self._requests is not None
         loop = asyncio.get_running_loop()
         await send(self._requests, path.encode(), ())
-        await _readable(loop, self._requests)
+        await once(self._requests, loop.add_reader, loop.remove_reader)
         answer, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
         if not answer:
             raise ConnectionResetError
@@ -172,12 +165,3 @@ class Zygote:
             if self.process.wait() < 0:
                 sweep_groups(tries=100)
             self.process = None
-
-
-async def _readable(loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
-    there: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(end, lambda: there.done() or there.set_result(None))
-    try:
-        await there
-    finally:
-        loop.remove_reader(end)

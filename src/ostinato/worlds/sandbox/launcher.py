@@ -102,20 +102,11 @@ RULES: dict[str, tuple[Argument, ...]] = {
         Argument(index=0, values=(1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 37, 38, 39, 41, 42, 47, 0x53564D41), error=errno.EINVAL),
     ),
 }  # fmt: skip
-"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is in bpf.py, because its two arguments depend on each other."""
+"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is apart: its two arguments depend on each other."""
 
 SOCKET_LEVEL, TCP_LEVEL = 1, 6
 # filters in classic and extended BPF, their lock, forced buffer sizes
-SOCKET_OPTIONS = (
-    26,
-    27,
-    32,
-    33,
-    44,
-    50,
-    51,
-    52,
-)
+SOCKET_OPTIONS = (26, 27, 32, 33, 44, 50, 51, 52)
 SOCKET_HINTS = (7, 8)
 """Sizes of a socket's buffers: answered with success and not changed, because what lies in them is the kernel's memory, not the box's."""
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
@@ -215,14 +206,8 @@ def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
 
 _SOURCES = Path(__file__).with_name("native")
 _FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-shared",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fstack-protector-strong",
-    "-Wl,-z,relro,-z,now",
-)
+    "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fstack-protector-strong", "-Wl,-z,relro,-z,now",
+)  # fmt: skip
 _COMPILER = (
     "the sandbox's launcher is compiled at first use, and there is no C compiler here ('cc' is not on the PATH). To get one: "
     "apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), apk add gcc musl-dev linux-headers (Alpine); or set CC."
@@ -274,10 +259,7 @@ def compiled(name: str, sources: Mapping[str, str]) -> Path:
         files = [file for file in sources if file.endswith(".c")]
         command = [compiler, *_FLAGS, *files, "-o", str(made)]
         # the compiler looks for its linker there
-        environment = {
-            **os.environ,
-            "PATH": os.environ.get("PATH") or os.defpath,
-        }
+        environment = {**os.environ, "PATH": os.environ.get("PATH") or os.defpath}
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
         if result.returncode:
             raise SandboxRefused(f"the sandbox's {name} does not compile with {compiler}: {result.stderr[-1500:]}")

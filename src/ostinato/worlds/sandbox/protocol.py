@@ -52,7 +52,6 @@ class StartFlag(IntFlag):
     PROC = 2
     OVERLAY = 4
     BLOB = 8
-    PROXY = 16
     LAYER = 32
 
 
@@ -101,25 +100,29 @@ def anonymous_file(data: bytes | memoryview, *, sealed: bool = False) -> int:
     return fd
 
 
+def _send_now(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    to.sendmsg([message], rights, socket.MSG_NOSIGNAL)
+
+
 async def send(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
     """Send one message with descriptors, waiting for room. Raises OSError if the other end is closed."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     while True:
         try:
-            to.sendmsg([message], rights, socket.MSG_NOSIGNAL)
-            return
+            return _send_now(to, message, fds)
         except BlockingIOError:
-            await _writable(to)
+            loop = asyncio.get_running_loop()
+            await once(to, loop.add_writer, loop.remove_writer)
 
 
-async def _writable(end: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    room: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(end, lambda: room.done() or room.set_result(None))
+async def once(end: socket.socket, add: Callable[..., object], remove: Callable[..., object]) -> None:
+    """Wait until a socket is ready, as the loop's methods that add and remove a reader or a writer tell."""
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(end, lambda: ready.done() or ready.set_result(None))
     try:
-        await room
+        await ready
     finally:
-        loop.remove_writer(end)
+        remove(end)
 
 
 class BoxConnection:
@@ -133,7 +136,6 @@ class BoxConnection:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._receive)
         self.ready: asyncio.Future[BoxReply] = self._loop.create_future()
-        self.gone: Callable[[], None] | None = None
         self.open = True
 
     def sent(self) -> None:
@@ -180,12 +182,11 @@ class BoxConnection:
         """Send a request. Returns its number and a future of the answer. Raises Unavailable if the box is gone."""
         number, self._next = self._next, self._next + 1
         answer: asyncio.Future[BoxReply] = self._loop.create_future()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         message = REQUEST.pack(operation, number, flags, count, max(1, round(timeout * 1000))) + text
         try:
             if not self.open:
                 raise BrokenPipeError
-            self._socket.sendmsg([message], rights, socket.MSG_NOSIGNAL)
+            _send_now(self._socket, message, fds)
         except OSError as error:
             raise Unavailable(
                 f"the sandbox is gone or cannot be reached ({error.strerror or 'it was stopped'})"
@@ -214,5 +215,3 @@ class BoxConnection:
         self._socket.close()
         self.theirs.close()
         self._fail(Unavailable("the sandbox is gone: it was stopped, or killed for want of memory"))
-        if self.gone is not None:
-            self.gone()

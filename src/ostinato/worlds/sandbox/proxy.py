@@ -14,21 +14,10 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from ostinato.core.errors import BadRequest
-
 PROXY_PORT = 3128
 _HEAD_BYTES = 8192
 _HEAD_S = 10.0
 _REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
-_NAME = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
-
-
-def check_hosts(hosts: Collection[str]) -> None:
-    """Raise BadRequest unless every host is "name:port"."""
-    for host in hosts:
-        found = _NAME.fullmatch(host)
-        if found is None or not 0 < int(found[2]) < 65536:
-            raise BadRequest(f"hosts: {host!r} must be 'name:port', such as 'pypi.org:443'", field="hosts")
 
 
 class Proxy:
@@ -130,13 +119,7 @@ B = TypeVar("B", bound=PlacedSandbox)
 
 
 class SandboxPlaces(Generic[B]):
-    """The places of one backend, and the sandboxes in them.
-
-    Example::
-
-        places = SandboxPlaces[Box](config.boxes)
-        box = await places.start(lambda: launch(spec), spec.hosts)   # waits for a place; box.stop() gives it back
-    """
+    """The places of one backend, and the sandboxes in them."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)

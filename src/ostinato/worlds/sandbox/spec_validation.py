@@ -6,13 +6,14 @@ Directories that programs are shown are searched for what programs must not reac
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.sandbox import Limits
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox.protocol import FILE, START, StartFlag
 
 ENVIRONMENT = {
@@ -23,6 +24,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
 }
 MOST_MOUNTS = 16
+_HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys", "/etc", "/tmp")
 
 
@@ -30,18 +32,31 @@ def check_names(names: Mapping[str, bytes]) -> None:
     """Raise BadRequest unless every name is a plain path below the working directory."""
     for name in names:
         path = PurePosixPath(name)
-        if (
-            not name
-            or path.is_absolute()
-            or ".." in path.parts
-            or name.endswith("/")
-            or "\0" in name
-            or len(name) > 4000
-        ):
+        outside = not name or path.is_absolute() or ".." in path.parts
+        if outside or name.endswith("/") or "\0" in name or len(name) > 4000:
             raise BadRequest(f"files: {name!r} must be a relative path without '..'", field="files")
 
 
-def check_workdir(workdir: str) -> None:
+def check_spec(spec: SandboxSpec) -> None:
+    """Raise BadRequest, which names the field, for a spec that no sandbox can start from."""
+    check_names(spec.files)
+    _check_workdir(spec.workdir)
+    _check_mounts(spec.mounts, spec.workdir)
+    check_environment(spec.env)
+    for host in spec.hosts:
+        found = _HOST.fullmatch(host)
+        if found is None or not 0 < int(found[2]) < 65536:
+            raise BadRequest(f"hosts: {host!r} must be 'name:port', such as 'pypi.org:443'", field="hosts")
+    for layer in spec.layers:
+        if not os.path.isabs(layer):
+            raise BadRequest("layers: must be absolute paths of directories", field="layers")
+    for field, sources in (("layers", spec.layers), ("mounts", spec.mounts.values())):
+        for source in sources:
+            if not os.path.isdir(source):
+                raise BadRequest(f"{field}: {source!r} is no directory", field=field)
+
+
+def _check_workdir(workdir: str) -> None:
     """Raise BadRequest for a working directory that would hide what programs need, or that is no plain path."""
     if not _is_free(workdir, ()):
         raise BadRequest(
@@ -50,7 +65,7 @@ def check_workdir(workdir: str) -> None:
         )
 
 
-def check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
+def _check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
     """Raise BadRequest for a mount that would hide what programs need, lie in another one, or show no directory."""
     if len(mounts) > MOST_MOUNTS:
         raise BadRequest(f"mounts: {len(mounts)} of them, at most {MOST_MOUNTS}", field="mounts")
@@ -72,6 +87,12 @@ def _is_free(path: str, others: Sequence[str]) -> bool:
     below = any(f"{path}/".startswith(f"{place}/") for place in (*TAKEN, sys.base_prefix, *others))
     above = any(f"{place}/".startswith(f"{path}/") for place in (sys.base_prefix, *others))
     return plain and not below and not above and len(path) <= 1000
+
+
+def check_port(port: int) -> None:
+    """Raise BadRequest for what is no port."""
+    if not 0 < port < 65536:
+        raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
 
 
 def check_cwd(cwd: str | None) -> None:

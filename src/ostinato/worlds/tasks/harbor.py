@@ -45,14 +45,9 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, bytes], *, built: bool) -> Image:
-    """Read the WORKDIR, COPY and ENV instructions of a Dockerfile.
+    """Read the WORKDIR, COPY and ENV instructions of a Dockerfile; `context` are the other files of its directory.
 
-    Args:
-        text: the Dockerfile.
-        context: the other files of its directory.
-        built: the results of RUN lines are in layers already; otherwise such a line is refused.
-
-    Raises BadConfig naming the line.
+    `built`: the results of RUN lines are in layers already; otherwise such a line is refused. Raises BadConfig naming the line.
     """
     image = Image()
     for number, word, rest in _instructions(text):
@@ -140,6 +135,7 @@ def _image_variables(where: str, rest: str) -> dict[str, str]:
 CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
 OWN = "ostinato"
 MOST_FOLDER_BYTES = 64 * 2**20
+_TURNS, _TOKENS = 50, 4096  # the most model calls, and the most tokens of one: Harbor's tasks state neither
 Json = Mapping[str, Any]
 # fields that would change the task and are not supported here
 _REFUSED = {
@@ -153,19 +149,11 @@ _KNOWN = ("schema_version", "version", "source", "multi_step_reward_strategy", "
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
-def load_harbor(
-    directory: Path, *, layers: tuple[str, ...] = (), offline: bool = False, turns: int = 50, tokens: int = 4096
-) -> Taskset:
+def load_harbor(directory: Path, *, layers: tuple[str, ...] = (), offline: bool = False) -> Taskset:
     """A directory of task folders, or one task folder, as a taskset.
 
-    Args:
-        directory: the directory to read.
-        layers: directories that hold what the tasks' images would; none: a task whose image must be built is refused.
-        offline: tasks with unrestricted network access get no network, instead of being refused.
-        turns: the most model calls; Harbor's tasks do not state this.
-        tokens: most tokens of one answer.
-
-    Raises BadConfig naming the folder, the field and the remedy.
+    `layers` are directories that hold what the tasks' images would; none: a task whose image must be built is refused. `offline`: tasks
+    with unrestricted network access get no network, instead of being refused. Raises BadConfig naming the folder, the field, the remedy.
     """
     if (directory / CONFIG).is_file():
         folders = [directory]
@@ -175,13 +163,11 @@ def load_harbor(
         )
     if not folders:
         raise BadConfig(f"{directory} holds no Harbor task: no folder in it has a {CONFIG}")
-    tasks = [harbor_task(folder, layers=layers, offline=offline, turns=turns, tokens=tokens) for folder in folders]
+    tasks = [harbor_task(folder, layers=layers, offline=offline) for folder in folders]
     return taskset_of(directory.resolve().name, tasks)
 
 
-def harbor_task(
-    folder: Path, *, layers: tuple[str, ...] = (), offline: bool = False, turns: int = 50, tokens: int = 4096
-) -> Task:
+def harbor_task(folder: Path, *, layers: tuple[str, ...] = (), offline: bool = False) -> Task:
     """One task folder as a task; arguments and errors as `load_harbor`."""
     try:
         files = read_folder(folder)
@@ -189,7 +175,7 @@ def harbor_task(
         own = _table(config, "metadata").get(OWN)
         if own is not None:
             return _own_task(files, own)
-        return _task(folder.resolve().name, files, config, layers, offline, turns, tokens)
+        return _task(folder.resolve().name, files, config, layers, offline)
     except BadConfig as error:
         raise BadConfig(f"Harbor task {folder}: {error}") from error
 
@@ -204,9 +190,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {entry.path: read_plain(folder / entry.path, MOST_FOLDER_BYTES) for entry in tree.entries}
 
 
-def _task(
-    name: str, files: Mapping[str, bytes], config: Json, layers: tuple[str, ...], offline: bool, turns: int, tokens: int
-) -> Task:
+def _task(name: str, files: Mapping[str, bytes], config: Json, layers: tuple[str, ...], offline: bool) -> Task:
     _refuse(config)
     package, metadata = _table(config, "task"), _table(config, "metadata")
     environment, verifier, agent = (_table(config, part) for part in ("environment", "verifier", "agent"))
@@ -239,8 +223,8 @@ def _task(
             timeout_s=_seconds("verifier.timeout_sec", verifier.get("timeout_sec"), 600.0),
         ),
         harness="tools",
-        turns=turns,
-        tokens=tokens,
+        turns=_TURNS,
+        tokens=_TOKENS,
         timeout_s=_seconds("agent.timeout_sec", agent.get("timeout_sec"), 3600.0),
         about={key: value for key, value in metadata.items() if isinstance(value, str)},
     )

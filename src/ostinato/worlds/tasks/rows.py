@@ -9,19 +9,11 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig
@@ -34,15 +26,13 @@ MOST_FILES = 4096
 ANSWER_S, GRADING_S = 120.0, 4.0
 """The longest answer to a suite's item, and its longest grading, in seconds."""
 
-_STRICT = ConfigDict(frozen=True, extra="forbid")
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 _Stop = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
 
-class EncodedBytes(BaseModel):
+class EncodedBytes(BaseModel, frozen=True, extra="forbid"):
     """The bytes of a file that is not UTF-8 text."""
 
-    model_config = _STRICT
     base64: str = Field(description="The bytes in base64 (RFC 4648, with padding).")
 
     @field_validator("base64")
@@ -55,22 +45,25 @@ class EncodedBytes(BaseModel):
         return text
 
 
-Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MOST_FILES)]
+def _one_tree(files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
+    _checked(check_tree, files)
+    return files
 
 
-class CallRow(BaseModel):
+Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MOST_FILES), AfterValidator(_one_tree)]
+
+
+class CallRow(BaseModel, frozen=True, extra="forbid"):
     """A call in a message that the task begins with."""
 
-    model_config = _STRICT
     id: _Id = Field(description="Id of the call, to which the tool's message refers.")
     name: _Id = Field(description="The tool's name.")
     arguments: str = Field(description="Arguments: JSON text of an object.")
 
 
-class MessageRow(BaseModel):
+class MessageRow(BaseModel, frozen=True, extra="forbid"):
     """One message that the model is given."""
 
-    model_config = _STRICT
     role: Role = Field(description="system, user, assistant or tool.")
     content: str = Field(description="The message's text.")
     reasoning: str = Field(default="", description="An assistant's reasoning.")
@@ -79,10 +72,9 @@ class MessageRow(BaseModel):
     failed: bool = Field(default=False, description="Whether the call failed.")
 
 
-class LimitsRow(BaseModel):
+class LimitsRow(BaseModel, frozen=True, extra="forbid"):
     """The limits of the task's sandbox."""
 
-    model_config = _STRICT
     memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="Memory in MiB.")
     disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="Files that it may write, in MiB.")
     processes: int = Field(default=32, ge=1, le=1 << 16, description="Processes and threads.")
@@ -90,10 +82,9 @@ class LimitsRow(BaseModel):
     output_bytes: int = Field(default=65536, ge=1, le=1 << 26, description="Bytes that one program may print.")
 
 
-class WorldRow(BaseModel):
+class WorldRow(BaseModel, frozen=True, extra="forbid"):
     """The sandbox that a task is worked on in."""
 
-    model_config = _STRICT
     layers: tuple[str, ...] = Field(
         default=(), max_length=128, description="Directories, relative to the taskset file; the last one is on top."
     )
@@ -133,33 +124,19 @@ class WorldRow(BaseModel):
                 raise ValueError(f"{each!r} is not 'host:port'")
         return hosts
 
-    @field_validator("files")
-    @classmethod
-    def _check_files(cls, files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
-        _checked(check_tree, files)
-        return files
 
-
-class GradingRow(BaseModel):
+class GradingRow(BaseModel, frozen=True, extra="forbid"):
     """How the outcome is graded."""
 
-    model_config = _STRICT
     grader: _Id = Field(description="The grader's name.")
     data: dict[str, JsonValue] = Field(default_factory=dict, description="The grader's own data.")
     hidden: Files = Field(default_factory=dict, description="Files that only the grader's own sandbox sees.")
     timeout_s: float = Field(default=60.0, gt=0, le=86_400, description="Longest grading, in seconds.")
 
-    @field_validator("hidden")
-    @classmethod
-    def _check_hidden(cls, files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
-        _checked(check_tree, files)
-        return files
 
-
-class KnownRow(BaseModel):
+class KnownRow(BaseModel, frozen=True, extra="forbid"):
     """A question whose right answer is known."""
 
-    model_config = _STRICT
     question: str = Field(min_length=1, max_length=4096, description="Question that is asked after each turn.")
     answer: str = Field(
         min_length=1,
@@ -168,10 +145,9 @@ class KnownRow(BaseModel):
     )
 
 
-class TaskRow(BaseModel):
+class TaskRow(BaseModel, frozen=True, extra="forbid"):
     """One line of a taskset file."""
 
-    model_config = _STRICT
     id: _Id = Field(description="Id, unique in the taskset.")
     family: _Id = Field(description="The kind of task; families are counted and held out as a whole.")
     messages: tuple[MessageRow, ...] = Field(
@@ -200,7 +176,7 @@ class TaskRow(BaseModel):
 
     @field_validator("messages")
     @classmethod
-    def _check_messages(cls, messages: tuple[MessageRow, ...], info: ValidationInfo) -> tuple[MessageRow, ...]:
+    def _check_messages(cls, messages: tuple[MessageRow, ...]) -> tuple[MessageRow, ...]:
         for number, message in enumerate(messages):
             if message.role is not Role.ASSISTANT and (message.calls or message.reasoning):
                 raise ValueError(f"[{number}]: only an assistant has calls and reasoning")
@@ -209,28 +185,25 @@ class TaskRow(BaseModel):
         return messages
 
 
-class SuiteSampling(BaseModel):
+class SuiteSampling(BaseModel, frozen=True, extra="forbid"):
     """How the answer to a suite's item is sampled."""
 
-    model_config = _STRICT
     max_tokens: int = Field(default=256, ge=1, le=131_072, description="Longest answer, in tokens.")
     temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus probability.")
     stop: _Stop = Field(default=(), max_length=16, description="Strings before which an answer ends.")
 
 
-class SuiteMessage(BaseModel):
+class SuiteMessage(BaseModel, frozen=True, extra="forbid"):
     """One chat message of an item's prompt."""
 
-    model_config = _STRICT
     role: str = Field(pattern="^(system|user|assistant)$", description="system, user or assistant.")
     content: str = Field(description="Text of the message.")
 
 
-class SuiteRow(BaseModel):
+class SuiteRow(BaseModel, frozen=True, extra="allow"):
     """One line of a suite: a prompt, how it is sampled, and a grader, whose own fields stand beside it (`head` and `tests`, say)."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
     id: _Id = Field(description="Id, unique in the suite.")
     family: _Id = Field(description="The group that the item belongs to.")
     messages: tuple[SuiteMessage, ...] = Field(min_length=1, max_length=1024, description="The conversation so far.")
@@ -304,34 +277,13 @@ def _task_row(item: SuiteRow, answer_s: float, grading_s: float) -> TaskRow:
 
 def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
     """A task as a row, checked like one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
-    spec, grading = task.spec, task.grading
-    fields: dict[str, Any] = {
-        "id": task.id,
-        "family": task.family,
-        "messages": [_message_fields(message) for message in task.messages],
-        "grading": {
-            "grader": grading.grader,
-            "data": dict(grading.data),
-            "hidden": _written(grading.hidden),
-            "timeout_s": float(grading.timeout_s),
-        },
-        "world": {
-            "layers": [layers[layer] for layer in spec.layers],
-            "files": _written(spec.files),
-            "workdir": spec.workdir,
-            "env": dict(spec.env),
-            "hosts": list(spec.hosts),
-            "limits": {name: getattr(spec.limits, name) for name in LimitsRow.model_fields},
-        },
-        **{name: getattr(task, name) for name in ("harness", "split", "turns", "tokens")},
-        "stop": list(task.stop),
-        "temperature": task.temperature,
-        "top_p": float(task.top_p),
-        "timeout_s": float(task.timeout_s),
-        "about": dict(task.about),
-        "known": task.known and {"question": task.known.question, "answer": task.known.answer},
-    }
     try:
+        fields = asdict(task)
+        spec, grading = fields.pop("spec"), fields["grading"]
+        del spec["mounts"]
+        fields["world"] = spec | {"layers": [layers[name] for name in spec["layers"]], "files": _written(spec["files"])}
+        grading["hidden"] = _written(grading["hidden"])
+        fields["messages"] = [_message_fields(message) for message in task.messages]
         text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
         text.encode()
         return TaskRow.model_validate_json(text, strict=True)

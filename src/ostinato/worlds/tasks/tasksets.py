@@ -24,17 +24,8 @@ from blake3 import blake3
 
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.files import write_atomic
+from ostinato.worlds.tasks import rows
 from ostinato.worlds.tasks.places import directory_below, read_plain, read_tree
-from ostinato.worlds.tasks.rows import (
-    ANSWER_S,
-    GRADING_S,
-    TaskRow,
-    check_row,
-    hashed_fields,
-    line_of,
-    parse_row,
-    task_of,
-)
 from ostinato.worlds.tasks.task import Task, Taskset
 
 MOST_TASKSET_BYTES = 512 * 2**20
@@ -45,8 +36,7 @@ MOST_TASKS = 100_000
 def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
     """Tasks under a name, checked as if they were read from a file, and hashed with the content of their layers.
 
-    Raises:
-        BadConfig: no tasks or too many, a duplicate id, a field that no file could hold, or a layer that is not a directory.
+    Raises BadConfig for no tasks or too many, a duplicate id, a field that no file could hold, or a layer that is not a directory.
     """
     if not 0 < len(tasks) <= MOST_TASKS:
         raise BadConfig(f"taskset {name!r} has {len(tasks)} tasks; it needs 1 to {MOST_TASKS}")
@@ -59,16 +49,15 @@ def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
         if task.id in seen:
             raise BadConfig(f"taskset {name!r}: the id {task.id!r} occurs twice; ids must be unique")
         seen.add(task.id)
-        row = check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
-        digest.update(json.dumps(hashed_fields(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        row = rows.check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
+        digest.update(json.dumps(rows.hashed_fields(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return Taskset(name=name, hash=digest.hexdigest(), tasks=tuple(tasks))
 
 
-def load(path: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
+def load(path: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows.GRADING_S) -> Taskset:
     """Read a task file; the taskset is named after it. `answer_s` and `grading_s` are as `parse_row` has them.
 
-    Raises:
-        BadConfig: the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field and the remedy.
+    Raises BadConfig if the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field, the remedy.
     """
     data = read_plain(path, MOST_TASKSET_BYTES)
     try:
@@ -78,31 +67,31 @@ def load(path: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S
     return parse(path.stem, text, path.parent, answer_s=answer_s, grading_s=grading_s)
 
 
-def parse(name: str, text: str, home: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
+def parse(
+    name: str, text: str, home: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows.GRADING_S
+) -> Taskset:
     """The taskset in a file's text, one task a line; blank lines are skipped. `home` is where its layers lie. Raises as `load`."""
-    rows: list[tuple[str, TaskRow]] = []
+    found: list[tuple[str, rows.TaskRow]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"taskset {name!r}, line {number}"
             if len(line) > MOST_LINE_CHARACTERS:
                 raise BadConfig(f"{where}: longer than {MOST_LINE_CHARACTERS} characters; put large files into a layer")
-            rows.append((where, parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
+            found.append((where, rows.parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
     layers: dict[str, Path] = {}
-    for where, row in rows:
+    for where, row in found:
         for layer in row.world.layers:
             try:
                 layers[layer] = layers.get(layer) or directory_below(home, layer)
             except BadConfig as error:
                 raise BadConfig(f"{where}, field 'world.layers': {error}") from error
-    return taskset_of(name, [task_of(row, layers) for _, row in rows])
+    return taskset_of(name, [rows.task_of(row, layers) for _, row in found])
 
 
 def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
     """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced atomically. `mode`: the file's.
 
-    Raises:
-        BadConfig: a layer does not lie beside or below the file, or the taskset's hash is not that of its tasks.
-        StorageFull: the file cannot be written.
+    Raises BadConfig if a layer does not lie beside or below the file or the taskset's hash is not that of its tasks, StorageFull.
     """
     if taskset_of(taskset.name, taskset.tasks).hash != taskset.hash:
         raise BadConfig(f"taskset {taskset.name!r} is not what its hash says; make it with taskset_of")
@@ -113,7 +102,7 @@ def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
         if not place.is_relative_to(home) or place == home:
             raise BadConfig(f"the layer {place} does not lie below {home}; copy it there, or save the taskset above it")
         layers[layer] = place.relative_to(home).as_posix()
-    lines = [line_of(check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
+    lines = [rows.line_of(rows.check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
     try:
         write_atomic(path, "".join(f"{line}\n" for line in lines), durable=True, mode=mode)
     except OSError as error:

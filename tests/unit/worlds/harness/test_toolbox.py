@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.conversation import ToolCall
 from ostinato.core.errors import BadConfig, BadRequest
-from ostinato.worlds.harness.coding import directory_digest
+from ostinato.worlds.harness.agent import directory_digest
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.toolbox import checked, cut_middle, replaced_once
 

@@ -18,12 +18,11 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Signal
 from ostinato.testing.records import a_turn
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import Spending
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
-from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes
-from ostinato.worlds.rollout.worker_requests import OwnTurns
+from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes, OwnTurns
 
 ASK = (Message(role=Role.USER, text="hi"),)
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,8 +13,8 @@ from cryptography import x509
 from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 
 from ostinato.core.errors import BadConfig
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout import rollout_server
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, worker_context
 
 

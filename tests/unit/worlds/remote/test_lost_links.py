@@ -20,13 +20,12 @@ from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import EventFile, Spending
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
-from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes
+from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts, Workshop
-from ostinato.worlds.rollout.worker_requests import OwnTurns
 
 CONFIG = WorldsConfig(file="t", group=3, groups=2, lead=2, window=3, retry_pause_s=0.01, poll_s=0.01, concurrency=6)
 

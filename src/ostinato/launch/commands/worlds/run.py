@@ -43,9 +43,9 @@ from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
 from ostinato.status.gateway_address import read_address
+from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.attempt import Measurement, Workshop
 from ostinato.worlds.rollout.finished import CheatWatch, Finished, read_finished
-from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import shuffled
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load

@@ -1,9 +1,12 @@
-"""Inside a sandbox: draws inputs for a function, or answers them. Reads one job from stdin and writes one line of JSON for each input.
+"""Inside a sandbox: draws inputs for a function, answers them, or checks answers. Reads one job from stdin and writes lines of JSON.
 
 A job states the function by `module` and `name`, or by `source` and `name`. It has `inputs`, trees of argument tuples; or `draw`, source
 text that defines ``draw(random)``, with `seed` and `count`, and perhaps `vary`, source text that defines ``vary(random, args)``, which
 makes further inputs related to one. Lines are ``[input, outcome, input afterwards]`` with the outcome ``["returned", tree]``,
 ``["raised", names of the error's classes]`` or ``["opaque", why]``, or null without a function.
+
+A job that checks has `holds`, source text that defines ``holds(inputs, results) -> bool``, and `groups`: lists of ``[input, result]`` as
+trees. Lines are true or false, one for each group.
 """
 
 import importlib
@@ -57,9 +60,24 @@ def inputs_of(job: dict[str, Any]) -> list[Any]:
     return trees
 
 
+def check(job: dict[str, Any]) -> None:
+    """Write whether the relation holds for each group."""
+    space: dict[str, Any] = {"__name__": "relating"}
+    exec(compile(job["holds"], "<holds>", "exec"), space)
+    for group in job["groups"]:
+        try:
+            held = bool(space["holds"]([decode(pair[0]) for pair in group], [decode(pair[1]) for pair in group]))
+        except Exception:  # noqa: BLE001 - the relation cannot be applied to this kind of answer
+            held = False
+        sys.stdout.write(f"{json.dumps(held)}\n")
+
+
 def main() -> None:
     """Answer one job."""
     job = json.loads(sys.stdin.buffer.read())
+    if "holds" in job:
+        check(job)
+        return
     channel = os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):

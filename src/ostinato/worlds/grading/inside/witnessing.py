@@ -125,17 +125,9 @@ def main() -> None:
 
     sys.modules[job["witness"]] = witness_module(job["witness"], tell)
     options = [
-        "-q",
-        "--tb=no",
-        "--assert=plain",
-        "--color=no",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        "--rootdir=.",
-    ]
-    options += ["--continue-on-collection-errors", "--disable-warnings"]
+        "-q", "--tb=no", "--assert=plain", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir=.",
+        "--continue-on-collection-errors", "--disable-warnings",
+    ]  # fmt: skip
     pytest.main([*options, *job["paths"]], plugins=[Narrator(tell)])
     os._exit(0)
 

@@ -30,13 +30,7 @@ class MachineGone(Unavailable):
 
 
 class Account:
-    """Requests machines of one template with one key. Raises BadConfig without the SDK or the key.
-
-    Example::
-
-        account = Account("base", os.environ)
-        machine = await account.machine()
-    """
+    """Requests machines of one template with one key. Raises BadConfig without the SDK or the key."""
 
     def __init__(self, template: str, environment: Mapping[str, str] = os.environ) -> None:
         try:

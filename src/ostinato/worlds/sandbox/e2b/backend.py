@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import io
+import itertools
 import logging
 import os
 import secrets
@@ -18,33 +20,26 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused, Unavailable
 from ostinato.core.sandbox import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts
-from ostinato.worlds.sandbox.spec_validation import (
-    ENVIRONMENT,
-    check_environment,
-    check_mounts,
-    check_names,
-    check_workdir,
-    pack_files,
-)
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_spec, pack_files
 
 # ---------------------------------------------------------------- what is sent to a new machine
 
 
 _HERE = Path(__file__).parent
-_SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in (
-    "cgroups", "files", "frames", "ports", "program_exec", "programs", "rootfs", "serve"
-)))  # fmt: skip
+_SHARED = (
+    "inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in ("line", "programs", "rootfs", "serve")),
+)  # fmt: skip
 _IN_MEMORY = 8 << 20
 _PART = 16 << 20  # most bytes of one request
 
@@ -103,12 +98,6 @@ def _add(tar: tarfile.TarFile, field: str, source: str, name: str, owner: int) -
         raise BadRequest(f"{field}: {source!r} cannot be sent ({error})", field=field) from error
 
 
-def parts(archive: IO[bytes]) -> Iterator[bytes]:
-    """The archive's bytes in parts, one for each request."""
-    while part := archive.read(_PART):
-        yield part
-
-
 # ---------------------------------------------------------------- the box
 
 
@@ -125,7 +114,6 @@ class E2BBox(SandboxCalls):
         super().__init__(spec, line, env)
         self._machine = machine
         self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))
-        self.on_stop: list[Callable[[], object]] = []
         self._ports = tempfile.mkdtemp(prefix="ostinato-e2b-")
         self._place = os.open(self._ports, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._keeping = asyncio.create_task(self._keep())
@@ -143,40 +131,29 @@ class E2BBox(SandboxCalls):
             except OstinatoError as error:
                 logging.getLogger(__name__).warning("%s", error)
 
-    async def listen(self, port: int) -> socket.socket:
-        if not 0 < port < 65536:
-            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
+    def _open_port(self, port: int) -> socket.socket:
         if port in self.wire.ports:
-            raise Unavailable(f"port {port} of the sandbox cannot be had: it is listened at already")
+            raise OSError(errno.EADDRINUSE, "it is listened at already")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
         try:
             listener.bind(path)
             listener.listen(128)
             listener.setblocking(False)
-            self.wire.listen(port, path)
-            error, _ = await self._asked({"do": "listen", "port": port})
-            if error:
-                raise OSError(error, os.strerror(error))
-        except OSError as error:
-            self._forget(listener, port)
-            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
-        except BaseException:
-            self._forget(listener, port)
+        except OSError:
+            listener.close()
             raise
+        self.wire.listen(port, path)
         return listener
 
-    def _forget(self, listener: socket.socket, port: int) -> None:
-        listener.close()
+    def _close_port(self, port: int) -> None:
         self.wire.ports.pop(port, None)
         with contextlib.suppress(OSError):
             os.unlink(f"{self._ports}/{port}")
 
     async def stop(self) -> None:
         await self._kill(Unavailable("the sandbox is gone"))
-        on_stop, self.on_stop = self.on_stop, []
-        for call in on_stop:
-            call()
+        self._release()
 
     def _silent(self, why: str) -> Unavailable:
         """Not SandboxBroken, because the connection in between may be what fails."""
@@ -217,14 +194,7 @@ _UNCOUNTED = "no memory cgroup in the machine: a watch in it keeps the limit"
 
 
 class E2BBoxes:
-    r"""A `Backend` of E2B's virtual machines. Raises BadConfig without the SDK, or without a key in the variable E2B_API_KEY.
-
-    Example::
-
-        boxes = E2BBoxes(SandboxConfig(template="base"))
-        box = await boxes.start(SandboxSpec(files={"a.txt": b"1"}))
-        await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
-    """
+    """A `Backend` of E2B's virtual machines. Raises BadConfig without the SDK, or without a key in the variable E2B_API_KEY."""
 
     def __init__(self, config: SandboxConfig | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self.config = config or SandboxConfig()
@@ -242,12 +212,7 @@ class E2BBoxes:
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> E2BBox:
         """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
-        check_names(spec.files)
-        check_workdir(spec.workdir)
-        check_mounts(spec.mounts, spec.workdir)
-        check_environment(spec.env)
-        check_hosts(spec.hosts)
-        _check_directories(spec)
+        check_spec(spec)
         return await self._places.start(lambda: self._launch(spec, alone), spec.hosts)
 
     async def _launch(self, spec: SandboxSpec, alone: bool) -> E2BBox:
@@ -284,29 +249,15 @@ class E2BBoxes:
 
     async def _built(self, spec: SandboxSpec, line: GvisorConnection, owner: int, alone: bool) -> bool:
         """Have pid 1 build the sandbox. Returns True if the kernel counts memory there."""
-        limits = spec.limits
-        told: dict[str, Any] = {
-            "workdir": spec.workdir,
-            "layers": len(spec.layers),
-            "mounts": list(spec.mounts),
-            "owner": owner,
-            "memory": limits.memory_mb << 20,
-            "disk": limits.disk_mb << 20,
-            "processes": limits.processes,
-            "open_files": limits.open_files,
-            "filter": "",
-            "alone": alone,
-        }
+        mounts = list(spec.mounts)
         try:
-            said, _ = await line.answer(told, within=_START_S)
+            said = await build_sandbox(spec, line, owner=owner, alone=alone, within=_START_S, mounts=mounts)
         except Unavailable as error:
             if any(text in str(error) for text in ("not found", "and 3.10 is needed")):
                 raise BadConfig(
                     f"sandbox.template = {self.config.template!r} cannot be used: {error}; it needs python3, 3.10 or newer, on its PATH"
                 ) from error
             raise
-        if said["error"] and said.get("step") == "write the files":
-            raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
         if said["error"]:
             raise SandboxRefused(
                 f"the template {self.config.template!r} cannot be a sandbox: step {said.get('step')!r}: {said.get('told')}"
@@ -317,20 +268,10 @@ class E2BBoxes:
         await self._places.close()
 
 
-def _check_directories(spec: SandboxSpec) -> None:
-    for layer in spec.layers:
-        if not os.path.isabs(layer) or not os.path.isdir(layer):
-            raise BadRequest(f"layers: {layer!r} must be the absolute path of a directory", field="layers")
-    for source in spec.mounts.values():
-        if not os.path.isdir(source):
-            raise BadRequest(f"mounts: {source!r} is no directory", field="mounts")
-
-
 async def _furnish(machine: Machine, place: str, archive: IO[bytes] | None) -> None:
     await machine.upload(f"{place}/helper.pyz", helper())
     if archive is not None:
-        number = 0
-        each = parts(archive)
-        while part := await asyncio.to_thread(next, each, b""):
+        for number in itertools.count():
+            if not (part := await asyncio.to_thread(archive.read, _PART)):
+                break
             await machine.upload(f"{place}/part.{number}", part)
-            number += 1

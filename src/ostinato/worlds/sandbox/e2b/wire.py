@@ -46,11 +46,6 @@ class RemoteChannel:
 class Wire:
     """Carries streams until `close`. `lost` is called once with the reason if the line cannot continue. `ports` maps a port of the machine
     to the path of the local socket that its connections reach.
-
-    Example::
-
-        wire = Wire(machine, lambda why: print(why))
-        await wire.open("python3 helper.pyz /root/place", socket_of_channel_0)
     """
 
     def __init__(self, machine: Machine, lost: Callable[[str], None]) -> None:

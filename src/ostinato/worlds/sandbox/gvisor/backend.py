@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,18 +19,11 @@ from ostinato.core.sandbox import ExecResult, Isolation, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls, build_sandbox
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts
-from ostinato.worlds.sandbox.spec_validation import (
-    ENVIRONMENT,
-    check_environment,
-    check_mounts,
-    check_names,
-    check_workdir,
-    pack_files,
-)
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_spec, pack_files
 
 # ---------------------------------------------------------------- the box
 
@@ -64,28 +57,17 @@ class GVisorBox(SandboxCalls):
     ) -> None:
         super().__init__(spec, line, env)
         self._ports, self._process, self._place = ports, process, place
-        self.on_stop: list[Callable[[], object]] = []
+        self.report: dict[str, Any] = {}  # what pid 1 said when the sandbox was built
         self._kernel: tuple[int, int] | None = None  # gVisor's own process: its pid and its pidfd
         line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
         self.on_stop += [watching.cancel, self._let_go]
 
-    async def listen(self, port: int) -> socket.socket:
-        if not 0 < port < 65536:
-            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
-        try:
-            listener = self._ports.open(port)
-            try:
-                error, _ = await self._asked({"do": "listen", "port": port})
-                if error:
-                    raise OSError(error, os.strerror(error))
-            except BaseException:
-                listener.close()
-                self._ports.close_port(port)
-                raise
-        except OSError as error:
-            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
-        return listener
+    def _open_port(self, port: int) -> socket.socket:
+        return self._ports.open(port)
+
+    def _close_port(self, port: int) -> None:
+        self._ports.close_port(port)
 
     async def stop(self) -> None:
         self._line.close()
@@ -94,9 +76,7 @@ class GVisorBox(SandboxCalls):
                 await self._process.wait()
         except TimeoutError:
             await self._kill(Unavailable("the sandbox is gone"))
-        on_stop, self.on_stop = self.on_stop, []
-        for call in on_stop:
-            call()
+        self._release()
 
     async def _watch(self) -> None:
         """End a sandbox whose kernel grows without end: no limit inside counts the kernel's own state, such as that for empty files."""
@@ -173,11 +153,6 @@ _RUN = "import sys; sys.path.insert(0, '/.box/code'); import serve; serve.main()
 
 def layers_owner(layers: Sequence[str]) -> int:
     """The host user who owns the layers and whom programs are mapped to; STRANGER without layers. Raises BadRequest."""
-    for layer in layers:
-        if not os.path.isabs(layer):
-            raise BadRequest("layers: must be absolute paths of directories", field="layers")
-        if not os.path.isdir(layer):
-            raise BadRequest(f"layers: {layer!r} is no directory", field="layers")
     owners = {os.stat(layer).st_uid for layer in layers}
     if len(owners) > 1:
         raise BadRequest(
@@ -253,10 +228,7 @@ def whom_programs_are(owner: int | None) -> int:
 
 _START_S = 30.0
 # how gVisor intercepts system calls, the faster first; releases before 2023 have only the second
-_PLATFORMS = (
-    "systrap",
-    "ptrace",
-)
+_PLATFORMS = ("systrap", "ptrace")
 _INSTALL = (
     'sandbox.backend = "gvisor" needs runsc, which is not on the PATH. To get it: apt-get install runsc (Debian, Ubuntu), or a release '
     'from https://gvisor.dev/docs/user_guide/install; or set sandbox.backend = "namespaces"'
@@ -268,14 +240,7 @@ _MISSING = (
 
 
 class GVisorBoxes:
-    r"""A `Backend` whose sandboxes have gVisor as their kernel, on this machine. Raises BadConfig where runsc is not installed.
-
-    Example::
-
-        boxes = GVisorBoxes(SandboxConfig())
-        box = await boxes.start(SandboxSpec(files={"a.txt": b"1"}))
-        await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
-    """
+    """A `Backend` whose sandboxes have gVisor as their kernel, on this machine. Raises BadConfig where runsc is not installed."""
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
@@ -317,12 +282,12 @@ class GVisorBoxes:
         refused: list[str] = []
         for self.platform in _PLATFORMS:
             try:
-                box, said = await self._launch(SandboxSpec(), ground)
+                box = await self._launch(SandboxSpec(), ground)
             except Unavailable as error:
                 refused.append(f"{self.platform}: {error}")
                 continue
             await box.stop()
-            self._mended = not said["statx"]
+            self._mended = not box.report["statx"]
             if self._mended:
                 await asyncio.to_thread(ground.mend_statx)
             return
@@ -330,15 +295,9 @@ class GVisorBoxes:
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> GVisorBox:
         """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
-        check_names(spec.files)
-        check_workdir(spec.workdir)
-        check_mounts(spec.mounts, spec.workdir)
-        check_environment(spec.env)
-        check_hosts(spec.hosts)
+        check_spec(spec)
         owner = layers_owner(spec.layers)
         for source in spec.mounts.values():
-            if not os.path.isdir(source):
-                raise BadRequest(f"mounts: {source!r} is no directory", field="mounts")
             seen = os.stat(source)
             if os.getuid() == 0 and seen.st_uid != owner and seen.st_mode & 0o005 != 0o005:
                 raise BadRequest(
@@ -346,10 +305,7 @@ class GVisorBoxes:
                     field="mounts",
                 )
         ground = await self._opened()
-        return await self._places.start(lambda: self._placed(spec, ground, alone=alone), spec.hosts)
-
-    async def _placed(self, spec: SandboxSpec, ground: Ground, *, alone: bool) -> GVisorBox:
-        return (await self._launch(spec, ground, alone=alone))[0]
+        return await self._places.start(lambda: self._launch(spec, ground, alone=alone), spec.hosts)
 
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
@@ -365,10 +321,8 @@ class GVisorBoxes:
             f"{ground.place.name}-{place.name}",
         ]
 
-    async def _launch(
-        self, spec: SandboxSpec, ground: Ground, *, alone: bool = False
-    ) -> tuple[GVisorBox, dict[str, Any]]:
-        """One container, and its pid 1's report of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
+    async def _launch(self, spec: SandboxSpec, ground: Ground, *, alone: bool = False) -> GVisorBox:
+        """One container. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = GvisorConnection()
         with contextlib.ExitStack() as leaving:
@@ -389,7 +343,7 @@ class GVisorBoxes:
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
             box = GVisorBox(spec, line, ports, process, place, env)
             try:
-                said = await self._said(spec, line, owner, alone=alone)
+                box.report = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:
                 await box.stop()
                 told = os.pread(errors, 1500, max(0, os.fstat(errors).st_size - 1500)).decode(errors="replace").strip()
@@ -398,27 +352,15 @@ class GVisorBoxes:
                 await box.stop()
                 raise
             box.on_stop.append(leaving.pop_all().close)
-        return box, said
+        return box
 
     async def _said(
         self, spec: SandboxSpec, line: GvisorConnection, owner: int | None, *, alone: bool
     ) -> dict[str, Any]:
-        limits = spec.limits
-        told = {
-            "workdir": spec.workdir,
-            "layers": len(spec.layers),
-            "owner": whom_programs_are(owner),
-            "memory": limits.memory_mb << 20,
-            "disk": limits.disk_mb << 20,
-            "processes": limits.processes,
-            "open_files": limits.open_files,
-            "alone": alone,
-            "filter": (await asyncio.to_thread(system_call_filter)).hex(),
-        }
+        filter = (await asyncio.to_thread(system_call_filter)).hex()
         files = await asyncio.to_thread(pack_files, spec.files)
-        said, _ = await line.answer(told, files, within=_START_S)
-        if said["error"] and said.get("step") == "write the files":
-            raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
+        user = whom_programs_are(owner)
+        said = await build_sandbox(spec, line, files, owner=user, alone=alone, filter=filter, within=_START_S)
         if said["error"]:
             raise Unavailable(f"the sandbox could not be built: step {said.get('step')!r}: {said.get('told')}")
         return said
@@ -446,11 +388,6 @@ class RunsInBoxes:
     r"""The counterpart of `SingleRuns` for other backends, slower by the start of a sandbox and of an interpreter. The caller owns the
     backend. There is no /proc here either: through it, graded code could read its judge's input. `python` is an interpreter in the
     sandbox, or "" for this machine's own, which is shown there.
-
-    Example::
-
-        runs = RunsInBoxes(boxes, SandboxConfig())
-        result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
     """
 
     def __init__(self, backend: IsolatingBackend, config: SandboxConfig, *, python: str = "") -> None:

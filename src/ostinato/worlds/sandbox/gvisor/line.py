@@ -22,24 +22,21 @@ from typing import Any, ClassVar
 from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.core.seams import Sandbox
-from ostinato.worlds.sandbox.box import read_changes
-from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
-from ostinato.worlds.sandbox.gvisor.inside.ports import CONNECTED, REFUSED
-from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
+from ostinato.worlds.sandbox.backend import read_changes
+from ostinato.worlds.sandbox.gvisor.inside.line import CONNECTED, HEAD, MOST_OBJECT, REFUSED, Frame, pack
+from ostinato.worlds.sandbox.spec_validation import (
+    check_cwd,
+    check_environment,
+    check_port,
+    inside_workdir,
+    pack_program,
+)
 
 _MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
 
 
 class GvisorConnection:
-    """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has.
-
-    Example::
-
-        line = GvisorConnection()
-        ...                                     # start a process with line.theirs as its standard input
-        await line.sent()
-        told, data = await line.ask({"do": "read", "most": 100}, b"a.txt", within=5.0)
-    """
+    """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
@@ -135,6 +132,21 @@ class SandboxCalls(ABC):
         self.spec = spec
         self._line, self._env = line, dict(env)
         self._ran = False  # a program was requested
+        self.on_stop: list[Callable[[], object]] = []
+
+    def _release(self) -> None:
+        """Call what waits for the sandbox's end, once."""
+        on_stop, self.on_stop = self.on_stop, []
+        for call in on_stop:
+            call()
+
+    @abstractmethod
+    def _open_port(self, port: int) -> socket.socket:
+        """A listener of the host's that a port of the sandbox is to reach. Raises OSError."""
+
+    @abstractmethod
+    def _close_port(self, port: int) -> None:
+        """Accept no more connections to a port."""
 
     @abstractmethod
     async def _kill(self, why: Unavailable) -> None:
@@ -224,6 +236,22 @@ class SandboxCalls(ABC):
         if error:
             raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(error)}", field="path")
 
+    async def listen(self, port: int) -> socket.socket:
+        check_port(port)
+        try:
+            listener = self._open_port(port)
+            try:
+                error, _ = await self._asked({"do": "listen", "port": port})
+                if error:
+                    raise OSError(error, os.strerror(error))
+            except BaseException:
+                listener.close()
+                self._close_port(port)
+                raise
+        except OSError as error:
+            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
+        return listener
+
     async def diff(self) -> Sequence[Change]:
         """As `Sandbox.diff`. If the files cannot be compared, the programs are to blame: the sandbox is ended, with SandboxBroken."""
         try:
@@ -242,6 +270,39 @@ class SandboxCalls(ABC):
         return await asyncio.to_thread(read_changes, data)
 
 
+async def build_sandbox(
+    spec: SandboxSpec,
+    line: GvisorConnection,
+    files: bytes = b"",
+    *,
+    owner: int,
+    alone: bool,
+    filter: str = "",
+    within: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """Have pid 1 build the sandbox. Returns its report, whose "error" is not 0 if a "step" failed, as it "told".
+
+    Raises BadRequest if the files do not fit, Unavailable.
+    """
+    limits = spec.limits
+    told = {
+        "workdir": spec.workdir,
+        "layers": len(spec.layers),
+        "owner": owner,
+        "memory": limits.memory_mb << 20,
+        "disk": limits.disk_mb << 20,
+        "processes": limits.processes,
+        "open_files": limits.open_files,
+        "alone": alone,
+        "filter": filter,
+    }
+    said, _ = await line.answer(told | more, files, within=within)
+    if said["error"] and said.get("step") == "write the files":
+        raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
+    return said
+
+
 def _killed(reason: str, begun: float) -> ExecResult:
     """The result of a program whose sandbox had to be ended because of it."""
     seconds = time.monotonic() - begun
@@ -253,16 +314,7 @@ def _killed(reason: str, begun: float) -> ExecResult:
 
 
 class Ports:
-    """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has.
-
-    Args:
-        place: a private directory of the host for the sockets' names.
-
-    Example::
-
-        listener = ports.open(8000)          # then have the sandbox's pid 1 take it up
-        server = await asyncio.start_server(answer, sock=listener)
-    """
+    """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has. `place` is private, for the sockets' names."""
 
     def __init__(self, place: Path) -> None:
         self._place = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -125,10 +125,10 @@ def unchanged(now: int, base: int, path: str, seen: os.stat_result, before: os.s
         os.close(one)
 
 
-def write_record(out: int, kind: int, path: str, data: bytes = b"", executable: bool = False) -> None:
+def write_record(out: int, kind: int, path: str, data: bytes = b"") -> None:
     """Append one change whose data is in memory."""
     name = os.fsencode(path)
-    os.write(out, HEAD.pack(kind, executable, 0, len(name), len(data)) + name + data)
+    os.write(out, HEAD.pack(kind, 0, 0, len(name), len(data)) + name + data)
 
 
 def write_file(out: int, now: int, path: str, seen: os.stat_result) -> None:

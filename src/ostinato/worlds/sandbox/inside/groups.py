@@ -14,23 +14,23 @@ TREE = Path("/sys/fs/cgroup")
 SHARES, WEIGHT = 102, 10  # a tenth of what an ordinary group gets: of 1024 (version 1), of 100 (version 2)
 
 
-def own_groups(text: str) -> dict[str, str]:
-    """`/proc/self/cgroup` -> controller -> path; "" is version 2's one tree. Example: ``{"memory": "/job", "": "/"}``"""
+def own_groups() -> dict[str, str]:
+    """Controller -> the path of this process's group; "" is version 2's one tree. Example: ``{"memory": "/job", "": "/"}``"""
     found: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             found[controller] = path
     return found
 
 
-def _places(tree: Path, paths: dict[str, str]) -> Iterator[Path]:
+def _places(paths: dict[str, str]) -> Iterator[Path]:
     """Directories in which groups are made."""
     for controller in ("cpu", "memory"):
         if controller in paths:
-            yield tree / controller / paths[controller].lstrip("/")
+            yield TREE / controller / paths[controller].lstrip("/")
     if "" in paths:
-        place = tree / paths[""].lstrip("/")
+        place = TREE / paths[""].lstrip("/")
         yield from (place, place.parent)
 
 
@@ -48,9 +48,9 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def sweep_groups(tree: Path = TREE, own: str | None = None, *, tries: int = 1) -> None:
+def sweep_groups(*, tries: int = 1) -> None:
     """Remove the groups that killed keepers left beside our own. A live keeper holds a lock on each of its groups."""
-    for place in _places(tree, own_groups(Path("/proc/self/cgroup").read_text() if own is None else own)):
+    for place in _places(own_groups()):
         for group in place.glob("ostinato-*"):
             with contextlib.suppress(OSError):
                 held = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
@@ -71,7 +71,7 @@ class ControlGroups:
     `memory` is the directory in which every box gets its own group, and `version` is 1 or 2; None and 0 if memory cannot be counted.
     """
 
-    def __init__(self, tree: Path = TREE, own: str | None = None, *, gives_way: bool = True) -> None:
+    def __init__(self, *, gives_way: bool = True) -> None:
         self._gives_way = gives_way
         self.memory: Path | None = None
         self.version = 0
@@ -79,13 +79,12 @@ class ControlGroups:
         self._made: dict[Path, int] = {}  # group -> the descriptor that holds its lock
         self._left: Path | None = None
         self._name = f"ostinato-{os.getpid()}"
-        own = Path("/proc/self/cgroup").read_text() if own is None else own
-        paths = own_groups(own)
-        sweep_groups(tree, own)
+        paths = own_groups()
+        sweep_groups()
         with contextlib.suppress(OSError):
-            self._first(tree, paths)
+            self._first(paths)
         with contextlib.suppress(OSError):
-            self._second(tree, paths)
+            self._second(paths)
 
     def _make(self, parent: Path) -> Path:
         made = parent / self._name
@@ -99,25 +98,25 @@ class ControlGroups:
                     return made
                 os.close(held)
 
-    def _first(self, tree: Path, paths: dict[str, str]) -> None:
+    def _first(self, paths: dict[str, str]) -> None:
         if "cpu" in paths and self._gives_way:
             with contextlib.suppress(OSError):
-                group = self._make(tree / "cpu" / paths["cpu"].lstrip("/"))
+                group = self._make(TREE / "cpu" / paths["cpu"].lstrip("/"))
                 (group / "cpu.shares").write_text(str(SHARES))
                 (group / "cgroup.procs").write_text("0")
                 self._left, self.shares = group.parent, True
         if "memory" in paths:
-            self.memory = self._make(tree / "memory" / paths["memory"].lstrip("/"))
+            self.memory = self._make(TREE / "memory" / paths["memory"].lstrip("/"))
             self.version = 1
 
-    def _second(self, tree: Path, paths: dict[str, str]) -> None:
+    def _second(self, paths: dict[str, str]) -> None:
         """A version 2 group holds processes or groups, not both, so the parent must be one that distributes memory to child groups."""
         if self.version or "" not in paths:
             return
-        parent = tree / paths[""].lstrip("/")
+        parent = TREE / paths[""].lstrip("/")
         for place in (parent, parent.parent):
             control = place / "cgroup.subtree_control"
-            if place == tree.parent or not control.exists():
+            if place == TREE.parent or not control.exists():
                 continue
             with contextlib.suppress(OSError):
                 if "memory" not in control.read_text().split():

@@ -5,24 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from kernel import (
-    ATTR_NODEV,
-    ATTR_NOSUID,
-    ATTR_RDONLY,
-    MNT_DETACH,
-    MS_BIND,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_REC,
-    StepError,
-    attach,
-    call,
-    mount,
-    open_tree,
-    set_attributes,
-    step,
-)
+import kernel as k
 from view import ETC, SHOWN, masks
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -38,8 +21,8 @@ def bind(source: str, target: str) -> None:
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
-    mount(source, target, None, MS_BIND | MS_REC)
-    set_attributes(-100, target, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+    k.mount(source, target, None, k.MS_BIND | k.MS_REC)
+    k.set_attributes(-100, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
 
 
 def show_system() -> None:
@@ -66,15 +49,15 @@ def show_python(prefix: str, version: str) -> None:
     if prefix == "/usr/local":
         for name in shown:
             (os.makedirs if os.path.isdir(f"{prefix}/{name}") else _touch)(f"{local}/{name}")
-    sources = {name: open_tree(-100, f"{prefix}/{name}") for name in shown} if prefix != "/usr" else {}
+    sources = {name: k.open_tree(-100, f"{prefix}/{name}") for name in shown} if prefix != "/usr" else {}
     if os.path.isdir("/usr/local"):
         bind(local, f"{AT}/usr/local")
     for name, tree in sources.items():
         target = f"{AT}{prefix}/{name}"
         if not os.path.exists(target):
             (os.makedirs if os.path.isdir(f"{prefix}/{name}") else _touch)(target)
-        attach(tree, target)
-        set_attributes(-100, target, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+        k.attach(tree, target)
+        k.set_attributes(-100, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
         os.close(tree)
     os.mkdir(f"{HIDDEN}/empty", 0o755)
     for path in masks(prefix, version):
@@ -91,7 +74,7 @@ def show_devices(full: bool) -> None:
     """Show five devices that reveal nothing, and in a full box also the places that programs expect."""
     for name in DEVICES:
         _touch(f"{AT}/dev/{name}")
-        mount(f"/dev/{name}", f"{AT}/dev/{name}", None, MS_BIND)
+        k.mount(f"/dev/{name}", f"{AT}/dev/{name}", None, k.MS_BIND)
     if not full:
         return
     os.mkdir(f"{AT}/proc", 0o555)
@@ -113,34 +96,34 @@ def build_root(prefix: str, version: str, full: bool) -> int:
     Its /tmp holds `proc` (a complete /proc, without which the kernel refuses boxes a /proc of their own) and `layers`.
     """
     if prefix.startswith("/tmp/"):
-        raise StepError(
+        raise k.StepError(
             "show the Python installation", OSError(errno.EINVAL, "it lies below /tmp, which every run replaces")
         )
-    with step("mount the root tmpfs"):
+    with k.step("mount the root tmpfs"):
         devices = [name for name in DEVICES if not os.path.exists(f"/dev/{name}")]
         if devices:
             raise OSError(errno.ENOENT, f"no /dev/{devices[0]}")
-        mount("tmpfs", AT, "tmpfs", MS_NOSUID, "size=8m,mode=755")
-    with step("show the system"):
+        k.mount("tmpfs", AT, "tmpfs", k.MS_NOSUID, "size=8m,mode=755")
+    with k.step("show the system"):
         os.mkdir(HIDDEN, 0o755)
         show_system()
-    with step("show the Python installation"):
+    with k.step("show the Python installation"):
         show_python(prefix, version)
-    with step("show the devices"):
+    with k.step("show the devices"):
         show_devices(full)
-    with step("show /proc"):
+    with k.step("show /proc"):
         os.mkdir(f"{HIDDEN}/proc", 0o700)
         os.mkdir(f"{HIDDEN}/layers", 0o700)
         try:
-            mount("proc", f"{HIDDEN}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+            k.mount("proc", f"{HIDDEN}/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
         except OSError:
             if full:
                 os.rmdir(f"{AT}/proc")
-    with step("change the root"):
+    with k.step("change the root"):
         os.chdir(AT)
-        writable = open_tree(-100, AT)
-        call("pivot_root", b".", b".")
-        call("umount2", b".", MNT_DETACH)
+        writable = k.open_tree(-100, AT)
+        k.call("pivot_root", b".", b".")
+        k.call("umount2", b".", k.MNT_DETACH)
         os.chdir("/")
-        set_attributes(-100, "/", ATTR_RDONLY | ATTR_NOSUID, deep=False)
+        k.set_attributes(-100, "/", k.ATTR_RDONLY | k.ATTR_NOSUID, deep=False)
     return writable

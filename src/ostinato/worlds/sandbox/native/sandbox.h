@@ -52,7 +52,7 @@
 #define LONGEST 2 /* deadlines: the longest that a program which is kept from running gets; as in protocol.py */
 
 enum operation { EXEC = 1, READ, WRITE, FREEZE, CLONES, DIFF, KILL, STOP, LISTEN, READY = 100, REFUSED };
-enum start_flag { OWN_NET = 1, PROC = 2, OVERLAY = 4, BLOB = 8, PROXY = 16, LAYER = 32 };
+enum start_flag { OWN_NET = 1, PROC = 2, OVERLAY = 4, BLOB = 8, LAYER = 32 };
 enum exec_flag { BODY = 1, LAST = 2, WITH_STDIN = 4 };
 enum reason { ENDED = 0, TIMEOUT = 1, MEMORY = 2, KILLED = 3 };
 enum body { NO_BODY = 0, PYTHON_BODY = 1, DIFF_BODY = 2, ATTACH = 3 };

@@ -43,19 +43,10 @@ static void clone_request(const struct request *request, const char *name) {
 }
 
 /* Open a port of the box's loopback, on which the host listens. */
-static int listener(uint32_t port) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && (bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 64))) {
-        int error = errno;
-        close(fd);
-        return errno = error, -1;
-    }
-    return fd;
-}
-
 static void listen_request(const struct request *request) {
-    int fd = listener(request->count), wrong = fd < 0 ? errno : 0;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)request->count), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int wrong = fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 64) ? errno : 0;
     say(LISTEN, request->id, wrong, 0, 0, NULL, &fd, !wrong);
     if (fd >= 0) close(fd);
 }
@@ -89,12 +80,11 @@ static int answer(struct request *request, char *text, const char *end, int *fds
     }
 }
 
-/* Report that the box is ready, with a pidfd of this process and, if hosts are allowed, the port for the proxy. */
+/* Report that the box is ready, with a pidfd of this process. */
 static void say_ready(void) {
-    int fds[2] = {(int)syscall(NR_pidfd_open, getpid(), 0), -1}, count = fds[0] >= 0;
-    if (box.start.flags & PROXY && (fds[count] = listener(3128)) >= 0) count++;
-    say(READY, 0, 0, 0, 0, NULL, fds, count);
-    for (int i = 0; i < count; i++) close(fds[i]);
+    int fd = (int)syscall(NR_pidfd_open, getpid(), 0);
+    say(READY, 0, 0, 0, 0, NULL, &fd, fd >= 0);
+    if (fd >= 0) close(fd);
 }
 
 /* Receive one message from the host and handle it. */
@@ -125,7 +115,7 @@ int serve_box(void) {
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);
     struct pollfd waiting[2] = {{box.socket, POLLIN, 0}, {signalfd(-1, &children, SFD_NONBLOCK | SFD_CLOEXEC), POLLIN, 0}};
-    if (box.start.flags & (OVERLAY | PROXY)) say_ready();
+    if (box.start.flags & OVERLAY) say_ready();
     for (;;) {
         struct signalfd_siginfo heard;
         int sleep = watch();

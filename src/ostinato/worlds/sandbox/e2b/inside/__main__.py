@@ -8,6 +8,6 @@ if sys.version_info < (3, 10):  # noqa: UP036 - the template's interpreter, not 
     print("!the sandbox's python3 is %d.%d, and 3.10 is needed" % sys.version_info[:2], flush=True)  # noqa: T201, UP031
     sys.exit(3)
 
-from opening import main
+from relay import main
 
 main(sys.argv[1])

@@ -15,34 +15,14 @@ import socket
 import struct
 from typing import Any
 
-from cgroups import ProcessGroup, end, look
-from kernel import (
-    AT_FDCWD,
-    ATTR_NOSUID,
-    ATTR_RDONLY,
-    CLONE_NEWIPC,
-    CLONE_NEWNET,
-    CLONE_NEWNS,
-    CLONE_NEWUTS,
-    MS_BIND,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_PRIVATE,
-    MS_RDONLY,
-    MS_REC,
-    call,
-    mount,
-    set_attributes,
-    step,
-)
-from programs import Programs
+import kernel as k
+from programs import ProcessGroup, Programs, end, look
 from rootfs import BOX, GROUPS, OWN, PROC, SandboxSettings, lay_out
 from serve import SandboxServer
 
 ALL_GROUPS, PORTS = f"{BOX}/groups", f"{BOX}/ports"
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-QUIET = MS_NOSUID | MS_NODEV | MS_NOEXEC
+QUIET = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC
 RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
 
 
@@ -62,12 +42,11 @@ class Herd(ProcessGroup):
 class GuestPrograms(Programs):
     """All programs of the sandbox. No watch is needed if the kernel counts their memory."""
 
+    group = Herd
+
     def __init__(self, *given: Any, counts: bool) -> None:
         self._counts = counts
         super().__init__(*given)
-
-    def _group(self, number: int) -> ProcessGroup:
-        return Herd(number)
 
     def look(self) -> float | None:
         if self._counts:
@@ -129,7 +108,7 @@ class Guest(SandboxServer):
         with contextlib.suppress(FileNotFoundError), open(f"{self._place}/files", "rb") as file:
             files = file.read()
         lay_out(settings, files)
-        with step("name the programs' user"):
+        with k.step("name the programs' user"):
             name_user(settings.owner)
         counts = make_groups(settings)
         os.umask(0o077)
@@ -137,8 +116,8 @@ class Guest(SandboxServer):
             resource.setrlimit(what, (most, most))
         programs = GuestPrograms(settings, self._selector, self._say, counts=counts)
         if settings.alone:
-            with step("hide /proc"):
-                mount("none", "/proc", "tmpfs", QUIET | MS_RDONLY)
+            with k.step("hide /proc"):
+                k.mount("none", "/proc", "tmpfs", QUIET | k.MS_RDONLY)
         return programs, {"counts": counts}
 
     def _listen(self, port: int) -> None:
@@ -158,35 +137,35 @@ def reached(path: str) -> socket.socket | None:
 
 def seclude() -> None:
     """Leave the machine's mount, network, IPC and host name namespaces. Raises StepError."""
-    with step("make the namespaces"):
-        call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
-        mount("none", "/", None, MS_REC | MS_PRIVATE)
+    with k.step("make the namespaces"):
+        k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS)
+        k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
         socket.sethostname("workspace")
-    with step("open the loopback"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    with k.step("open the loopback"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
 def show(settings: SandboxSettings, place: str, mounts: list[str]) -> None:
     """Make the machine's files read-only, and mount what the host sent where it belongs. Raises StepError."""
     os.umask(0o022)
-    with step("make the places of the workspace and the mounts"):
+    with k.step("make the places of the workspace and the mounts"):
         for path in (BOX, settings.workdir, *mounts):
             os.makedirs(path, exist_ok=True)
         for number, path in enumerate(mounts):
-            mount(f"{place}/mounts/{number}", path, None, MS_BIND)
-    with step("make all files read-only (Linux 5.12)"):
-        set_attributes(AT_FDCWD, "/", ATTR_RDONLY | ATTR_NOSUID)
-    with step("mount the layers"):
-        mount("tmpfs", BOX, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=700")
+            k.mount(f"{place}/mounts/{number}", path, None, k.MS_BIND)
+    with k.step("make all files read-only (Linux 5.12)"):
+        k.set_attributes(k.AT_FDCWD, "/", k.ATTR_RDONLY | k.ATTR_NOSUID)
+    with k.step("mount the layers"):
+        k.mount("tmpfs", BOX, "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=4m,mode=700")
         os.mkdir(PROC)
-        mount("proc", PROC, "proc", QUIET)
-        mount("proc", "/proc", "proc", QUIET)
+        k.mount("proc", PROC, "proc", QUIET)
+        k.mount("proc", "/proc", "proc", QUIET)
         for source, target in (
             (f"{place}/ports", PORTS),
             *((f"{place}/layers/{number}", f"{BOX}/layers/{number}") for number in range(settings.layers)),
         ):
             os.makedirs(target)
-            mount(source, target, None, MS_BIND)
+            k.mount(source, target, None, k.MS_BIND)
 
 
 def name_user(number: int) -> None:
@@ -198,22 +177,22 @@ def name_user(number: int) -> None:
         with open(f"{BOX}/{name}", "w") as file:
             file.write("".join(kept) + line)
         os.chmod(f"{BOX}/{name}", 0o644)
-        mount(f"{BOX}/{name}", f"/etc/{name}", None, MS_BIND)
+        k.mount(f"{BOX}/{name}", f"/etc/{name}", None, k.MS_BIND)
 
 
 def make_groups(settings: SandboxSettings) -> bool:
     """Make a control group for all programs, with one for each in it. True if the kernel counts memory in it. Raises StepError."""
-    with step("mount the control groups"):
+    with k.step("mount the control groups"):
         os.mkdir(ALL_GROUPS)
-        mount("none", ALL_GROUPS, "cgroup2", QUIET)
+        k.mount("none", ALL_GROUPS, "cgroup2", QUIET)
         for controller in ("memory", "pids"):
             with contextlib.suppress(OSError):
                 _put(f"{ALL_GROUPS}/cgroup.subtree_control", f"+{controller}")
         own = f"{ALL_GROUPS}/ostinato-{secrets.token_hex(8)}"
         os.mkdir(own)
         os.mkdir(GROUPS)
-        mount(own, GROUPS, None, MS_BIND)
-    with step("end programs by their control group (Linux 5.14)"):
+        k.mount(own, GROUPS, None, k.MS_BIND)
+    with k.step("end programs by their control group (Linux 5.14)"):
         os.close(os.open(f"{GROUPS}/cgroup.kill", os.O_WRONLY))
     with contextlib.suppress(OSError):
         _put(f"{GROUPS}/pids.max", str(settings.processes))

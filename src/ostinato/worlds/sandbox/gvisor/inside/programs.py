@@ -1,21 +1,204 @@
 """The programs of a gVisor sandbox: how pid 1 starts them, tracks their processes, enforces deadlines and memory, and ends them.
 
-gVisor has no subreaper, so parentage is lost when a program's child outlives it. Control groups (`cgroups.py`) tell what belongs to which.
+gVisor has no subreaper, so parentage is lost when a program's child outlives it. gVisor's own control groups tell what belongs to which:
+neither a process nor its descendants can leave its group. There is one hierarchy only: gVisor of 2022 charges a task in several of them to
+one at random, so limits would not hold. Busy programs delay every system call of pid 1, so files that are read often stay open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
+import resource
 import selectors
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from cgroups import ProcessGroup, end, look
-from program_exec import ProgramRequest, become
-from rootfs import PROC, SandboxSettings
+from kernel import call
+from rootfs import GROUPS, PROC, SandboxSettings
+
+# ---------------------------------------------------------------- a program's processes
+
+
+def look(fd: int) -> bytes:
+    """The current content of an open kernel file."""
+    return os.pread(fd, 65536, 0)
+
+
+def end(pid: int) -> None:
+    """Kill a process if it still exists, or a process group if the number is negative."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class ProcessGroup:
+    """The processes of one program. Raises OSError if there can be no more groups."""
+
+    def __init__(self, number: int) -> None:
+        self._path = f"{GROUPS}/{number}"
+        os.mkdir(self._path, 0o700)  # private, since processes in groups made inside it would escape us
+        self._members = os.open(f"{self._path}/cgroup.procs", os.O_RDWR)
+        self._closed = False
+
+    def join(self) -> None:
+        """Move this process into the group."""
+        os.pwrite(self._members, str(os.getpid()).encode(), 0)
+
+    def members(self) -> list[int]:
+        """The live processes in the group."""
+        return [int(pid) for pid in look(self._members).split()]
+
+    def close(self) -> None:
+        """Forbid the members to start further processes."""
+        if not self._closed:
+            self._closed = True
+            with open(f"{self._path}/pids.max", "wb", buffering=0) as most:
+                most.write(b"0")
+
+    def removed(self) -> bool:
+        """Try to remove the group. False while it has members."""
+        if self.members():
+            return False
+        os.close(self._members)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._path)
+        return True
+
+
+# ---------------------------------------------------------------- a fork of pid 1 becomes a program, or gets its rights to files
+
+
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 24, 38, 22, 2
+CAPABILITIES_VERSION = 0x20080522
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRequest:
+    """A program as requested. An empty `cwd` means the workspace."""
+
+    argv: list[bytes]
+    env: dict[bytes, bytes]
+    cwd: bytes
+    stdin: bytes
+
+    @classmethod
+    def read(cls, data: bytes, text: int, count: int) -> ProgramRequest:
+        """Parse what `pack_program` wrote, `text` bytes and its number `count`; the program's input follows."""
+        arguments, variables = count & 0xFFFF, count >> 16
+        texts = data[:text].split(b"\0")
+        pairs = (each.partition(b"=") for each in texts[1 + arguments : 1 + arguments + variables])
+        return cls(
+            argv=texts[1 : 1 + arguments],
+            env={name: value for name, _, value in pairs},
+            cwd=texts[0],
+            stdin=data[text:],
+        )
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+
+
+def _complain(name: bytes, error: OSError) -> NoReturn:
+    os.write(2, name[:400] + b": " + (error.strerror or "").encode() + b"\n")
+    os._exit(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127)
+
+
+def _limit(settings: SandboxSettings) -> None:
+    for what, most in (
+        # per user, so for all programs together; their first process counts as pid 1's
+        (resource.RLIMIT_NPROC, settings.processes - 1),
+        (resource.RLIMIT_NOFILE, settings.open_files),
+        (resource.RLIMIT_FSIZE, settings.disk),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+def _give_up_capabilities() -> None:
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
+    call("capset", header, none)
+
+
+def act_as_owner(settings: SandboxSettings) -> None:
+    """Leave this fork only the programs' rights to files. Its real and saved uid stay pid 1's, so that no program can kill it."""
+    own = os.getuid()
+    os.umask(0o022)
+    os.setgroups([])
+    os.setresgid(settings.owner, settings.owner, settings.owner)
+    os.setresuid(own, settings.owner, own)
+    _give_up_capabilities()
+
+
+def _give_up_rights(settings: SandboxSettings) -> None:
+    for capability in range(64):
+        try:
+            call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+        except OSError:
+            break  # the first capability that the kernel does not know
+    os.setgroups([])
+    os.setresgid(settings.owner, settings.owner, settings.owner)
+    os.setresuid(settings.owner, settings.owner, settings.owner)
+    _give_up_capabilities()
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not settings.filter:
+        return
+    code = ctypes.create_string_buffer(settings.filter, len(settings.filter))
+    program = _Program(len(settings.filter) // 8, ctypes.addressof(code))
+    call("prctl", PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.byref(program), 0, 0)
+
+
+def _execute(wanted: ProgramRequest) -> NoReturn:
+    """Execute the program, found as a shell finds it."""
+    name, found = wanted.argv[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    places = [b""] if b"/" in name else wanted.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+    for place in places:
+        try:
+            os.execve(place + b"/" + name if place else name, wanted.argv, wanted.env)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                found = error
+    _complain(name, found)
+
+
+def become(
+    wanted: ProgramRequest, settings: SandboxSettings, group: ProcessGroup, outputs: tuple[int, int]
+) -> NoReturn:
+    """Become the program. Never returns."""
+    name = b"isolate the program"
+    try:
+        os.setpgid(0, 0)
+        group.join()
+        given = os.open("/dev/null", os.O_RDONLY)
+        if wanted.stdin:
+            given = os.memfd_create("input")
+            os.write(given, wanted.stdin)
+            os.lseek(given, 0, os.SEEK_SET)
+        for place, fd in enumerate((given, *outputs)):
+            os.dup2(fd, place)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.umask(0o022)
+        _limit(settings)
+        _give_up_rights(settings)
+        name = wanted.cwd or os.fsencode(settings.workdir)
+        os.chdir(os.path.join(os.fsencode(settings.workdir), wanted.cwd))
+        _execute(wanted)
+    except OSError as error:
+        _complain(name, error)
+    finally:
+        os._exit(126)
+
+
+# ---------------------------------------------------------------- all programs
+
 
 # between two checks of memory, busy or idle, and of a group that is being emptied
 BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005
@@ -65,6 +248,8 @@ class Program:
 class Programs:
     """All programs of the sandbox. `answered` is called when a program ends, with its result."""
 
+    group: type[ProcessGroup] = ProcessGroup
+
     def __init__(self, settings: SandboxSettings, selector: selectors.BaseSelector, answered: Answered) -> None:
         self.settings, self._selector, self._answered = settings, selector, answered
         self._running: dict[int, Program] = {}
@@ -79,7 +264,7 @@ class Programs:
         """Start a program. Raises OSError."""
         ends = [os.pipe(), os.pipe()]
         try:
-            group = self._group(number)
+            group = self.group(number)
             begun = time.monotonic()
             pid = os.fork()
             if pid == 0:
@@ -96,9 +281,6 @@ class Programs:
         for output in outputs:
             os.set_blocking(output.fd, False)
             self._selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._read(output, program))
-
-    def _group(self, number: int) -> ProcessGroup:
-        return ProcessGroup(number)
 
     def end_by_number(self, number: int) -> None:
         """End a program that nobody waits for any more."""

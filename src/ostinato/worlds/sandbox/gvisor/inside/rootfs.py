@@ -5,7 +5,7 @@
     own/    the bounded tmpfs: f (the initial files), up and work (the workspace's own layer), tmp, shm
     base/   the workspace as it was at the start, to compare with
     proc/   pid 1's own /proc, whether or not programs have one
-    pids/   gVisor's own control groups, one for each program (`cgroups.py`)
+    pids/   gVisor's own control groups, one for each program (`programs.py`)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernel import MS_BIND, MS_RDONLY, call, mount, step
 BOX = "/.box"
 OWN, BASE = f"{BOX}/own", f"{BOX}/base"
 GROUPS, PROC = f"{BOX}/pids", f"{BOX}/proc"
-# as `pack_files` in ../../starting.py writes them: length of the name, mode, length of the file
+# as `pack_files` in ../../spec_validation.py writes them: length of the name, mode, length of the file
 FILE = struct.Struct("<IIQ")
 NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
 

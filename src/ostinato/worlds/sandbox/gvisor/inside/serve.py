@@ -1,6 +1,6 @@
 """Pid 1 of a gVisor sandbox: builds it, starts and ends programs, reads and writes files for the host, until the host hangs up.
 
-`main` has the line to the host as descriptor 0 and the line for ports (`ports.py`) as 1. It has capabilities in gVisor's kernel, but none
+`main` has the line to the host as descriptor 0 and the line for ports as 1. It has capabilities in gVisor's kernel, but none
 on the host. Programs run as another user.
 """
 
@@ -9,24 +9,82 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import selectors
 import signal
 import socket
+import stat
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from compare import DIRECTORY, write_changes
-from files import read_file, replace_file
-from frames import Unpacker, pack
 from kernel import StepError
-from ports import asked_for, open_port, serve_port, take_line
-from program_exec import ProgramRequest, act_as_owner
-from programs import Programs
+from line import Unpacker, asked_for, open_port, pack, serve_port, take_line
+from programs import ProgramRequest, Programs, act_as_owner
 from rootfs import BASE, OWN, SandboxSettings, build, has_statx
 
 APART_S = 70  # until a fork for files is killed; the host gives up earlier
+
+# ---------------------------------------------------------------- single files of the workspace
+
+# No link leads out of it, unless a program swaps links meanwhile. So this runs as the programs' own user without privileges
+# (`act_as_owner`), and a swapped link reaches only what the program itself can.
+
+
+def _inside(path: str, workdir: str) -> str:
+    """A path with its links resolved. Raises OSError if it lies outside the workspace."""
+    found = os.path.realpath(path)
+    if found != workdir and not found.startswith(f"{workdir}/"):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    return found
+
+
+def read_file(workdir: str, name: str, most: int) -> bytes:
+    """At most `most` + 1 bytes of a regular file. Raises OSError."""
+    fd = os.open(_inside(f"{workdir}/{name}", workdir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return file.read(most + 1)
+
+
+def _parent(workdir: str, parts: list[str]) -> str:
+    """The parent directory of a path, with missing directories created."""
+    at = workdir
+    for part in parts:
+        at = f"{at}/{part}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(at, 0o755)
+        at = _inside(at, workdir)
+    return at
+
+
+def replace_file(workdir: str, name: str, data: bytes) -> None:
+    """Replace a file atomically: written beside it, then renamed over it, so that nobody sees half of it. Raises OSError."""
+    *above, last = name.split("/")
+    parent = _parent(workdir, above)
+    target, partial = f"{parent}/{last}", f"{parent}/.{secrets.token_hex(8)}"
+    mode = 0o644
+    with contextlib.suppress(FileNotFoundError):
+        seen = os.lstat(target)
+        if stat.S_ISDIR(seen.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        mode = stat.S_IMODE(seen.st_mode) & 0o777 if stat.S_ISREG(seen.st_mode) else mode
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(fd, mode)
+        os.rename(partial, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+# ---------------------------------------------------------------- pid 1
 
 
 def _wake(number: int, frame: Any) -> None:

@@ -1,16 +1,56 @@
-"""Ports of the sandbox's loopback that the host serves: for each connection the host passes in a connected socket, over the port's own
-line.
+"""The sandbox's end of its lines to the host: messages, JSON objects followed by bytes; and the ports that the host serves.
+
+For each connection to a port the host passes in a connected socket, over the port's own line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Generator
-from typing import NoReturn
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, NoReturn
+
+# ---------------------------------------------------------------- messages
+
+
+HEAD = struct.Struct("<IQ")  # length of the object, length of the bytes after it
+MOST_OBJECT = 1 << 20
+
+Frame = tuple[dict[str, Any], bytes]
+
+
+def pack(told: Mapping[str, Any], data: bytes | bytearray = b"") -> bytes:
+    """Encode one message."""
+    text = json.dumps(told).encode()
+    return HEAD.pack(len(text), len(data)) + text + data
+
+
+class Unpacker:
+    """Assembles whole messages from bytes that arrive in parts of any size."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, part: bytes) -> Iterator[Frame]:
+        """The messages that these bytes complete."""
+        self._rest += part
+        while len(self._rest) >= HEAD.size:
+            first, second = HEAD.unpack_from(self._rest)
+            middle, end = HEAD.size + first, HEAD.size + first + second
+            if len(self._rest) < end:
+                return
+            told, data = json.loads(bytes(self._rest[HEAD.size : middle])), bytes(self._rest[middle:end])
+            del self._rest[:end]
+            yield told, data
+
+
+# ---------------------------------------------------------------- ports
+
 
 CONNECTED, REFUSED = b"c", b"n"
 _MOST = 64  # concurrent connections of a port; more wait, or replace a connection whose program has finished sending

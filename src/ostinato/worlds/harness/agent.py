@@ -1,4 +1,4 @@
-"""The harness for third-party agents: one process in the sandbox, from its start to its end.
+"""The harness for third-party agents: their settings, and one process in the sandbox, from its start to its end.
 
 Data flow: task -> command -> process in the sandbox -> its port -> relay -> gateway ... -> changes in the sandbox.
 """
@@ -9,22 +9,92 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from blake3 import blake3
+from pydantic import BaseModel, Field, field_validator
 
 from ostinato.core.conversation import Message
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Purpose
 from ostinato.core.sandbox import ExecResult, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
-from ostinato.worlds.harness.agent_config import HOME, AgentConfig
-from ostinato.worlds.harness.gateway import GRACE_S, Passage
-from ostinato.worlds.harness.relay import ModelRelay
+from ostinato.worlds.harness.gateway import GRACE_S, EpisodeModel
+from ostinato.worlds.harness.relay import Dialect, ModelRelay
 from ostinato.worlds.harness.rollout import Ended, Model, Rollout, harness_hash, timed_out, worked
 from ostinato.worlds.tasks.task import Task
+
+HOME = "/tmp"  # the home directory of every sandbox's programs
+
+
+class AgentConfig(BaseModel, frozen=True, extra="forbid"):
+    """`[worlds.harness.agent]`, or `[worlds.harness.agent-NAME]` for one of several.
+
+    In `command`, `environment` and `files` these words are replaced: {prompt} by the task's messages, {base_url} by the address of
+    the agent's model, without /v1, {model} by the model's name, {workdir} and {home} by the sandbox's directories.
+    """
+
+    command: tuple[str, ...] = Field(
+        min_length=1, description="The program and its arguments. It gets no input and runs in the working directory."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict[str, str], description="Environment variables of the agent, in place of the sandbox's."
+    )
+    files: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="Files written for the agent, such as its settings: path below {home} -> text.",
+    )
+    runtime: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="The agent's installation: path in the sandbox -> directory of this machine, mounted read-only.",
+    )
+    dialect: Dialect = Field(
+        default="chat", description="API that the agent speaks: chat (chat completions), messages or responses."
+    )
+    version: str = Field(
+        default="", description="The agent's own version. It is informational and part of the harness's hash."
+    )
+    turns: int = Field(
+        default=64, ge=1, description="Most model calls per rollout, or the task's `turns` if that is lower."
+    )
+    answer_tokens: int = Field(
+        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout together."
+    )
+    sent_bytes: int = Field(
+        default=128 << 20, ge=1024, description="Most bytes of requests that the agent may send in one rollout."
+    )
+    memory_mb: int = Field(
+        default=1024, ge=32, description="Memory of the sandbox in MiB, or the task's limit if that is larger."
+    )
+    disk_mb: int = Field(
+        default=256, ge=1, description="Disk of the sandbox in MiB, or the task's limit if that is larger."
+    )
+    processes: int = Field(
+        default=128, ge=4, description="Most processes and threads, or the task's limit if that is larger."
+    )
+    open_files: int = Field(
+        default=1024, ge=8, le=1024, description="Most open files per process, or the task's limit if that is larger."
+    )
+    output_bytes: int = Field(
+        default=1 << 20,
+        ge=1024,
+        description="Bytes that the agent may print to stdout or stderr. Beyond that it is ended.",
+    )
+
+    @field_validator("files")
+    @classmethod
+    def _check_files(cls, files: dict[str, str]) -> dict[str, str]:
+        for path in files:
+            if not path or path.startswith("/") or ".." in path.split("/") or path.endswith("/") or "\0" in path:
+                raise ValueError(f"{path!r} must be a relative path without '..': it lies below {HOME}")
+        return files
+
+
+# ---------------------------------------------------------------- the harness
+
 
 _VERSION = 1
 _PORT = 8321
@@ -35,19 +105,8 @@ _TAIL = 500  # last characters of its output, for people
 class CodingAgent:
     """Implements `Harness`: any program that calls its model over HTTP, in one of three dialects, at an address that it is given.
 
-    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files.
-
-    Args:
-        name: the name that tasks use.
-        config: the program's settings.
-
-    Raises:
-        BadConfig: a directory of `runtime` does not exist.
-
-    Example::
-
-        config = AgentConfig(command=("mini", "-t", "{prompt}"), environment={"OPENAI_API_BASE": "{base_url}/v1"}, ...)
-        rollout = await CodingAgent("agent", config).run(task, model, sandbox)
+    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files. Raises BadConfig if one of
+    its directories does not exist.
     """
 
     def __init__(self, name: str, config: AgentConfig) -> None:
@@ -63,28 +122,27 @@ class CodingAgent:
 
     def spec(self, task: Task) -> SandboxSpec:
         """The task's sandbox, with the agent's runtime mounted and limits large enough for the agent."""
-        config, limits = self.config, task.spec.limits
-        return replace(
-            task.spec,
-            mounts={**task.spec.mounts, **self._mounts},
-            limits=Limits(
-                memory_mb=max(limits.memory_mb, config.memory_mb),
-                disk_mb=max(limits.disk_mb, config.disk_mb),
-                processes=max(limits.processes, config.processes),
-                open_files=max(limits.open_files, config.open_files),
-                output_bytes=max(limits.output_bytes, config.output_bytes),
-            ),
-        )
+        names = [each.name for each in fields(Limits)]
+        limits = {name: max(getattr(task.spec.limits, name), getattr(self.config, name)) for name in names}
+        return replace(task.spec, mounts={**task.spec.mounts, **self._mounts}, limits=Limits(**limits))
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Run the agent until it ends or may not go on. Raises Unavailable."""
-        if sandbox is None or not isinstance(model, Passage):
+        if sandbox is None or not isinstance(model, EpisodeModel):
             raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
         clock = asyncio.get_running_loop().time
         start = clock()
         deadline = start + task.timeout_s
         turns = min(task.turns, self.config.turns)
-        relay = ModelRelay(model, self.config, turns=turns, tokens=task.tokens, deadline=deadline)
+        relay = ModelRelay(
+            model,
+            self.config.dialect,
+            turns=turns,
+            tokens=task.tokens,
+            answer_tokens=self.config.answer_tokens,
+            sent_bytes=self.config.sent_bytes,
+            deadline=deadline,
+        )
         listener = await sandbox.listen(_PORT)
 
         async def work() -> tuple[Ended, str]:
@@ -181,12 +239,7 @@ def _effort(relay: ModelRelay) -> Mapping[str, float]:
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
     """The template with its placeholders replaced in a single pass: a placeholder inside a prompt is not replaced."""
-    found, at = list[str](), 0
-    while at < len(text):
-        word = next((word for word in words if text.startswith(word, at)), None)
-        found.append(words[word] if word else text[at])
-        at += len(word or " ")
-    return "".join(found)
+    return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], text)
 
 
 @functools.cache
