@@ -16,8 +16,10 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish, Purpose, Signal, Window, WindowMaker
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.testing.engine import decode
+from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
+from ostinato.worlds.rollout.attempt import Trying, Workshop
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -90,6 +92,21 @@ async def test_its_turns_are_the_episodes_whatever_it_says_itself(boxes, dialect
     assert [change.data for change in rollout.changes] == [b"def add(a, b):\n    return a + b\n"]
     assert (rollout.effort["turns"], rollout.effort["calls"]) == (2, 1)
     assert rollout.effort["tokens"] == sum(len(turn.sampled_ids) for turn in turns)
+
+
+class Written:
+    """Grades by what was written."""
+
+    async def grade(self, task, rollout):
+        return Grade(value=float(b"a + b" in rollout.changes[0].data))
+
+
+async def test_a_rollout_that_was_to_be_recorded_is_worked_on_like_any_other(boxes):
+    harness = open_harness("agent", agent_settings(environment={"DIALECT": "chat", "STREAM": ""}, dialect="chat"))
+    async with world_gateway(MENDED) as (gateway, _):
+        shop = Workshop(harnesses={"agent": harness}, backend=boxes, grader=Written(), gateway=gateway)
+        tried = await Trying(shop, pause_s=0.1).once(TASK, "w.0.0.0", "w.0", record=True)
+    assert (tried.value, len(tried.turns), tried.given) == (1.0, 2, ())
 
 
 SEARCH = r"""

@@ -23,6 +23,7 @@ from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.core.verdicts import continuation_name
 from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.harness.agent import CodingAgent
 from ostinato.worlds.harness.gateway import EpisodeModel, WorldGateway
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, ModelAnswer, OutOfTime, Rollout
 from ostinato.worlds.rollout.finished import Finished, finished_of
@@ -185,11 +186,12 @@ class Trying:
     async def once(self, task: Task, episode: str, group: str | None, *, record: bool = False) -> FinishedRollout:
         """One rollout and its grade. A rollout that a gateway or a sandbox left unfinished by becoming unavailable is torn, and begun anew:
         for `patience_s` while none can begin, `tries` times once the model has spoken. One whose time was over before that has failed.
-        With `record`, it can be `continued`.
+        With `record`, it can be `continued`, unless its harness is an agent, which asks the model by itself.
 
         Raises errors that no retry would change (BadConfig, BadRequest), and Unavailable.
         """
-        harness = self._shop.harnesses[task.harness].hash
+        harness = self._shop.harnesses[task.harness]
+        record = record and not isinstance(harness, CodingAgent)
         backoff, number, lost = self._backoff(), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
@@ -202,7 +204,7 @@ class Trying:
                 lost += bool(model.policies)
                 if isinstance(error, OutOfTime) or lost >= self._tries:
                     logger.warning("rollout %s is given up, lost in its middle %d times: %s", name, lost, error)
-                    rollout = _lost(task, harness, error)
+                    rollout = _lost(task, harness.hash, error)
                     break
                 logger.info("rollout %s is begun anew: %s", name, error)
                 if model.policies:  # a gateway that answers is available
