@@ -22,11 +22,11 @@ from ostinato.weights.store.readonly import HttpStore
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
-NOW = RelayConfig(fresh_s=0.0, timeout_s=2.0)
+NOW = RelayConfig(fresh_s=0.0, timeout_s=PATIENT_S)
 
 
 def http(url: str, **settings) -> HttpStore:
-    return HttpStore(BucketConfig(url=url, retries=0, timeout_s=5.0, part_bytes=5 << 20, **settings))
+    return HttpStore(BucketConfig(url=url, retries=0, timeout_s=PATIENT_S, part_bytes=5 << 20, **settings))
 
 
 @pytest.fixture
