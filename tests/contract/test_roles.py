@@ -30,9 +30,7 @@ def lapse(place):
     if place.startswith("{"):
         config = RecordConfig.model_validate_json(place)
         with psycopg.connect(config.url) as server:
-            server.execute(
-                f'UPDATE "{config.namespace}".leases SET until = until - %s * interval \'1 s\'', (LEASE_S,)
-            )
+            server.execute(f"UPDATE \"{config.namespace}\".leases SET until = until - %s * interval '1 s'", (LEASE_S,))
 
 
 @pytest.fixture

@@ -487,7 +487,10 @@ async def test_the_host_answers_at_a_port_of_one_sandbox_alone(backend, box):
         assert b"ConnectionRefused" in refused.stderr
         if await forks_or_refuses(backend, box):
             (child,) = await box.fork(1)
-            assert b"ConnectionRefused" in (await child.exec(["python3", "-c", ANSWER, "8321"], timeout=WHOLE_PROGRAM_S)).stderr
+            assert (
+                b"ConnectionRefused"
+                in (await child.exec(["python3", "-c", ANSWER, "8321"], timeout=WHOLE_PROGRAM_S)).stderr
+            )
         with pytest.raises(Unavailable, match="port 8321"):
             await box.listen(8321)
         with pytest.raises(BadRequest, match="port"):

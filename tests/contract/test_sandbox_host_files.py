@@ -64,7 +64,9 @@ async def test_no_program_reads_what_only_root_may(backend, tmp_path, layered):
     (tmp_path / "shown/closed").chmod(0o700)
     layers = (str(tmp_path / "layer"),) if layered else ()
     box = await backend.start(SandboxSpec(layers=layers, mounts={"/opt/shown": str(tmp_path / "shown")}, limits=SMALL))
-    said = await box.exec(["sh", "-c", "cd /opt/shown; cat all root group closed/x; ls closed"], timeout=WHOLE_PROGRAM_S)
+    said = await box.exec(
+        ["sh", "-c", "cd /opt/shown; cat all root group closed/x; ls closed"], timeout=WHOLE_PROGRAM_S
+    )
     assert said.stdout == b"shown/all"
     if layered:
         said = await box.exec(["sh", "-c", "cat own; echo new > own; cat own"], timeout=WHOLE_PROGRAM_S)

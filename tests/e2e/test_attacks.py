@@ -158,7 +158,7 @@ ENDLESS = {"258": -100.0}
 
 
 def until(what):
-    """Numbers of tries, until there were so many that something else is wrong: a busy machine may do all of a test after an answer's end."""
+    """Tries, until there were so many that something else is wrong: on a busy machine an answer may end before what a test does."""
     ends = time.monotonic() + PATIENT_S
     for number in itertools.count():
         yield number
@@ -759,7 +759,10 @@ def test_one_address_cannot_take_all_connections(keyless):
             assert status(hear(other)) == 200
 
     def again():
-        with contextlib.suppress(ConnectionError), keyless.connect("127.0.0.2") as connection:  # closed at once until then
+        with (
+            contextlib.suppress(ConnectionError),
+            keyless.connect("127.0.0.2") as connection,
+        ):  # closed at once until then
             connection.sendall(request("GET", "/health"))
             return status(hear(connection)) == 200
         return False

@@ -184,7 +184,13 @@ async def test_the_tarball_installs_into_an_empty_project_and_reaches_a_gateway(
         quiet = ("--no-audit", "--no-fund", "--offline", f"--cache={tmp_path / 'cache'}")
         given = os.environ | {"PATH": PATHS}
         done = subprocess.run(
-            [NPM, *words, *quiet], cwd=cwd, capture_output=True, text=True, timeout=120, check=False, env=given
+            [NPM, *words, *quiet],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=WHOLE_PROGRAM_S,
+            check=False,
+            env=given,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

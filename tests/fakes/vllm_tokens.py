@@ -51,8 +51,8 @@ class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
     `requests` are the bodies seen, `open` the number of requests in progress, `cached` the prompts found in the prefix cache, `slow_s`
-    the seconds per token, `seats` limits the requests that get tokens at once while the others wait, `held` lets no stream go on. `cut_after = k` breaks each stream's
-    connection after k events, `twice` sends each stream's events a second time.
+    the seconds per token, `seats` limits the requests that get tokens at once while the others wait, `held` lets no stream go on.
+    `cut_after = k` breaks each stream's connection after k events, `twice` sends each stream's events a second time.
     `routes` gives the expert ids [tokens, layers, k] of a sample, by its index and computed tokens, or text to send in their place.
     `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
     is a false version to report, and `forget()` simulates a restart with the initial weights.

@@ -135,7 +135,7 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON call from outside of the environment, never through a proxy. Raises Unmet for any answer but success."""
     call = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(call, timeout=120) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(call, timeout=LONGEST_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise Unmet(f"{url}: {error.code} {error.read()[:300]!r}") from None
