@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.sandbox_probes import MARK, PROBES
 
+from ostinato.core.errors import Unavailable
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
@@ -98,12 +99,24 @@ async def test_what_sockets_hold_counts_as_the_boxes_memory(groups):
     try:
         spec = SandboxSpec(files={"p.py": SCRIPT.read_bytes()}, limits=LIMITS)
         box = await backend.start(spec)
-        result = await box.exec(["python3", "-c", FILL], timeout=WHOLE_PROGRAM_S)
-        assert result.stdout in (b"", b"False\n"), "the whole box, or those that held most, were ended"
-        async with asyncio.timeout(PATIENT_S):  # the kernel frees what sockets held some time after their processes
-            while not (again := await box.exec(["python3", "-c", IDLE], timeout=WHOLE_PROGRAM_S)).stdout:
+
+        async def printed(program):
+            """Nothing where the kernel, which finds no process that holds the memory, ended all of the box; another takes its place."""
+            nonlocal box
+            try:
+                return (await box.exec(["python3", "-c", program], timeout=WHOLE_PROGRAM_S)).stdout
+            except Unavailable:
+                await box.stop()
+                box = await backend.start(spec)
+                return b""
+
+        assert await printed(FILL) in (b"", b"False\n"), "the whole box, or those that held most, were ended"
+        async with asyncio.timeout(
+            WHOLE_PROGRAM_S
+        ):  # the kernel frees what sockets held some time after their processes
+            while not (again := await printed(IDLE)):
                 await asyncio.sleep(0.1)
-        assert again.stdout == b"16 processes share 20 pairs\n", "which the same limit allows"
+        assert again == b"16 processes share 20 pairs\n", "which the same limit allows"
         watched = any("a watch, not the kernel" in text for text in (await backend.isolation()).missing)
         assert watched or groups
     finally:
@@ -175,6 +188,7 @@ async def test_none_fires_in_a_single_run(target, warm):
 
 UNPRIVILEGED = """
 import asyncio, json, sys
+from ostinato.core.errors import Unavailable
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes
 
