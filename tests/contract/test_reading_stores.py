@@ -112,7 +112,8 @@ async def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple
 
 @pytest.fixture
 async def served(origin, tmp_path):
-    async with serving(relay_app(RelayStore(origin, DirectoryStore(tmp_path), NOW)), lifespan=False) as url:
+    relay = RelayStore(origin, DirectoryStore(tmp_path), NOW, lambda: 7.0)  # no second passes between two looks
+    async with serving(relay_app(relay), lifespan=False) as url:
         yield url
 
 

@@ -63,6 +63,7 @@ def settings(directory: Path, run: str, model: Path) -> list[str]:
         "train.compute='fp32'",
         "train.publish='fp32'",
         "follow.interval_s=0.2",
+        "serve.store_timeout_s=120",  # a busy machine may take long
     ]
 
 

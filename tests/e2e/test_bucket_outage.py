@@ -31,7 +31,7 @@ async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running
             f"weights.options={{{options}}}",
             "weights.retries=1",
             f"follow.cache='{tmp_path / 'cache'}'",
-            "relay.timeout_s=1",
+            "relay.timeout_s=20",
             names=("serve",),
         )
         before = await answered(run.url)
