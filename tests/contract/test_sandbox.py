@@ -463,7 +463,7 @@ async def test_nothing_is_left_behind(namespaces, tmp_path):
     assert Path(f"/proc/{keeper}").exists()
     await namespaces.close()
     assert not Path(f"/proc/{keeper}").exists()
-    assert mounts_beside(tmp_path) == mounts
+    assert mounts_beside(tmp_path) <= mounts
     assert groups_of(keeper) == []
     with pytest.raises(Unavailable):
         await sh(boxes[0], "true")

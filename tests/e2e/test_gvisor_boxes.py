@@ -113,7 +113,7 @@ async def test_nothing_is_left_behind(boxes, tmp_path):
     await boxes.close()
     assert processes_of(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
-    assert mounts_beside(tmp_path) == mounts
+    assert mounts_beside(tmp_path) <= mounts
     with pytest.raises(Unavailable):
         await sh(started[1], "true")
     assert (await sh(await boxes.start(SandboxSpec()), "echo on")).stdout == b"on\n"

@@ -124,7 +124,10 @@ async def test_more_than_the_pool_holds_is_served_in_turn(tmp_path):
         requests = [ask(f"{i} " * 12, n=2, max_tokens=50) for i in range(10)]
         expected = [reference(tiny.model, request) for request in requests]
         async with asyncio.timeout(WHOLE_PROGRAM_S):
-            answers = await asyncio.gather(*[answer(tiny.engine, request) for request in requests])
+            with StepGate(tiny.engine):  # all are there before one has ended
+                asking = asyncio.gather(*[answer(tiny.engine, request) for request in requests])
+                await asyncio.sleep(0)
+            answers = await asking
         assert answers == [[ids] * 2 for ids in expected]
         assert tiny.engine.stats()["preemptions"] > 0
         assert tiny.engine.stats()["kv_blocks_used"] == 0
