@@ -86,7 +86,7 @@ async def test_a_program_has_no_rights_and_another_kernel(boxes):
 @needs_runsc
 async def test_all_programs_together_have_so_many_processes_and_no_more(boxes):
     box = await boxes.start(SandboxSpec(limits=SMALL))
-    fork = "import os, time\nfor n in range(300):\n  try:\n    if os.fork() == 0: time.sleep(60)\n  except OSError: pass\ntime.sleep(60)"
+    fork = "import os, time\nfor n in range(300):\n  try:\n    if os.fork() == 0: time.sleep(600)\n  except OSError: pass\ntime.sleep(600)"
     for seconds in (4.0, 16.0, 64.0):  # until this machine makes so many in the time
         held = [asyncio.create_task(box.exec(["python3", "-c", fork], timeout=seconds)) for _ in range(2)]
         most = 0
