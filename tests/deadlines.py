@@ -6,3 +6,5 @@ waited for.
 """
 WHOLE_PROGRAM_S = 300.0
 """The same where processes start, import torch and compile: minutes on a machine that others keep busy."""
+LEARNING_S = 900.0
+"""The same where a run learns from many simulated users until something comes of it."""

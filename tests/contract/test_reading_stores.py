@@ -22,11 +22,11 @@ from ostinato.weights.store.readonly import HttpStore
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
-NOW = RelayConfig(fresh_s=0.0, timeout_s=2.0)
+NOW = RelayConfig(fresh_s=0.0, timeout_s=PATIENT_S)
 
 
 def http(url: str, **settings) -> HttpStore:
-    return HttpStore(BucketConfig(url=url, retries=0, timeout_s=5.0, part_bytes=5 << 20, **settings))
+    return HttpStore(BucketConfig(url=url, retries=0, timeout_s=PATIENT_S, part_bytes=5 << 20, **settings))
 
 
 @pytest.fixture
@@ -112,7 +112,8 @@ async def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple
 
 @pytest.fixture
 async def served(origin, tmp_path):
-    async with serving(relay_app(RelayStore(origin, DirectoryStore(tmp_path), NOW)), lifespan=False) as url:
+    relay = RelayStore(origin, DirectoryStore(tmp_path), NOW, lambda: 7.0)  # no second passes between two looks
+    async with serving(relay_app(relay), lifespan=False) as url:
         yield url
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.repair_tasks import check_program, repair_tasks
 from tests.fakes.scripted_model import ScriptedModel, says
 
@@ -16,6 +17,7 @@ from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
 CHECK = b"from answer import twice\nif twice(2) != 4: raise SystemExit(f'twice(2) gives {twice(2)}')\n"
+PATIENT = RepairConfig(command_s=WHOLE_PROGRAM_S)  # a busy machine runs a check late
 HEAD = "```python\ndef twice(x):"
 TASK = Task(
     id="twice",
@@ -52,7 +54,7 @@ def shown(model: ScriptedModel, number: int) -> list[tuple[Role, str]]:
 
 @with_the_module
 async def test_what_passes_is_not_asked_for_again(box):
-    rollout = await RepairLoop().run(TASK, ScriptedModel(says("\n    return 2 * x\n")), box)
+    rollout = await RepairLoop(PATIENT).run(TASK, ScriptedModel(says("\n    return 2 * x\n")), box)
     assert (rollout.ended, rollout.turns, rollout.detail["checks"]) == (Ended.SUBMITTED, ("t0:0",), (True,))
     assert rollout.messages[-1].text == "\n    return 2 * x\n"
 
@@ -61,14 +63,14 @@ async def test_what_passes_is_not_asked_for_again(box):
 async def test_code_that_gets_in_its_own_way_is_told_so(box):
     spoils = "\n    return 3\nimport os\nos.remove('answer.py'); os.mkdir('answer.py')\n"
     model = ScriptedModel(says(spoils), says("\n    return 2 * x\n"))
-    rollout = await RepairLoop().run(TASK, model, box)
+    rollout = await RepairLoop(PATIENT).run(TASK, model, box)
     assert (rollout.ended, rollout.turns, rollout.detail["checks"]) == (Ended.TURNS, ("t0:0", "t1:0"), (False, False))
 
 
 @with_the_module
 async def test_a_failure_is_shown_and_the_answer_begins_anew(box):
     model = ScriptedModel(says("\n    return x + 3\n"), says("\n    return x + x\n"))
-    rollout = await RepairLoop().run(TASK, model, box)
+    rollout = await RepairLoop(PATIENT).run(TASK, model, box)
     assert (rollout.ended, rollout.turns) == (Ended.SUBMITTED, ("t0:0", "t1:0"))
     assert rollout.detail["checks"] == (False, True)
     assert shown(model, 1) == [
@@ -83,7 +85,7 @@ async def test_a_failure_is_shown_and_the_answer_begins_anew(box):
 @with_the_module
 async def test_after_the_last_turn_nothing_more_is_asked(box):
     model = ScriptedModel(says("\n    return 1\n"), says("\n    return 2\n"))
-    rollout = await RepairLoop().run(TASK, model, box)
+    rollout = await RepairLoop(PATIENT).run(TASK, model, box)
     assert (rollout.ended, rollout.detail["checks"], len(model.asked)) == (Ended.TURNS, (False, False), 2)
 
 
@@ -104,7 +106,7 @@ class HurriedOnce:
 @with_the_module
 async def test_a_check_that_never_ends_is_killed_and_told(box):
     model = ScriptedModel(says("\n    while True: pass\n"), says("\n    return 2 * x\n"))
-    rollout = await RepairLoop(RepairConfig(command_s=60.0)).run(TASK, model, HurriedOnce(box))
+    rollout = await RepairLoop(PATIENT).run(TASK, model, HurriedOnce(box))
     assert "killed: timeout" in shown(model, 1)[2][1]
     assert rollout.detail["checks"] == (False, True)
 
@@ -115,7 +117,7 @@ async def test_an_answer_without_a_beginning_is_a_fenced_block(box):
     model = ScriptedModel(
         says("So:\n```python\ndef twice(x): return 5\n```"), says("```\ndef twice(x): return 4\n```\nDone.")
     )
-    rollout = await RepairLoop().run(task, model, box)
+    rollout = await RepairLoop(PATIENT).run(task, model, box)
     assert rollout.detail["checks"] == (False, True)
     assert [role for role, _ in shown(model, 1)] == [Role.USER, Role.ASSISTANT, Role.USER]
 
@@ -143,9 +145,9 @@ async def test_the_check_of_a_shipped_task_passes_its_solution_and_says_what_fai
     box = await boxes.start(SandboxSpec(files={"check.py": check_program(blank).encode()}))
     command = RepairConfig().command
     await box.write("answer.py", (blank.head + blank.solution).encode())
-    assert (await box.exec(command, timeout=30)).code == 0
+    assert (await box.exec(command, timeout=WHOLE_PROGRAM_S)).code == 0
     await box.write("answer.py", (blank.head + "    return -1\n").encode())
-    failed = await box.exec(command, timeout=30)
+    failed = await box.exec(command, timeout=WHOLE_PROGRAM_S)
     assert failed.code == 1
     assert failed.stderr.decode() == "count_lower('Hello') gives -1, but it must hold that count_lower('Hello') == 4\n"
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.sandbox import Limits, SandboxSpec
@@ -45,7 +46,7 @@ async def test_no_program_connects_to_a_socket_of_the_host(backend, tmp_path, ki
             return
         box = await backend.start(SandboxSpec(limits=SMALL, **shown))
         path = {"layers": "d/s", "mounts": "/opt/shown/d/s"}[kind]
-        assert (await box.exec(["python3", "-c", CONNECT, path], timeout=20.0)).stdout == b"out\n"
+        assert (await box.exec(["python3", "-c", CONNECT, path], timeout=WHOLE_PROGRAM_S)).stdout == b"out\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root has no files of root's to show")
@@ -63,13 +64,15 @@ async def test_no_program_reads_what_only_root_may(backend, tmp_path, layered):
     (tmp_path / "shown/closed").chmod(0o700)
     layers = (str(tmp_path / "layer"),) if layered else ()
     box = await backend.start(SandboxSpec(layers=layers, mounts={"/opt/shown": str(tmp_path / "shown")}, limits=SMALL))
-    said = await box.exec(["sh", "-c", "cd /opt/shown; cat all root group closed/x; ls closed"], timeout=20.0)
+    said = await box.exec(
+        ["sh", "-c", "cd /opt/shown; cat all root group closed/x; ls closed"], timeout=WHOLE_PROGRAM_S
+    )
     assert said.stdout == b"shown/all"
     if layered:
-        said = await box.exec(["sh", "-c", "cat own; echo new > own; cat own"], timeout=20.0)
+        said = await box.exec(["sh", "-c", "cat own; echo new > own; cat own"], timeout=WHOLE_PROGRAM_S)
         assert said.stdout == b"layer/ownnew\n", "its own layer is the programs' own"
     box = await backend.start(SandboxSpec(layers=layers, limits=SMALL))
-    assert (await box.exec(["sh", "-c", "id -u"], timeout=20.0)).stdout == b"1000\n"
+    assert (await box.exec(["sh", "-c", "id -u"], timeout=WHOLE_PROGRAM_S)).stdout == b"1000\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root has no files of root's to show")

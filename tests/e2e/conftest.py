@@ -109,6 +109,10 @@ def settings(directory: Path, *overrides: str) -> list[str]:
         "release.outcomes.maturity_s=0.3",
         "follow.interval_s=0.2",
         "supervise.longest_wait_s=1.0",
+        # what a busy machine delays is no fault of a worker's
+        "supervise.silence_s=120",
+        "supervise.stop_s=120",
+        "serve.store_timeout_s=120",
         *SETTINGS,
         *overrides,
     ]

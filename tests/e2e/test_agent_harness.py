@@ -33,7 +33,7 @@ TASK = Task(
     harness="agent",
     turns=8,
     tokens=300,
-    timeout_s=60.0,
+    timeout_s=WHOLE_PROGRAM_S,
 )
 
 
@@ -145,12 +145,11 @@ open("found", "w").write("\n".join(found))
 
 @pytest.mark.parametrize("planted", [False, True], ids=["searched", "control"])
 async def test_no_secret_lies_in_the_sandbox(boxes, planted):
-    patient = replace(TASK, timeout_s=WHOLE_PROGRAM_S)  # it reads thousands of files
     async with world_gateway("ok") as (gateway, _):
         sought = {"key": KEY, "address": gateway._url.removeprefix("http://")}
         environment = {"SOUGHT": json.dumps({name: text.encode().hex() for name, text in sought.items()})}
         environment |= {f"PLANTED_{name}": text for name, text in sought.items()} if planted else {}
-        rollout, _ = await run(boxes, gateway, agent_settings(SEARCH, environment=environment), patient)
+        rollout, _ = await run(boxes, gateway, agent_settings(SEARCH, environment=environment))
     (found,) = [change.data.decode().splitlines() for change in rollout.changes if change.path == "found"]
     assert {line.partition(" ")[0] for line in found} == (sought.keys() if planted else set()), found
 
@@ -160,7 +159,7 @@ import socket
 said = []
 for host, port in json.loads(os.environ["PLACES"]):
     try:
-        socket.create_connection((host, port), timeout=3).close()
+        socket.create_connection((host, port), timeout=30).close()
         said.append(f"{host}:{port}")
     except OSError:
         pass
@@ -281,7 +280,7 @@ async def test_an_answer_that_is_under_way_at_the_deadline_is_its_last_turn(boxe
     for seconds in (2.0, 8.0, 32.0):  # a busy machine starts no agent in the first
         async with world_gateway(engine=engine) as (gateway, log):
             rollout, _ = await run(boxes, gateway, settings, replace(TASK, timeout_s=seconds))
-        if log.turns():
+        if [turn.text for turn in log.turns()] == ["hel"]:
             break
     (turn,) = log.turns()
     assert (turn.finish, turn.text) == (Finish.DEADLINE, "hel")
@@ -418,14 +417,17 @@ if os.fork() == 0:
 """
     task = replace(TASK, turns=10**6)
     settings = agent_settings(leaves, turns=10**6)
-    harness = open_harness("agent", settings)
-    async with world_gateway("ok") as (gateway, log):
+    harness, engine = open_harness("agent", settings), Stalls(100, "ok")
+    async with world_gateway(engine=engine) as (gateway, log):
         box = await boxes.start(harness.spec(task))
         await harness.run(task, gateway.model("e", group=None, harness=harness.hash), box)
+        refused = ["sh", "-c", "rm -f refused; until test -s refused; do sleep 0.02; done"]
+        assert (await box.exec(refused, timeout=WHOLE_PROGRAM_S)).code == 0
         async with asyncio.timeout(WHOLE_PROGRAM_S):
-            while (await box.exec(["sh", "-c", "test -s refused"], timeout=5.0)).code:
-                await asyncio.sleep(0.02)
+            while engine.running:  # a call that was broken off is a turn, too
+                await asyncio.sleep(0.01)
+        assert (await box.exec(refused, timeout=WHOLE_PROGRAM_S)).code == 0
         seen = len(log.turns())
-        await box.exec(["sh", "-c", "rm refused; until test -s refused; do sleep 0.02; done"], timeout=20.0)
+        assert (await box.exec(refused, timeout=WHOLE_PROGRAM_S)).code == 0
         assert len(log.turns()) == seen
         await box.stop()

@@ -11,6 +11,7 @@ import signal
 import sys
 
 import aiohttp
+from tests.deadlines import LEARNING_S, WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import open_run
@@ -29,7 +30,7 @@ async def read(log, kind):
     return [row async for _, row in log.read(0, {kind})]
 
 
-async def until(condition, what, timeout_s=600):
+async def until(condition, what, timeout_s=LEARNING_S):
     try:
         async with asyncio.timeout(timeout_s):
             while not (found := await condition()):
@@ -75,7 +76,7 @@ async def test_nothing_goes_live_until_a_person_says_so_on_the_command_line_or_o
     run = await running(tmp_path, "release.approval='manual'", "model.numerics=fast", "serve.control_share=0.0")
     with open_run(run.config) as opened:
         try:
-            async with aiohttp.ClientSession(run.url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+            async with aiohttp.ClientSession(run.url, timeout=aiohttp.ClientTimeout(total=WHOLE_PROGRAM_S)) as session:
                 page = Page(run, session)
                 async with simulated_users(run) as acked:
                     approved, waits = await approve_what_waits(run, opened)
@@ -146,4 +147,8 @@ async def move_on_the_page(page, newest, before):
 
 async def outlive_its_gateway(run, page):
     os.kill(run.worker("serve").pid, signal.SIGKILL)
-    assert "rolled back" in await until(lambda: page.get("/releases"), "the page is back")
+
+    async def told():
+        return "rolled back" in await page.get("/releases")
+
+    await until(told, "the page is back, and knows what was done")

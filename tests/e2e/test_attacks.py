@@ -6,6 +6,7 @@ Each test or plot is one attack: what the attacker wants stands in its docstring
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,9 @@ from besieged import (
     ACME_SECRET,
     BOLT_KEY,
     BOLT_SECRET,
+    CORA_KEY,
     ONE_ADDRESS,
+    PATIENT_S,
     Asker,
     besieged,
     eventually,
@@ -150,11 +153,23 @@ def taking_back_what_another_said(siege):
     assert (siege.reward(theirs), siege.reward(again)) == (0.75, 0.0)
 
 
+ENDLESS = {"258": -100.0}
+"""Bias of an answer that ends at its length alone: it never draws its end token."""
+
+
+def until(what):
+    """Tries, until there were so many that something else is wrong: on a busy machine an answer may end before what a test does."""
+    ends = time.monotonic() + PATIENT_S
+    for number in itertools.count():
+        yield number
+        assert time.monotonic() < ends, f"in {number + 1} tries never: {what}"
+
+
 @plot
 def squatting_a_turn_that_does_not_exist_yet(siege):
     """Bolt knows the id of a turn that is still being sampled, and wants to be the first to judge it, or to crowd out who may."""
-    for _ in range(8):  # any token may be the last one: an answer may have ended before the flood
-        with siege.acme.stream(n=16) as (turn, lines):
+    for _ in until("the flood came before the end of the answer"):
+        with siege.acme.stream(n=16, logit_bias=ENDLESS) as (turn, lines):
             said = siege.acme.say(turn), siege.bolt.say(turn, "rejected")
             flood = [siege.bolt.event(f"guess-{n}:0" if n % 2 else turn, "rejected") for n in range(600)]
             assert len(flood) > siege.config.reward.max_orphans
@@ -164,7 +179,6 @@ def squatting_a_turn_that_does_not_exist_yet(siege):
         if code == 202 and not ended:
             break
         time.sleep(4.0)  # until bolt may send so many again
-    assert (code, ended) == (202, False), "every answer ended too early to tell anything"
     assert said == ("early", "early")
     yield
     assert siege.reward(turn) == 0.75
@@ -186,10 +200,12 @@ def values_that_break_sums(siege):
 @plot
 def teaching_answers_that_nobody_read(siege):
     """Bolt wants an answer of acme's that nobody read to its end to be rewarded: it praises it and says that it was delivered."""
-    key = {"idempotency-key": secrets.token_hex(8)}
-    endless = {"258": -100.0}  # without its end token it cannot end by itself before its reader has left
-    with siege.acme.stream(n=4, logit_bias=endless, headers=key) as (turn, lines):
-        next(lines)
+    for _ in until("its reader left before its end"):
+        key = {"idempotency-key": secrets.token_hex(8)}
+        with siege.acme.stream(n=4, logit_bias=ENDLESS, headers=key) as (turn, lines):
+            next(lines)
+        if siege.turn(turn).finish is not Finish.LENGTH:
+            break
     with siege.bolt.stream(max_tokens=2, headers=key) as (mine, lines):
         assert "data: [DONE]" in lines
     assert [siege.bolt.say(turn, name) for name in ("accepted", "delivered")] == ["early", "early"]
@@ -328,7 +344,7 @@ def test_which_turns_others_have_cannot_be_asked(siege):
 def test_metrics_show_a_tenant_itself_only(siege):
     """Bolt wants to know acme's name, how much it asks, and how busy the engine is."""
     siege.acme.ask()
-    siege.bolt.ask()
+    siege.bolt.ask(logit_bias=ENDLESS)
     seen, own, whole = (who.http.get("/metrics").text for who in (siege.bolt, siege.acme, siege.operator))
     assert "acme" not in seen
     assert "ostinato_engine" not in seen
@@ -545,10 +561,10 @@ def test_who_comes_through_a_proxy_needs_a_key(siege, keyless, name):
 
 
 def test_one_tenants_calls_use_up_its_own_quota(siege):
-    """Bolt calls as fast as it can, and wants acme to be told to slow down."""
+    """Cora calls as fast as it can, and wants acme to be told to slow down."""
 
     def call(_):
-        return siege.bolt.http.post("/v1/chat/completions", json={})
+        return siege.cora.http.post("/v1/chat/completions", json={})
 
     with ThreadPoolExecutor(8) as pool:
         replies = [*pool.map(call, range(250))]
@@ -558,50 +574,60 @@ def test_one_tenants_calls_use_up_its_own_quota(siege):
     assert refused[0].headers["retry-after-ms"]
     assert {reply.status_code for reply in replies} == {400, 429}
     assert answers == [200] * 5
-    eventually(lambda: siege.bolt.ask().status == 200, "bolt may call again")
+    eventually(lambda: siege.cora.ask().status == 200, "cora may call again")
 
 
 def test_one_tenants_open_samples_leave_room_for_others(siege):
     """Bolt keeps as many samples open as it is let, and wants acme to find no place, or to wait behind them all."""
-    with siege.bolt.stream(n=16) as (_, lines):
-        next(lines)
-        refused = siege.bolt.ask(patient=False)
-        answer = siege.acme.ask()
+    for _ in until("bolt's samples were open as long as this took"):
+        with siege.bolt.stream(n=16, logit_bias=ENDLESS) as (turn, lines):
+            next(lines)
+            refused = siege.bolt.ask(patient=False)
+            answer = siege.acme.ask()
+            ended = siege.find(Turn, turn) is not None
+        if refused.status == 429 or not ended:
+            break
     assert (refused.status, refused.error) == (429, "rate_limit_exceeded")
     assert answer.status == 200
     eventually(lambda: siege.bolt.ask().status == 200, "bolt's places are free again")
 
 
 def test_one_tenants_events_use_up_its_own_quota(siege):
-    """Bolt sends as many events as it can, and wants acme's to be refused."""
-    flood = [siege.bolt.event(f"guess-{n}:0") for n in range(999)]
-    codes = [siege.bolt.post(flood, patient=False)[0] for _ in range(3)]
+    """Cora sends as many events as it can, and wants acme's to be refused."""
+    flood = [siege.cora.event(f"guess-{n}:0") for n in range(999)]
+    codes = [siege.cora.post(flood, patient=False)[0] for _ in range(3)]
     assert 429 in codes
     assert siege.acme.say(siege.acme.ask().turn) == "accepted"
-    eventually(lambda: siege.bolt.post(siege.bolt.event("t:0"))[0] == 202, "bolt may send again")
+    eventually(lambda: siege.cora.post(siege.cora.event("t:0"))[0] == 202, "cora may send again")
 
 
 def test_events_that_are_flawed_are_counted_all_the_same(siege):
-    """Bolt sends lists whose last event is wrong, and wants all before it to be looked at for nothing, again and again."""
-    flawed = [*(siege.bolt.event(f"guess-{n}:0") for n in range(999)), {}]
-    assert {400, 429} >= {*(codes := [siege.bolt.post(flawed, patient=False)[0] for _ in range(4)])}
+    """Cora sends lists whose last event is wrong, and wants all before it to be looked at for nothing, again and again."""
+    flawed = [*(siege.cora.event(f"guess-{n}:0") for n in range(999)), {}]
+    assert {400, 429} >= {*(codes := [siege.cora.post(flawed, patient=False)[0] for _ in range(4)])}
     assert 429 in codes
     assert siege.acme.post([siege.acme.event("t:0") for _ in range(9)])[0] == 202
-    eventually(lambda: siege.bolt.post(siege.bolt.event("t:0"))[0] == 202, "bolt may send again")
+    eventually(lambda: siege.cora.post(siege.cora.event("t:0"))[0] == 202, "cora may send again")
 
 
 def test_bodies_of_nothing_but_brackets_cost_next_to_nothing(siege):
     """Bolt sends two megabytes of nested or crowded JSON again and again, and wants the one event loop to be busy with it."""
     size = siege.config.serve.max_body_bytes - 100
     bodies = [b"[" * size, b"[" + b"[]," * (size // 3) + b"[]]", b'{"a":' * (size // 5), b"[" + b"9" * size + b"]"]
-    before = siege.cpu_s()
-    with ThreadPoolExecutor(4) as pool:
-        sent = [pool.submit(siege.bolt.send, "/v1/feedback", body) for body in bodies * 2]
-        answer = siege.acme.ask()
-        codes = [each.result().status_code for each in sent]
-    assert answer.status == 200
-    assert {*codes} <= {400, 413}
-    assert siege.cpu_s() - before < 0.12 * len(codes), "seconds of the server's time"
+
+    def spent(sent):
+        """Seconds of the server's processor time."""
+        before = siege.cpu_s()
+        with ThreadPoolExecutor(4) as pool:
+            sent = [pool.submit(siege.bolt.send, "/v1/feedback", body) for body in sent]
+            assert siege.acme.ask().status == 200
+            assert {each.result().status_code for each in sent} <= {400, 413}
+        return siege.cpu_s() - before
+
+    spent(bodies)
+    assert spent(bodies * 2) < 5 * spent([b"x" * size] * 8), (
+        "little more than to receive what is wrong from its first byte"
+    )
     many = [siege.acme.event("t:0", comment="x" * 1900) for _ in range(900)]
     assert siege.acme.post(many)[0] == 202, "a large body that says something is taken"
 
@@ -739,16 +765,20 @@ def test_one_address_cannot_take_all_connections(keyless):
             assert status(hear(other)) == 200
 
     def again():
-        with keyless.connect("127.0.0.2") as connection:
+        with (
+            contextlib.suppress(ConnectionError),
+            keyless.connect("127.0.0.2") as connection,
+        ):  # closed at once until then
             connection.sendall(request("GET", "/health"))
             return status(hear(connection)) == 200
+        return False
 
     eventually(again, "there is room again")
 
 
 def test_one_tenants_bytes_use_up_its_own_quota(siege):
-    """Bolt announces more bytes than it may send, on many connections, and wants the server to hold and decode them all."""
-    head = request("POST", "/v1/feedback", x_api_key=BOLT_KEY, content_type="application/json")
+    """Cora announces more bytes than it may send, on many connections, and wants the server to hold and decode them all."""
+    head = request("POST", "/v1/feedback", x_api_key=CORA_KEY, content_type="application/json")
     head = head.replace(b"length: 0", b"length: %d" % (16 * siege.config.serve.max_body_bytes))
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(siege.connect()) for _ in range(4)]
@@ -757,7 +787,7 @@ def test_one_tenants_bytes_use_up_its_own_quota(siege):
         assert b"serve.quota.bytes_per_s" in hear(opened[-1]), "refused, and not waited for"
         many = [siege.acme.event("t:0", comment="x" * 60_000) for _ in range(20)]
         assert siege.acme.post(many)[0] == 202
-    eventually(lambda: siege.bolt.post(siege.bolt.event("t:0"))[0] == 202, "bolt may send again")
+    eventually(lambda: siege.cora.post(siege.cora.event("t:0"))[0] == 202, "cora may send again")
 
 
 def test_who_was_refused_early_may_go_on(siege):
@@ -772,7 +802,7 @@ def test_who_was_refused_early_may_go_on(siege):
 def test_what_was_left_half_open_is_closed(siege, half_open):
     """The outsider opens connections, says nothing or half of something, and wants to be held for ever, until no more can be opened."""
     for connection in half_open:
-        connection.settimeout(HEAD_S + 20)
+        connection.settimeout(HEAD_S + PATIENT_S)
         with contextlib.suppress(ConnectionResetError):
             answer = connection.recv(1000)
             assert answer == b"" or status(answer) == 408

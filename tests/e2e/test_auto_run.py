@@ -11,14 +11,16 @@ import httpx2
 import pytest
 import torch
 from rich.console import Console
-from tests.deadlines import WHOLE_PROGRAM_S
+from tests.deadlines import LEARNING_S, WHOLE_PROGRAM_S
 from tests.fakes.outside import FakeOutside
 
+from ostinato.app import trainer
 from ostinato.app.evaluation import open_ledger, open_releases
 from ostinato.app.gateway import open_serving
 from ostinato.app.storage import open_run
 from ostinato.app.trainer import open_desk
 from ostinato.config import load
+from ostinato.core.clock import wall_clock
 from ostinato.core.records import Finish, Reward, Turn
 from ostinato.core.report import Report, Verdict
 from ostinato.core.weights import Learned
@@ -32,7 +34,7 @@ from ostinato.release.auto.estimating import prospect
 from ostinato.testing.serving import serving
 from ostinato.weights.publish.publisher import Candidates, VersionPublisher
 
-FLOOR = 0.1
+FLOOR, WINDOW_S = 0.1, 3600.0
 LIKES = {"far": 0.9, "live": 0.15}
 """How often the simulated users accept an answer of the outside, and of the tiny model."""
 
@@ -44,16 +46,18 @@ def auto_settings(outside):
         f"serve.auto.arms=[{{name='live', slot='live'}}, {{name='canary', slot='canary'}}, {far}]",
         "serve.control_share=0",
         f"release.auto={{floor={FLOOR}, low=-0.25, high=0.75, poll_s=0.05}}",
-        "reward.options={window=1.0}",
+        f"reward.options={{window={WINDOW_S}}}",
     )
 
 
 class Served:
-    """A run that is served in this process, and simulated users of it."""
+    """A run that is served in this process, and simulated users of it. When its rewards are asked for, every window has passed."""
 
     def __init__(self, run, parts, http):
         self.run, self.parts, self.http = run, parts, http
-        self.desk = open_desk(run.config, run.log, run.folds)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "wall_clock", lambda: wall_clock() + WINDOW_S)
+            self.desk = open_desk(run.config, run.log, run.folds)
         self.chance = random.Random(4)
         self.asked = 0
 
@@ -83,7 +87,7 @@ class Served:
         answered = sum(turn.finish.trainable for turn in await self.turns())
         async with asyncio.timeout(WHOLE_PROGRAM_S):
             while (rewarded := await self.rewarded()) < answered:
-                await asyncio.sleep(0.1)  # the deliveries are noted and the windows close
+                await asyncio.sleep(0.1)  # the deliveries are noted
                 await self.desk.poll()
         assert rewarded == answered
         await self.parts.router.catch_up()
@@ -110,7 +114,7 @@ async def served(config):
         try:
             while not {"live", "canary"} <= parts.engine.slots().keys():
                 await asyncio.sleep(0.02)
-            async with serving(parts.gateway) as url, httpx2.AsyncClient(base_url=url, timeout=30) as http:
+            async with serving(parts.gateway) as url, httpx2.AsyncClient(base_url=url, timeout=WHOLE_PROGRAM_S) as http:
                 yield Served(run, parts, http)
         finally:
             for task in beside:
@@ -150,7 +154,7 @@ async def test_shares_follow_simulated_users_and_other_shares_are_estimated_befo
     tmp_path, quick_settings, outside
 ):
     config = load(None, quick_settings(tmp_path, *auto_settings(outside)))
-    async with asyncio.timeout(300), served(config) as world:
+    async with asyncio.timeout(LEARNING_S), served(config) as world:
         for _ in range(8):
             await world.round()
             now = world.parts.router.router.odds(["live", "far"])
@@ -199,7 +203,7 @@ async def test_a_release_enters_auto_with_its_trial_and_leaves_when_the_ledger_s
     tmp_path, quick_settings, outside
 ):
     config = load(None, quick_settings(tmp_path, *auto_settings(outside)))
-    async with asyncio.timeout(300), served(config) as world:
+    async with asyncio.timeout(LEARNING_S), served(config) as world:
         run, path = world.run, tmp_path / "model"
         candidate, controller = await a_candidate(run, path), open_releases(run)
         await world.ask("sim-0")

@@ -9,7 +9,7 @@ import signal
 
 import aiohttp
 from rich.console import Console
-from tests.deadlines import WHOLE_PROGRAM_S
+from tests.deadlines import LEARNING_S
 
 from ostinato.app.branches import branch_config
 from ostinato.app.storage import home, open_log, open_store
@@ -24,7 +24,7 @@ LIKED = {"acme": "^[a-z]", "bolt": "^[^a-z]"}  # opposite wishes
 
 async def wait_for(holds):
     """Wait until a condition, or what a coroutine function returns, is true; returns it."""
-    async with asyncio.timeout(WHOLE_PROGRAM_S):
+    async with asyncio.timeout(LEARNING_S):
         while True:
             found = holds()
             if inspect.isawaitable(found):

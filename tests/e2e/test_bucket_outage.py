@@ -5,6 +5,7 @@ import os
 import signal
 
 import aiohttp
+from tests.deadlines import LEARNING_S, WHOLE_PROGRAM_S
 from tests.fakes.s3_server import s3_options, s3_server
 
 
@@ -12,7 +13,7 @@ async def answered(url: str) -> dict | None:
     """The answer to a question, or None if there was none."""
     body = {"model": "live", "messages": [{"role": "user", "content": "say 1"}], "max_tokens": 4}
     try:
-        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=WHOLE_PROGRAM_S)) as session:
             async with session.get("/health") as reply:
                 body["model"] = (await reply.json())["model"]
             async with session.post("/v1/chat/completions", json=body) as reply:
@@ -30,7 +31,7 @@ async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running
             f"weights.options={{{options}}}",
             "weights.retries=1",
             f"follow.cache='{tmp_path / 'cache'}'",
-            "relay.timeout_s=1",
+            "relay.timeout_s=20",
             names=("serve",),
         )
         before = await answered(run.url)
@@ -38,7 +39,7 @@ async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running
         worker = run.worker("serve")
         first = worker.pid
         os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(LEARNING_S):
             while worker.pid in (0, first) or (after := await answered(run.url)) is None:
                 await asyncio.sleep(0.2)
     finally:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.evaluation import open_releases
@@ -30,12 +31,16 @@ SHOWN = {"COLUMNS": "140", "NO_COLOR": "1"}
 
 def ostinato(*words, code=0):
     command, env = [sys.executable, "-m", "ostinato.cli", *words], os.environ | SHOWN
-    return said(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env), code)
+    return said(
+        subprocess.run(command, capture_output=True, text=True, timeout=WHOLE_PROGRAM_S, check=False, env=env), code
+    )
 
 
 def forked(*words, code=0):
     """As `ostinato`, in a process that begins with the libraries that the command would import."""
-    return said(FORK_SERVER.run([sys.executable, "-m", "ostinato.cli", *words], timeout=120, env=SHOWN), code)
+    return said(
+        FORK_SERVER.run([sys.executable, "-m", "ostinato.cli", *words], timeout=WHOLE_PROGRAM_S, env=SHOWN), code
+    )
 
 
 def said(done, code):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.core.errors import Conflict
 from ostinato.core.weights import WeightArray
@@ -122,7 +123,7 @@ async def run(script: str, *arguments: object) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    stdout, stderr = await asyncio.wait_for(process.communicate(), 120)
+    stdout, stderr = await asyncio.wait_for(process.communicate(), WHOLE_PROGRAM_S)
     assert process.returncode == 0, stderr.decode()
     return stdout.decode()
 

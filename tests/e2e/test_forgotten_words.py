@@ -6,6 +6,7 @@ import asyncio
 
 import aiohttp
 from rich.console import Console
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.oracles.words_on_disk import where
 
 from ostinato.app.storage import open_log
@@ -15,7 +16,6 @@ from ostinato.launch.commands.log import forget
 SAID, STOP = "zebrastripe in my kitchen", "quokkapatience"
 COMMENT, CORRECTION, SCHEMA = "narwhalregret about it", "pelicanmethod instead", "capybaraschema"
 WORDS = [SAID, STOP, COMMENT, CORRECTION, SCHEMA]
-WAIT_S = 120.0
 
 
 async def tell(url: str, number: int, headers: dict[str, str] | None = None, **fields: object) -> str:
@@ -54,7 +54,7 @@ async def test_what_a_forgotten_person_wrote_is_in_no_file_of_the_run(tmp_path, 
     try:
         answers = [await tell(run.url, number) for number in range(12)]
         long = [answer for answer in answers if len(answer) >= 12]
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while not {"page.sqlite", "status.fold", "desk.fold"} <= {path.name for path in root.glob("folds/*")}:
                 await asyncio.sleep(0.2)
         with open_log(run.config) as log:
@@ -87,7 +87,7 @@ async def test_what_must_not_be_kept_is_in_no_file_of_the_run(tmp_path, running)
     try:
         answers = [await tell(run.url, number, **never[number % 4 // 2]) for number in range(12)]
         long = [answer for answer in answers if len(answer) >= 12]
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while not {"page.sqlite", "status.fold", "desk.fold"} <= {path.name for path in root.glob("folds/*")}:
                 await asyncio.sleep(0.2)
             while len(held := await holdbacks(run.config)) < 12:

@@ -2,6 +2,7 @@
 
 import pytest
 import pytest_asyncio
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 
 from ostinato.core.conversation import Message, Role
@@ -26,7 +27,10 @@ RIGHT = "def total(xs):\n    if not xs:\n        raise ValueError('none')\n    n
 def task(**data):
     message = Message(role=Role.USER, text="Sum them.")
     return Task(
-        id="t", family="f", messages=(message,), grading=Grading(grader="function", data=DATA | data, timeout_s=20.0)
+        id="t",
+        family="f",
+        messages=(message,),
+        grading=Grading(grader="function", data=DATA | data, timeout_s=WHOLE_PROGRAM_S),
     )
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +81,9 @@ def test_a_planted_defect_is_found_and_its_case_is_kept(script, tmp_path, monkey
     monkeypatch.setenv("PLANTED", what)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(script, "CPU_S", 2.0)
-    report = script.campaign(30.0, 1, tmp_path / "found", checked=0.0, modules=("planted", "planted"), most=1)
+    report = script.campaign(
+        WHOLE_PROGRAM_S, 1, tmp_path / "found", checked=0.0, modules=("planted", "planted"), most=1
+    )
     assert [finding["what"].removeprefix("FINDING ")[: len(found)] for finding in report.findings] == [found]
     assert Path(report.findings[0]["case"]).read_bytes() == b"case 400"
 
@@ -105,7 +108,9 @@ try:
 except Corrupt:
     print(len(data), memory("VmHWM") - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=WHOLE_PROGRAM_S, check=True
+    )
     size, grown = map(int, done.stdout.split())
     assert size < 5000
     assert grown < 20 * 8_000_000

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.conversation import Message, Role
@@ -38,7 +39,7 @@ async def boxes(monkeypatch, tmp_path):
 
 
 async def sh(box, script, **options):
-    return await box.exec(["sh", "-c", script], **{"timeout": 20.0, **options})
+    return await box.exec(["sh", "-c", script], **{"timeout": WHOLE_PROGRAM_S, **options})
 
 
 HEAD = 'def f(a, b):\n    """A secret."""\n'
@@ -52,11 +53,11 @@ SPIES = """    import os, re
 async def test_a_graded_body_cannot_read_what_its_judge_was_given(boxes):
     runs = RunsInBoxes(boxes, SandboxConfig(memory_mb=128))
     tests = "assert f(3, 4) == 8191\nassert f(5, 6) == -77\n"
-    assert await python_tests(HEAD, SPIES, tests, runs, timeout=20.0) == 0.0
-    assert await python_tests(HEAD, "    return {3: 8191, 5: -77}[a]\n", tests, runs, timeout=20.0) == 1.0
-    seen = await runs.run("import os; print(os.listdir('/proc'))", timeout=20.0)
+    assert await python_tests(HEAD, SPIES, tests, runs, timeout=WHOLE_PROGRAM_S) == 0.0
+    assert await python_tests(HEAD, "    return {3: 8191, 5: -77}[a]\n", tests, runs, timeout=WHOLE_PROGRAM_S) == 1.0
+    seen = await runs.run("import os; print(os.listdir('/proc'))", timeout=WHOLE_PROGRAM_S)
     assert seen.stdout == b"[]\n"
-    greedy = await runs.run("import time; x = bytearray(b'1' * (300 << 20)); time.sleep(9)", timeout=20.0)
+    greedy = await runs.run("import time; x = bytearray(b'1' * (300 << 20)); time.sleep(200)", timeout=WHOLE_PROGRAM_S)
     assert greedy.killed_reason == "memory", "pid 1 still sees what programs hold"
 
 
@@ -78,7 +79,7 @@ while True:
 async def test_who_swaps_links_while_a_file_is_written_gets_nothing_by_it(boxes):
     """Root of the sandbox once made the directory and gave it to the program, wherever the link led by then."""
     box = await boxes.start(SandboxSpec(limits=SMALL))
-    swapping = asyncio.create_task(box.exec(["python3", "-c", SWAPS], timeout=60.0))
+    swapping = asyncio.create_task(box.exec(["python3", "-c", SWAPS], timeout=WHOLE_PROGRAM_S))
     ends = asyncio.get_running_loop().time() + 6.0
     while asyncio.get_running_loop().time() < ends:
         for _ in range(50):
@@ -93,7 +94,7 @@ async def test_who_swaps_links_while_a_file_is_written_gets_nothing_by_it(boxes)
 async def test_no_program_can_end_what_reads_and_writes_files(boxes):
     box = await boxes.start(SandboxSpec(files={"a": b"1"}, limits=SMALL))
     killing = "import os\nprint(1, flush=True)\nwhile True:\n  try: os.kill(-1, 9)\n  except OSError: pass"
-    ending = asyncio.create_task(box.exec(["python3", "-c", killing], timeout=30.0))
+    ending = asyncio.create_task(box.exec(["python3", "-c", killing], timeout=WHOLE_PROGRAM_S))
     for number in range(8):
         await box.write(f"d/{number}", b"2")
         assert await box.read("a") == b"1"
@@ -157,13 +158,13 @@ FLOOD = """
 import socket
 held = []
 try:
-    while len(held) < 90: held.append(socket.create_connection(("127.0.0.1", 8000), timeout=3))
+    while len(held) < 90: held.append(socket.create_connection(("127.0.0.1", 8000), timeout=100))
 except OSError: pass
 print(len(held))
 """
 ASKS = """
 import socket
-with socket.create_connection(("127.0.0.1", 8000), timeout=9) as s: s.sendall(b"hi"); print(s.recv(9).decode())
+with socket.create_connection(("127.0.0.1", 8000), timeout=100) as s: s.sendall(b"hi"); print(s.recv(9).decode())
 """
 
 
@@ -185,13 +186,15 @@ async def test_a_port_goes_on_whatever_a_program_does_to_it(boxes):
     listener = await box.listen(8000)
     async with await asyncio.start_server(answer, sock=listener) as server:
         for _ in range(2):
-            assert (await box.exec(["python3", "-c", FLOOD], timeout=30.0)).code == 0
-            said = await box.exec(["python3", "-c", ASKS], timeout=30.0)
+            assert (await box.exec(["python3", "-c", FLOOD], timeout=WHOLE_PROGRAM_S)).code == 0
+            said = await box.exec(["python3", "-c", ASKS], timeout=WHOLE_PROGRAM_S)
             assert (said.stdout, said.stderr[-300:]) == (b"hi!\n", b"")
         server.close()
-        refused = await box.exec(["python3", "-c", ASKS], timeout=30.0)
+        refused = await box.exec(["python3", "-c", ASKS], timeout=WHOLE_PROGRAM_S)
         assert refused.stdout in (b"", b"\n"), "nobody answers there any more"
-    assert len(silent) == 180
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while len(silent) < 180:  # each end of a connection is heard
+                await asyncio.sleep(0.01)
     for writer in silent:
         writer.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.fakes.mounts import mounts_beside
 
 from ostinato.app.worlds import open_backend, open_grading
 from ostinato.config import Config
@@ -40,7 +41,7 @@ async def boxes(monkeypatch, tmp_path):
 
 
 async def sh(box, script, **options):
-    return await box.exec(["sh", "-c", script], **{"timeout": 20.0, **options})
+    return await box.exec(["sh", "-c", script], **{"timeout": WHOLE_PROGRAM_S, **options})
 
 
 def processes_of(place):
@@ -85,15 +86,17 @@ async def test_a_program_has_no_rights_and_another_kernel(boxes):
 @needs_runsc
 async def test_all_programs_together_have_so_many_processes_and_no_more(boxes):
     box = await boxes.start(SandboxSpec(limits=SMALL))
-    fork = "import os, time\nfor n in range(300):\n  try:\n    if os.fork() == 0: time.sleep(60)\n  except OSError: pass\ntime.sleep(60)"
-    held = [asyncio.create_task(box.exec(["python3", "-c", fork], timeout=4.0)) for _ in range(2)]
-    most = 0
-    while any(not each.done() for each in held):
-        with contextlib.suppress(Unavailable):
-            said = await box.exec(
-                ["python3", "-c", "import os; print(len([p for p in os.listdir('/proc') if p.isdigit()]))"], timeout=9.0
-            )
-            most = max(most, int(said.stdout or 0))
+    fork = "import os, time\nfor n in range(300):\n  try:\n    if os.fork() == 0: time.sleep(600)\n  except OSError: pass\ntime.sleep(600)"
+    for seconds in (4.0, 16.0, 64.0):  # until this machine makes so many in the time
+        held = [asyncio.create_task(box.exec(["python3", "-c", fork], timeout=seconds)) for _ in range(2)]
+        most = 0
+        while any(not each.done() for each in held):
+            with contextlib.suppress(Unavailable):
+                count = "import os; print(len([p for p in os.listdir('/proc') if p.isdigit()]))"
+                said = await box.exec(["python3", "-c", count], timeout=WHOLE_PROGRAM_S)
+                most = max(most, int(said.stdout or 0))
+        if most >= 12:
+            break
     assert 12 <= most <= SMALL.processes + 4, "pid 1, the count itself, and each first process on top"
     assert [each.timed_out for each in await asyncio.gather(*held)] == [True, True]
     assert (await sh(box, "ls /proc | grep -c '^[0-9]'")).stdout == b"4\n"
@@ -101,7 +104,7 @@ async def test_all_programs_together_have_so_many_processes_and_no_more(boxes):
 
 @needs_runsc
 async def test_nothing_is_left_behind(boxes, tmp_path):
-    mounts = Path("/proc/self/mountinfo").read_text()
+    mounts = mounts_beside(tmp_path)
     started = await asyncio.gather(*(boxes.start(SandboxSpec(files={"x": bytes(1 << 16)})) for _ in range(3)))
     await asyncio.gather(*(sh(box, "sleep 600 & (setsid sleep 600 &) ; echo y > y") for box in started))
     assert len(processes_of(tmp_path)) >= 6
@@ -110,7 +113,7 @@ async def test_nothing_is_left_behind(boxes, tmp_path):
     await boxes.close()
     assert processes_of(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
-    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert mounts_beside(tmp_path) <= mounts
     with pytest.raises(Unavailable):
         await sh(started[1], "true")
     assert (await sh(await boxes.start(SandboxSpec()), "echo on")).stdout == b"on\n"
@@ -152,7 +155,7 @@ async def test_a_kernel_that_grows_ends_with_its_sandbox(boxes, monkeypatch):
     box, grown = [await boxes.start(SandboxSpec(limits=limits)) for limits in (replace(SMALL, memory_mb=999), SMALL)]
     await asyncio.gather(*(sh(each, "for n in 1 2 3; do touch f$n; sleep 0.1; done") for each in (box, grown)))
     monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend._KERNEL_MB", 1 - SMALL.memory_mb)
-    assert (await sh(grown, "sleep 9")).killed_reason == "memory"
+    assert (await sh(grown, "sleep 200")).killed_reason == "memory"
     for call in (sh(grown, "true"), grown.read("x"), grown.diff()):
         with pytest.raises(SandboxBroken, match="its kernel needed more"):
             await call
@@ -167,7 +170,7 @@ from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 async def main():
     boxes = GVisorBoxes()
     box = await boxes.start(SandboxSpec())
-    await box.exec(["sh", "-c", "sleep 600 &"], timeout=9)
+    await box.exec(["sh", "-c", "sleep 600 &"], timeout=300)
     print("ready", flush=True)
     await asyncio.sleep(600)
 
@@ -192,8 +195,10 @@ async def faulty(boxes):
 
 async def kernel_meets(box, number):
     """Send the kernel a signal while a program runs; what was said of the program, and of the sandbox to who asks next."""
-    running = asyncio.create_task(sh(box, "echo on; sleep 60"))
-    await asyncio.sleep(0.5)
+    running = asyncio.create_task(sh(box, "echo on > on; sleep 200"))
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
+        while (await sh(box, "test -s on")).code:
+            pass
     signal.pidfd_send_signal(box._found()[1], number)
     (result,) = await asyncio.gather(running, return_exceptions=True)
     with pytest.raises(Unavailable) as gone:
@@ -308,7 +313,10 @@ async def test_files_that_do_not_fit_are_refused(boxes):
 async def test_single_runs_are_sandboxes_too(boxes):
     runs = RunsInBoxes(boxes, SandboxConfig(memory_mb=128))
     result = await runs.run(
-        "import sys, os; print(6 * 7, sys.stdin.read(), open('a').read())", files={"a": b"1"}, stdin=b"in", timeout=9.0
+        "import sys, os; print(6 * 7, sys.stdin.read(), open('a').read())",
+        files={"a": b"1"},
+        stdin=b"in",
+        timeout=WHOLE_PROGRAM_S,
     )
     assert (result.stdout, result.stderr) == (b"42 in 1\n", b"")
     assert (await runs.run("while True: pass", timeout=0.5)).timed_out
@@ -354,7 +362,7 @@ async def main():
     box = await boxes.start(SandboxSpec(layers=("LAYER",), files={"g": b"1"}, limits=Limits(memory_mb=128)))
     script = "echo y > f; echo y > g; cat f g; grep Cap /proc/self/status | cut -f2 | sort -u; "
     script += "echo x > /etc/x || ls /.box || kill -9 1 || echo x > /dev/x || echo held"
-    said = await box.exec(["sh", "-c", script], timeout=20.0)
+    said = await box.exec(["sh", "-c", script], timeout=300.0)
     changed = [change.path for change in await box.diff()]
     print(json.dumps([said.stdout.decode(), changed, (await boxes.isolation()).missing]))
     await boxes.close()

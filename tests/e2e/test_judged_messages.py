@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.unit.serve.gateway_world import eventually, world
 
 from ostinato.core.records import Signal, Turn
@@ -49,13 +50,13 @@ async def test_a_gateway_judges_what_people_say_to_another(tmp_path, monkeypatch
                 assert status == 200, body
                 history.append(body["choices"][0]["message"])
             read = w.app.state.metrics.registry.get_sample_value
-            await eventually(lambda: len(judge.log.turns()) == 4, 10)
+            await eventually(lambda: len(judge.log.turns()) == 4, WHOLE_PROGRAM_S)
             silent = {"tenant": "default", "reason": "no_label"}
-            await eventually(lambda: read("ostinato_judge_no_words_total", silent) == 1, 10)
+            await eventually(lambda: read("ostinato_judge_no_words_total", silent) == 1, WHOLE_PROGRAM_S)
             words = [("goes on", "complaint"), ("complaint", "complaint"), ("goes on", "goes on")]
             for rules, word in words:
                 said = {"tenant": "default", "rules": rules, "judge": word}
-                await eventually(lambda said=said: read("ostinato_judge_words_total", said) == 1, 10)
+                await eventually(lambda said=said: read("ostinato_judge_words_total", said) == 1, WHOLE_PROGRAM_S)
             tokens = read("ostinato_judge_tokens_total", {"tenant": "default", "of": "prompt"})
             assert tokens == sum(len(turn.prompt_ids) for turn in judge.log.turns())
     log.close()

@@ -8,6 +8,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+from tests.deadlines import LEARNING_S
 from tests.devices import TORCH
 from tests.oracles.turn_accounting import recount
 
@@ -21,8 +22,8 @@ from ostinato.weights.keep.fsck import verify
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 ADDRESS = "http://127.0.0.1:8321"
-TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.002")
-"""What never shipped goes while the trainer publishes, the engine follows and the gate measures: seven seconds after it was written.
+TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.005")
+"""What never shipped goes while the trainer publishes, the engine follows and the gate measures: eighteen seconds after it was written.
 What was live stays, because steps were measured against it and are taken again below."""
 LIKED = "^[ -~]"
 """What a third of the first model's answers begin with: of what is liked so often, a step learns more than of what is rare."""
@@ -31,8 +32,8 @@ RATED = (150, 450, 1_200)
 Two 95% intervals of equals lie apart, the right way, in 0.3% of looks. Three looks at sizes fixed beforehand: below 1% in all."""
 
 
-async def until(condition, timeout_s: float):
-    async with asyncio.timeout(timeout_s):
+async def until(condition):
+    async with asyncio.timeout(LEARNING_S):
         while not (found := await condition()):
             await asyncio.sleep(0.3)
     return found
@@ -48,7 +49,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
             return len((await observer.look()).shipped()) >= 3
 
         async def rated(turns):
-            points = by_arm((await observer.look()).between(at, at + 600))
+            points = by_arm((await observer.look()).between(at, at + LEARNING_S))
             return (
                 points if all(arm in points and points[arm].turns >= turns for arm in (Arm.LIVE, Arm.CONTROL)) else {}
             )
@@ -59,14 +60,14 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
 
         try:
             async with simulated_users(run, liked=LIKED) as acked:
-                await until(three_releases, 600)
+                await until(three_releases)
                 copied = await asyncio.to_thread(run_the_example, run.url)
                 at = wall_clock()
                 for turns in RATED:
-                    points = await until(partial(rated, turns), 600)
+                    points = await until(partial(rated, turns))
                     if points[Arm.LIVE].lower > points[Arm.CONTROL].upper:
                         break
-            await until(tidied, 120)
+            await until(tidied)
         finally:
             await run.stop()
         seen = await observer.look()

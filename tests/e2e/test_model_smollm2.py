@@ -17,6 +17,7 @@ import torch
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.deadlines import PATIENT_S
 from tests.fakes.conversations import READ, assistant, call, result, talk, user
 
 from ostinato.core.errors import BadWeights
@@ -236,8 +237,8 @@ def test_processes_that_start_together_convert_once(tmp_path, converted, monkeyp
     workers = [context.Process(target=_convert, args=(tmp_path, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    found = [queue.get(timeout=60) for _ in workers]
+    found = [queue.get(timeout=PATIENT_S) for _ in workers]
     for worker in workers:
-        worker.join(timeout=10)
+        worker.join(timeout=PATIENT_S)
     assert found == [(str(tmp_path / gguf_wheel.NAME), True)] * 2
     assert sorted(file.name for file in tmp_path.iterdir()) == [f".{gguf_wheel.NAME}.lock", gguf_wheel.NAME]

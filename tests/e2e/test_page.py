@@ -137,13 +137,13 @@ async def test_a_page_without_its_gateway_says_so_and_recovers(server):
         await tab.wait_for_function("document.querySelector('#strip time').textContent.includes('11:06:40')")
         server.world.pages.close()
         await server.stop()
-        await tab.wait_for_selector("[data-link=lost]", timeout=20_000)
+        await tab.wait_for_selector("[data-link=lost]")
         assert "does not answer" in await tab.inner_text("#lost")
         server.world = PageWorld(ServeConfig())
         server.world.facts.run = replace(RUN, at=RUN.at + 100, step=77)
         await server.start()
-        await tab.wait_for_selector("body:not([data-link])", timeout=20_000)
-        await tab.wait_for_function("document.querySelector('#part').textContent.includes('step 77')", timeout=20_000)
+        await tab.wait_for_selector("body:not([data-link])")
+        await tab.wait_for_function("document.querySelector('#part').textContent.includes('step 77')")
         assert await tab.inner_text("#lost") == ""
 
 

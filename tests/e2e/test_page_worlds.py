@@ -92,7 +92,7 @@ async def test_a_rollout_that_ends_while_somebody_looks_appears_by_itself(server
         write_lines(server.home.root / "finished.jsonl", [finished("w3f.1.2.0", task="calc-2")])
         ended = {"kind": "ended", "n": 1, "member": 2, "episode": "w3f.1.2.0", "last": True, "turns": [], "grade": 1.0}
         write_lines(server.home.rollouts, [ended])
-        await tab.wait_for_selector("#newest-title ~ .scroll >> text=w3f.1.2.0", timeout=20_000)
+        await tab.wait_for_selector("#newest-title ~ .scroll >> text=w3f.1.2.0")
         await tab.wait_for_selector("a.member.good[href$='w3f.1.2.0'] >> text=1.00")
         assert told == []
 

@@ -28,6 +28,7 @@ async def main(directory, rows):
         await fold.catch_up()
         await fold.save()
         print(fold.cursor, flush=True)
+        sys.stdin.readline()  # until it is let, so that it is not through before it is killed
 
 asyncio.run(main(Path(sys.argv[1]), traffic(6, 150)))
 """
@@ -38,9 +39,14 @@ def test_a_process_killed_at_any_time_goes_on_to_the_same_bits(tmp_path: Path) -
     reached = 0
     for kill in (1, 2, 4, 7):
         command = [sys.executable, "-c", CHILD, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as child:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as child:
+            assert child.stdin is not None
             assert child.stdout is not None
-            places = [int(child.stdout.readline()) for _ in range(kill)]
+            places = []
+            for _ in range(kill):
+                places.append(int(child.stdout.readline()))
+                child.stdin.write(b"\n")
             os.kill(child.pid, signal.SIGKILL)
         assert places[0] > reached
         reached = places[-1]

@@ -30,7 +30,7 @@ def acknowledged(file):
 
 
 def test_readers_beside_writers_see_every_row_once_and_in_order(in_postgres, tmp_path):
-    config = in_postgres(segment_rows=300, append_s=60)
+    config = in_postgres(segment_rows=300, append_s=600)
     PostgresLog.open(config).close()
     told = config.model_dump_json()
     readers = [client("follow", told, 1200, 0.001) for _ in range(2)]
@@ -52,7 +52,7 @@ def own_server():
 @pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.examination)])
 async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_server(own_server, tmp_path, kills):
     draw = random.Random(5)
-    config = RecordConfig(url=own_server.url, append_s=60, segment_rows=250)
+    config = RecordConfig(url=own_server.url, append_s=600, segment_rows=250)
     PostgresLog.open(config).close()
     told = config.model_dump_json()
     files = [tmp_path / f"w{i}" for i in range(3)]

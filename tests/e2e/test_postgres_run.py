@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.deadlines import LEARNING_S
 from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, open_run
@@ -21,7 +22,7 @@ async def test_people_teach_a_model_whose_log_lies_in_postgres(tmp_path, in_post
             return [row for row in events if row.action == "shipped" and row.policy.number > 0]
 
         try:
-            async with simulated_users(run) as acked, asyncio.timeout(300):
+            async with simulated_users(run) as acked, asyncio.timeout(LEARNING_S):
                 while not await shipped():
                     await asyncio.sleep(0.3)
             await asyncio.sleep(1)

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from ostinato.status.progress_lines import Lines
+from tests.deadlines import LEARNING_S
 
-LEARNING_S = 600.0
+from ostinato.status.progress_lines import Lines
 
 
 async def test_nothing_in_a_runs_directory_is_open_to_others(tmp_path, running, simulated_users):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.faults import FaultyDisk
 
 from ostinato.core.errors import StorageFull
@@ -130,7 +131,7 @@ KILL_AT = textwrap.dedent(
 
 async def test_killed_at_each_system_call_the_store_is_sound_and_the_same_publication_succeeds(tmp_path):
     process = await start(KILL_AT, tmp_path)
-    stdout, stderr = await asyncio.wait_for(process.communicate(), 120)
+    stdout, stderr = await asyncio.wait_for(process.communicate(), WHOLE_PROGRAM_S)
     assert process.returncode == 0, stderr.decode()
     calls = int(stdout)
     assert calls > 30
@@ -170,7 +171,7 @@ async def test_two_processes_that_race_for_one_ref(tmp_path):
     """Each publishes its own sequence; whoever loses a compare-and-swap stops with a Conflict, and nothing is torn."""
     script = PUBLISH_FOR_EVER.replace('run="r"', "run=sys.argv[3]").replace("while True", "while number < 40")
     processes = [await start(script, tmp_path, f"r{i}") for i in range(2)]
-    results = await asyncio.wait_for(asyncio.gather(*(process.communicate() for process in processes)), 60)
+    results = await asyncio.wait_for(asyncio.gather(*(process.communicate() for process in processes)), WHOLE_PROGRAM_S)
     assert sorted(process.returncode for process in processes) in ([0, 0], [0, 1])
     for process, (_, stderr) in zip(processes, results, strict=True):
         assert process.returncode == 0 or b"Conflict" in stderr

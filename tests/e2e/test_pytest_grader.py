@@ -2,6 +2,7 @@
 
 import pytest
 import pytest_asyncio
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.pytest_layer import SITE, pytest_layer
 from tests.fakes.reward_hacks import BEYOND
@@ -104,7 +105,7 @@ def task(**data):
         "solution": {"calc.py": RIGHT},
         "path": (".", SITE),
     } | data
-    grading = Grading(grader="pytest", data=data, hidden={"test_calc.py": TESTS.encode()}, timeout_s=60.0)
+    grading = Grading(grader="pytest", data=data, hidden={"test_calc.py": TESTS.encode()}, timeout_s=WHOLE_PROGRAM_S)
     return Task(
         id="calc", family="repair", messages=(Message(role=Role.USER, text="Mend."),), spec=spec, grading=grading
     )

@@ -19,7 +19,7 @@ from ostinato.core.records import Signal, Source
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 
-SMALL = RecordConfig(segment_rows=150, append_s=60.0, retain_days=1.0)
+SMALL = RecordConfig(segment_rows=150, append_s=600.0, retain_days=1.0)
 
 WRITER = """
 import asyncio, sys
@@ -29,7 +29,7 @@ from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 
 async def main(path, name, tasks, limit):
-    log = SqlLog.open(path, config=RecordConfig(segment_rows=150, append_s=60.0))
+    log = SqlLog.open(path, config=RecordConfig(segment_rows=150, append_s=600.0))
     async def work(task):
         for i in range(limit):
             key = f"{name}-{task}-{i}"
@@ -51,7 +51,7 @@ from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 
 async def main(path):
-    log = SqlLog.open(path, config=RecordConfig(segment_rows=150, append_s=60.0, retain_days=1.0))
+    log = SqlLog.open(path, config=RecordConfig(segment_rows=150, append_s=600.0, retain_days=1.0))
     print("dropping", flush=True)
     while True:
         await log.drop_old(1e12, log.newest() - 600)

@@ -24,7 +24,7 @@ from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.testing.records import a_turn
 
-CONFIG = RecordConfig(segment_rows=6, retain_days=1.0, encrypt=Encrypt.USER, append_s=60.0)
+CONFIG = RecordConfig(segment_rows=6, retain_days=1.0, encrypt=Encrypt.USER, append_s=600.0)
 DAY = 86_400.0
 ROUNDS = 6
 FORGOTTEN = "user1"

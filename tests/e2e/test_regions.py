@@ -39,7 +39,7 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
         words = [word for setting in region for word in ("--set", setting)]
         process = FORK_SERVER.popen([sys.executable, "-m", "ostinato.cli", "serve", *words], env={"NO_COLOR": "1"})
         try:
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(WHOLE_PROGRAM_S):
                 gateway = await ready(home(load(None, region)), ("live", "control"))
             assert await live_at(gateway) == base.hash
             weights = await follower.fetch(base)

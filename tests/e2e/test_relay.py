@@ -52,7 +52,7 @@ async def relaying(root: Path, url: str, *settings: str):
     process = FORK_SERVER.popen(command, stderr=subprocess.PIPE, env={"COLUMNS": "1000", "NO_COLOR": "1"})
     said = b""
     try:
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while not (found := re.search(rb"relay on (http://\S+) ", said)):
                 line = await asyncio.to_thread(process.stderr.readline)
                 assert line, said.decode()
@@ -67,7 +67,7 @@ async def relaying(root: Path, url: str, *settings: str):
 
 
 def behind(url: str) -> HttpStore:
-    return HttpStore(BucketConfig(url=url, retries=0, timeout_s=20.0))
+    return HttpStore(BucketConfig(url=url, retries=0, timeout_s=WHOLE_PROGRAM_S))
 
 
 class Requests(logging.Handler):
@@ -186,7 +186,7 @@ async def test_killed_in_the_middle_of_a_fetch_a_relay_serves_nothing_partial(tm
             shutil.rmtree(kept, ignore_errors=True)
             async with relaying(tmp_path / "run", upstream, "relay.parallel=2") as (process, url):
                 asking = [asyncio.create_task(read(url, name)) for name in want for _ in range(2)]
-                async with asyncio.timeout(300):
+                async with asyncio.timeout(WHOLE_PROGRAM_S):
                     await reached.wait()
                 process.kill()
                 await asyncio.gather(*asking)
@@ -230,7 +230,7 @@ async def test_a_second_relay_on_the_same_directory_and_a_bad_address_are_refuse
         for words, say in (([], "pid"), (["--listen", "nowhere"], "HOST:PORT")):
             command = [sys.executable, "-m", "ostinato.cli", "weights", "relay"]
             command += ["--set", f"run.directory='{tmp_path}'", *words]
-            done = await asyncio.to_thread(FORK_SERVER.run, command, timeout=60)
+            done = await asyncio.to_thread(FORK_SERVER.run, command, timeout=WHOLE_PROGRAM_S)
             assert done.returncode == 2
             assert say in done.stderr
             assert "Traceback" not in done.stderr

@@ -4,6 +4,8 @@ trial a fifth of the others follow training.
 
 import asyncio
 
+from tests.deadlines import LEARNING_S
+
 from ostinato.app.storage import open_run
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Turn
 
@@ -72,7 +74,7 @@ async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those
         seen = Seen(opened.log)
         events, turns = seen.events, seen.turns
         try:
-            async with simulated_users(run, 60) as acked, asyncio.timeout(300):
+            async with simulated_users(run, 60) as acked, asyncio.timeout(LEARNING_S):
                 while True:
                     await seen.read_on()
                     shipped = [event for event in events if event.action == "shipped" and "share" in event.detail]
@@ -84,10 +86,10 @@ async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those
         finally:
             await run.stop()
     assert acked.failures == 0
-    (first, *_), begun = shipped, [event for event in events if event.action == "canary"]
+    first, begun = shipped[0], [event for event in events if event.action == "canary"]
     assert "canary not worse than 30.0 pp" in first.reason
-    assert begun[0].policy == first.policy
-    assert begun[0].at < first.at
+    # what is no worse may seem so among so few people: then another candidate was tried before
+    assert [event.policy for event in begun if event.at < first.at][-1] == first.policy
 
     def served(arm, *, until=float("inf")):
         return {span.policy for turn in turns if turn.arm is arm and turn.ended_at < until for span in turn.spans}
@@ -95,7 +97,7 @@ async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those
     assert first.policy in served(Arm.CANARY, until=first.at)
     assert served(Arm.LIVE, until=first.at) == {first.previous}, "nobody else met it before it shipped"
     shares = {round(turn.propensity, 6) for turn in turns if turn.arm is Arm.CANARY and turn.ended_at < first.at}
-    dealt = [begun[0].detail["share"], *(e.detail["share"] for e in events if e.action == "ramped" and e.at < first.at)]
+    dealt = [e.detail["share"] for e in events if e.action in ("canary", "ramped") and e.at < first.at]
     assert shares <= {round(0.9 * 0.8 * share, 6) for share in dealt}
     stayed = [turn for turn in turns if turn.arm is Arm.PREVIOUS]
     assert {round(turn.propensity, 6) for turn in stayed} <= {round(0.9 * 0.8 * 0.4, 6)}

@@ -56,19 +56,19 @@ async def batches(place):
 async def test_a_run_that_was_killed_goes_on_with_what_had_ended(small, monkeypatch):
     _, place = small
     assert await learn(small, 1) == 1
-    work = asyncio.create_task(learn(small, 2))
-    async with asyncio.timeout(WHOLE_PROGRAM_S):
-        while sum(journal(place, "ended").values()) < 6 + 2:
-            await asyncio.sleep(0.01)
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    before = journal(place, "ended")
 
     def killed(*_):
         raise InterruptedError
 
     with monkeypatch.context() as patch:
         patch.setattr(PolicyTrainer, "step", killed)
+        work = asyncio.create_task(learn(small, 2))
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while sum(journal(place, "ended").values()) < 6 + 2:
+                await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        before = journal(place, "ended")
         with pytest.raises(InterruptedError):
             await learn(small, 2)
     (first, recorded) = await batches(place)

@@ -4,12 +4,12 @@ Every run of the tests tries one hack of each kind; `make examine` tries them al
 """
 
 import asyncio
-import dataclasses
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from tests.deadlines import PATIENT_S
 from tests.e2e import test_pytest_grader as repository
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.reward_hacks import BEYOND, FUNCTION, RUNS, TRACE
@@ -24,7 +24,7 @@ from ostinato.worlds.tasks.task import Grading, Split, Task
 
 TASK = Task(
     id="runs", family="function", messages=(Message(role=Role.USER, text="Run lengths: 'aab' gives [('a', 2), ('b', 1)]."),),
-    grading=Grading(grader="function", data=FUNCTION, timeout_s=6.0),
+    grading=Grading(grader="function", data=FUNCTION, timeout_s=PATIENT_S),
 )  # fmt: skip
 QUICK = [hack for hack in TRACE if not hack.repository]
 SLOW = [hack for hack in (*TRACE, *BEYOND) if hack.repository]
@@ -135,10 +135,8 @@ async def test_a_canary_is_solved_by_nobody_and_one_that_seems_solved_raises_the
 
 
 async def test_gradings_at_the_same_time_do_not_meet(grader):
-    # several sandboxes at once beside other tests: that they do not meet is asked here, not how long they take
-    patient = dataclasses.replace(TASK, grading=dataclasses.replace(TASK.grading, timeout_s=60.0))
     pairs = [rollout({"solution.py": RUNS}), rollout(QUICK[0].files)] * 2
-    grades = await asyncio.gather(*(grader.grade(patient, each) for each in pairs))
+    grades = await asyncio.gather(*(grader.grade(TASK, each) for each in pairs))
     assert [grade.value for grade in grades] == [1.0, 0.0] * 2
 
 

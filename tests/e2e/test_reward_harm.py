@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import aiohttp
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 from tests.oracles.turn_accounting import recount
 
@@ -46,7 +47,7 @@ def fn(turn, signals, now):
 
 REASONS = {
     "raises": "reward_failed: RuntimeError: no idea",
-    "hangs": "reward_hung: no answer in 1 s",
+    "hangs": "reward_hung: no answer in 10 s",
     "nan": "reward_nonsense: the value nan",
     "huge": "reward_nonsense: the value 1e+308",
     "says": "reward_nonsense: a str is no Reward",
@@ -57,7 +58,7 @@ HARMLESS = ("prints", "forks")
 QUICK = (
     "reward.function='fates:fn'",
     "reward.options={}",
-    "reward.answer_s=1.0",
+    "reward.answer_s=10.0",
     "reward.memory_bytes=2000000000",
     "reward.max_staleness=10000",
     "reward.coverage.min_turns=20",
@@ -80,7 +81,9 @@ class People:
     async def react(self, *names: str | None) -> list[str]:
         """One question each, and what is said about the answers; None: nothing. Returns the turns."""
         turns: list[str] = []
-        async with aiohttp.ClientSession(self._run.url, timeout=aiohttp.ClientTimeout(total=120)) as session:
+        async with aiohttp.ClientSession(
+            self._run.url, timeout=aiohttp.ClientTimeout(total=WHOLE_PROGRAM_S)
+        ) as session:
             async with session.get("/health") as response:
                 model = (await response.json())["model"]
             for name in names:
@@ -122,17 +125,17 @@ class Seen:
 
 async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
     try:
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while not await condition():
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        raise AssertionError(f"not within 120 s: {what}") from None
+        raise AssertionError(f"not within {WHOLE_PROGRAM_S:g} s: {what}") from None
 
 
 def status(run) -> str:
     """What a person sees."""
     command = [sys.executable, "-m", "ostinato.cli", "status", "--set", f"run.directory='{run.config.run.directory}'"]
-    shown = FORK_SERVER.run(command, env={"COLUMNS": "300"}, timeout=120)
+    shown = FORK_SERVER.run(command, env={"COLUMNS": "300"}, timeout=WHOLE_PROGRAM_S)
     assert shown.returncode == 0, shown.stderr
     return shown.stdout
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx2
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.gateway import open_serving
 from ostinato.app.storage import open_run
@@ -32,7 +33,10 @@ async def test_planted_values_reach_no_file_of_a_run(tmp_path, quick_settings):
         loader = WeightLoader(parts, run.log, Progress(run.home.progress("serve")), lambda: None)
         following = asyncio.create_task(loader.run(("live",)))
         try:
-            async with serving(parts.gateway) as url, httpx2.AsyncClient(base_url=url, timeout=60) as http:
+            async with asyncio.timeout(WHOLE_PROGRAM_S):
+                while "live" not in parts.engine.slots():
+                    await asyncio.sleep(0.02)
+            async with serving(parts.gateway) as url, httpx2.AsyncClient(base_url=url, timeout=WHOLE_PROGRAM_S) as http:
                 name = (await http.get("/v1/models")).json()["data"][0]["id"]
                 said, talk = f"I am {MAIL}, {TOKEN}", [{"role": "user", "content": f"I am {MAIL}, {TOKEN}"}]
                 body = await ask(

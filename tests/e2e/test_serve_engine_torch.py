@@ -9,6 +9,7 @@ from threading import get_ident
 import pytest
 import torch
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.fakes.step_gate import StepGate
 from tests.unit.serve.gateway_world import world
 
 from ostinato.core.errors import BadRequest, Unavailable
@@ -123,7 +124,10 @@ async def test_more_than_the_pool_holds_is_served_in_turn(tmp_path):
         requests = [ask(f"{i} " * 12, n=2, max_tokens=50) for i in range(10)]
         expected = [reference(tiny.model, request) for request in requests]
         async with asyncio.timeout(WHOLE_PROGRAM_S):
-            answers = await asyncio.gather(*[answer(tiny.engine, request) for request in requests])
+            with StepGate(tiny.engine):  # all are there before one has ended
+                asking = asyncio.gather(*[answer(tiny.engine, request) for request in requests])
+                await asyncio.sleep(0)
+            answers = await asking
         assert answers == [[ids] * 2 for ids in expected]
         assert tiny.engine.stats()["preemptions"] > 0
         assert tiny.engine.stats()["kv_blocks_used"] == 0
@@ -140,10 +144,14 @@ async def test_another_tenants_call_gets_a_row_and_changes_no_bit(tmp_path):
         few = replace(ask("one", max_tokens=8, **sampling), cache_salt="bolt")
         expected = [await drawn(tiny.engine, request) for request in (many, few)]
         assert tiny.engine.stats()["preemptions"] == 0
-        flood = asyncio.create_task(drawn(tiny.engine, many))
-        while tiny.engine.stats()["running"] < 4:
-            await asyncio.sleep(0)
-        assert await drawn(tiny.engine, few) == expected[1]
+        with StepGate(tiny.engine, steps=2):  # the flood has a token of each sample when the other call comes
+            flood = asyncio.create_task(drawn(tiny.engine, many))
+            while tiny.engine.stats()["running"] < 4:
+                await asyncio.sleep(0)
+            asked = asyncio.create_task(drawn(tiny.engine, few))
+            while not tiny.engine.stats()["waiting"] and not tiny.engine.stats()["preemptions"]:
+                await asyncio.sleep(0)
+        assert await asked == expected[1]
         assert not flood.done(), "it was not the end of the others that made room"
         assert await flood == expected[0]
         assert tiny.engine.stats()["preemptions"] == 1
@@ -151,11 +159,12 @@ async def test_another_tenants_call_gets_a_row_and_changes_no_bit(tmp_path):
 
 async def test_too_many_open_samples_are_refused(tmp_path):
     async with tiny_engine(tmp_path, EngineConfig(kv_tokens=4096, block=16, max_waiting=4)) as tiny:
-        stream = tiny.engine.generate(ask("first", n=4, max_tokens=300))
-        await anext(stream)
-        with pytest.raises(Unavailable):
-            await answer(tiny.engine, ask("second"))
-        await stream.aclose()
+        with StepGate(tiny.engine):
+            stream = tiny.engine.generate(ask("first", n=4, max_tokens=300))
+            await anext(stream)
+            with pytest.raises(Unavailable):
+                await answer(tiny.engine, ask("second"))
+            await stream.aclose()
         assert await answer(tiny.engine, ask("third"))
 
 
@@ -172,18 +181,20 @@ async def test_slots_with_the_same_weights_share_a_module(tmp_path):
 
 async def test_unloading_ends_open_streams_with_an_error(tmp_path):
     async with tiny_engine(tmp_path) as tiny:
-        stream = tiny.engine.generate(ask("hello", max_tokens=400))
-        await anext(stream)
-        await tiny.engine.unload("live")
+        with StepGate(tiny.engine):
+            stream = tiny.engine.generate(ask("hello", max_tokens=400))
+            await anext(stream)
+            await tiny.engine.unload("live")
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].finish is Finish.ERROR
 
 
 async def test_closing_aborts_open_streams(tmp_path):
     async with tiny_engine(tmp_path) as tiny:
-        stream = tiny.engine.generate(ask("hello", max_tokens=400))
-        await anext(stream)
-        await tiny.engine.close()
+        with StepGate(tiny.engine):
+            stream = tiny.engine.generate(ask("hello", max_tokens=400))
+            await anext(stream)
+            await tiny.engine.close()
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].finish is Finish.ABORT
 
@@ -220,15 +231,16 @@ async def test_one_thread_builds_all_versions_whatever_else_threads_do(tmp_path,
 
 async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch):
     async with tiny_engine(tmp_path) as tiny:
-        streams = [tiny.engine.generate(ask(text, max_tokens=400)) for text in ("one", "two")]
-        for stream in streams:
-            await anext(stream)
+        with StepGate(tiny.engine, steps=8):
+            streams = [tiny.engine.generate(ask(text, max_tokens=400)) for text in ("one", "two")]
+            for stream in streams:
+                await anext(stream)
 
-        def broken(*_):
-            raise RuntimeError("planted")
+            def broken(*_):
+                raise RuntimeError("planted")
 
-        for way in ("__call__", "pages"):  # of one layer, and of all at once
-            monkeypatch.setattr(PagedAttention, way, broken)
+            for way in ("__call__", "pages"):  # of one layer, and of all at once
+                monkeypatch.setattr(PagedAttention, way, broken)
         for stream in streams:
             assert [chunk async for chunk in stream][-1].finish is Finish.ERROR
         with pytest.raises(Unavailable) as caught:

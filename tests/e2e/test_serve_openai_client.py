@@ -144,7 +144,7 @@ async def test_closing_a_stream_early_stops_the_work(server):
 
 async def test_two_hundred_calls_at_once(server):
     url, log, _ = server
-    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=WHOLE_PROGRAM_S) as client:
         answers = await asyncio.gather(
             *(client.chat.completions.create(model="m", messages=ASK, user=f"u{i}") for i in range(200))
         )

@@ -14,6 +14,7 @@ from benchmarks.worlds.summaries import learn, newest, streams
 from benchmarks.worlds.summaries_world import CONTEXT, Prompts, Stream, StreamReader, teach, tokenizer
 from pydantic import SecretStr
 from safetensors.torch import load_file
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.records import PolicyVersion, Purpose
@@ -123,7 +124,7 @@ async def talked(url, dialect, least):
     """A conversation of at least so many answers, whose client leaves it to the gateway when to summarise."""
     sent, heard = DIALECTS[dialect]
     talk = []
-    async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=WHOLE_PROGRAM_S) as http:
         for number in range(least):
             talk.append({"role": "user", "content": f"Question {number}, and what came before it?"})
             path, body = sent(talk)

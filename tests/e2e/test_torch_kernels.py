@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.devices import TORCH
+from tests.fakes.step_gate import StepGate
 
 from ostinato.core.errors import Cancelled
 from ostinato.core.generation import Generate
@@ -175,8 +176,10 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
 
     async def some(backend: ComputeBackend) -> tuple[list[Answer], dict[str, float]]:
         async with tiny_engine(tmp_path, backend=backend) as tiny:
-            found = await asyncio.gather(*(answer(tiny.engine, i, 6 + 2 * i, temperature=1.0) for i in range(5)))
-            return found, tiny.engine.stats()
+            with StepGate(tiny.engine):  # so that all are there before one has ended
+                asking = [asyncio.create_task(answer(tiny.engine, i, 6 + 2 * i, temperature=1.0)) for i in range(5)]
+                await asyncio.sleep(0)
+            return await asyncio.gather(*asking), tiny.engine.stats()
 
     expected, launched = await some(OWN)
     monkeypatch.setattr(Decoding, "_record", record)

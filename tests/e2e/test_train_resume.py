@@ -96,7 +96,7 @@ def test_killed_at_random_instants_the_run_ends_with_the_same_bits(
     done = FORK_SERVER.run([sys.executable, "-m", "tests.e2e.test_train_resume", model, tmp_path, kills])
     assert done.returncode == 0, done.stderr
     report = dict(line.split("=") for line in done.stdout.split())
-    assert int(report["kills"]) == kills
+    assert int(report["kills"]) >= kills
     assert int(report["kept_steps"]) >= 1, "no kill fell between a checkpoint and the end: nothing was resumed"
     assert report["hash"] == undisturbed
     assert train(model, tmp_path, STEPS) == undisturbed
@@ -126,7 +126,8 @@ def wait_for_checkpoint(store: Path, child: int) -> None:
 
 
 def torment(model: Path, store: Path, kills: int) -> None:
-    """Start the run again and again until so many starts were killed; one that was faster is compared and begun anew.
+    """Start the run again and again until so many starts were killed, one at least behind a checkpoint; one that was faster is compared
+    and begun anew.
 
     Forks, because a fresh interpreter takes seconds to import.
     """
@@ -136,7 +137,7 @@ def torment(model: Path, store: Path, kills: int) -> None:
     undisturbed_seconds(model, store.with_name("warming"))  # the first run on a machine compiles the kernels
     start, step = undisturbed_seconds(model, store.with_name("timing"))
     while True:
-        last = killed == kills
+        last = killed >= kills and (resumed > 0 or starts > 20 * kills)
         child = os.fork()
         if child == 0:
             answer.write_text(train(model, store, STEPS))

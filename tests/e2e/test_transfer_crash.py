@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.core.weights import WeightArray
 from ostinato.weights.follow.follower import Follower
@@ -82,7 +83,7 @@ KILL_AT = """
 async def test_killed_at_each_system_call_the_target_is_sound_and_the_same_push_completes(tmp_path):
     source = await publish(tmp_path / "source")
     process = await run(KILL_AT, tmp_path / "source", tmp_path / "targets")
-    stdout, stderr = await asyncio.wait_for(process.communicate(), 120)
+    stdout, stderr = await asyncio.wait_for(process.communicate(), WHOLE_PROGRAM_S)
     assert process.returncode == 0, stderr.decode()
     calls = int(stdout)
     assert calls > 40

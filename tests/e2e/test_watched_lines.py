@@ -10,6 +10,7 @@ from contextlib import closing
 
 import openai
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.core.clock import wall_clock
 from ostinato.serve.config import ServeConfig
@@ -80,7 +81,7 @@ async def called(url, number):
     return answer.choices[0].message.tool_calls[0].id, f"{answer.id}:0"
 
 
-async def until(condition, longest_s=60):
+async def until(condition, longest_s=WHOLE_PROGRAM_S):
     async with asyncio.timeout(longest_s):
         while not condition():
             await asyncio.sleep(0.05)
@@ -134,7 +135,7 @@ async def test_signals_arrive_once_on_their_turns_whoever_is_killed_or_away(repo
             killed(watcher)
         last, turn = await called(url, len(turns))
         turns[turn] = last
-        write(last, ["kept = 1", "undone = 2"], due_in_s=3.0)
+        write(last, ["kept = 1", "undone = 2"], due_in_s=12.0)
         watcher = watching(repo, url)
         await asyncio.sleep(1.0)
         text = text.replace("undone = 2\n", "")
@@ -145,7 +146,7 @@ async def test_signals_arrive_once_on_their_turns_whoever_is_killed_or_away(repo
         await until(lambda: len(log.signals()) == len(turns) and not waiting(directory))
         killed(watcher)
         once = watching(repo, url, "--once")
-        told, _ = once.communicate(timeout=60)
+        told, _ = once.communicate(timeout=WHOLE_PROGRAM_S)
         assert once.returncode == 0, told
     found = {row.turn: (row.name, row.value, row.source.value, row.comment) for row in log.signals()}
     assert found == {
@@ -159,7 +160,7 @@ async def test_signals_arrive_once_on_their_turns_whoever_is_killed_or_away(repo
 
 def test_once_says_what_it_could_not_send(repo):
     once = watching(repo, "http://127.0.0.1:9", "--once")
-    told, _ = once.communicate(timeout=60)
+    told, _ = once.communicate(timeout=WHOLE_PROGRAM_S)
     assert (once.returncode, "following 0 lines" in told) == (0, True)
     for words, says in ((["--repository", "/"], "not a git repository"), (["--url", "ftp://x"], "base_url")):
         wrong = subprocess.run(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.deadlines import LEARNING_S
 from tests.examinations.weight_faults.outcome import FELL_BACK, OBEYED, REPAIRED, RIGHT, WAITED, Case, problems
 from tests.fakes.fork_server import FORK_SERVER
 
@@ -32,7 +33,7 @@ LONG = PARTS.keys() - {"follower-kills", "clocks"}
 @pytest.mark.parametrize("part", [pytest.param(p, marks=[pytest.mark.examination] * (p in LONG)) for p in PARTS])
 def test_every_fault_ends_at_the_right_hash_or_in_a_refusal_by_name(tmp_path, part):
     command = [sys.executable, "-m", "tests.examinations.weight_faults", part, tmp_path / part]
-    done = FORK_SERVER.run(command, cwd=ROOT, timeout=300)
+    done = FORK_SERVER.run(command, cwd=ROOT, timeout=LEARNING_S)
     assert done.returncode == 0, done.stderr
     cases = [Case(**json.loads(line)) for line in done.stdout.splitlines()]
     assert problems(cases) == []

@@ -45,11 +45,11 @@ async def far(stack: AsyncExitStack, s3: str, fail: float, damage: float) -> lis
     return [await stack.enter_async_context(Link(s3, line)) for line in lines]
 
 
-def versions(count: int):
-    """Tiny models, each a few ULPs from the one before."""
+def versions():
+    """Tiny models without end, each a few ULPs from the one before."""
     rng = np.random.default_rng(3)
     codes = (rng.normal(0, 0.1, 600_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    for _ in range(count):
+    while True:
         yield {
             "embed": WeightArray("BF16", (500, 1000), codes[:500_000].view(np.uint8)),
             "head": WeightArray("BF16", (100, 1000), codes[500_000:].view(np.uint8)),
@@ -78,21 +78,22 @@ async def test_four_distant_followers_reach_the_same_root_and_take_nothing_unver
         watching = [asyncio.create_task(watch(*pair)) for pair in zip(links, taken, strict=True)]
         near = await stack.enter_async_context(Link(s3, Line(round_trip_s=0.001, bytes_s=1e9, fail=0.1, seed=9)))
         publisher, base = VersionPublisher(bucket(near.url, "four"), PublisherConfig(object_bytes=1 << 18)), None
-        for number, weights in enumerate(versions(8)):
+        for number, weights in enumerate(versions()):
             published[weights_root(weights)] = number
             base = (await publisher.publish(number, weights, run="far", base=base, ref="live")).policy
             await asyncio.sleep(0.1)
-        while not all(into and into[-1] == (7, base.hash) for into in taken):
+            fates = [one.fate for link in links for one in link.passed]
+            # as bad as the lines were meant to be, however few versions each follower sees
+            if number >= 7 and refusals and min(fates.count(fate) for fate in ("refused", "cut", "damaged")) >= 3:
+                break
+        while not all(into and into[-1] == (number, base.hash) for into in taken):
             assert not any(task.done() for task in watching)
             await asyncio.sleep(0.02)
         for task in watching:
             task.cancel()
-        fates = [one.fate for link in links for one in link.passed]
     assert wrong == []
     assert all(published[root] == number for into in taken for number, root in into)
     assert all(numbers == sorted(set(numbers)) for numbers in ([number for number, _ in into] for into in taken))
-    assert min(fates.count(fate) for fate in ("refused", "cut", "damaged")) >= 3  # as bad as they were meant to be
-    assert refusals  # damage is seen
     others = [error for error in refusals if not isinstance(error, Corrupt | NotFound)]
     assert others == []  # what is refused or cut is repeated, and nobody is told
 

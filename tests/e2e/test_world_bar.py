@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from pydantic import SecretStr
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.tasks import calc_task
 
 from ostinato.app.evaluation import open_evaluation
@@ -39,7 +40,7 @@ GRADING = Grading(
         "draw": "def draw(r):\n    return r.randrange(99), r.randrange(99)\n",
         "draws": 4,
     },
-    timeout_s=30.0,
+    timeout_s=WHOLE_PROGRAM_S,
 )
 
 

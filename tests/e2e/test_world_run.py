@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.e2e.test_world_training import SETTINGS, steps, train, write_tasks
 
 from ostinato.app.storage import home, open_follower, open_log, open_store
@@ -33,7 +34,7 @@ def worlds(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "ostinato.cli", "worlds", *words],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=WHOLE_PROGRAM_S,
         env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"},
         check=False,
     )

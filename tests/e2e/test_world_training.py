@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from world_runs import SETTINGS, crew, examined, graded_twice, steps, until_step, write_tasks
 
 from ostinato.app.storage import home, open_log
@@ -44,7 +45,7 @@ def train(tasks: Path, settings: list[str], *more: str) -> subprocess.CompletedP
         [sys.executable, "-m", "ostinato.cli", "train", "--world", str(tasks), *more, *words],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=WHOLE_PROGRAM_S,
         env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"},
         check=False,
     )

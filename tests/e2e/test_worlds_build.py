@@ -178,7 +178,10 @@ async def test_jobs_that_end_badly_are_told_apart(built, out, cache):
         "def test_a():\n    while True: pass\n",
         "import os\ndef test_a():\n    os.kill(os.getpid(), 11)\n",
     ]
-    jobs = [SuiteJob(id="x", targets=(where,), edits={where: text}, seconds=1.0) for text in texts]
+    jobs = [
+        SuiteJob(id="x", targets=(where,), edits={where: text}, seconds=seconds)
+        for text, seconds in zip(texts, (1.0, 60.0), strict=True)
+    ]
     grouped = [
         SuiteJob(id="y", targets=(where,), tests=(f"{where}::test_a",), edits={where: text}, group=group)
         for group, text in (

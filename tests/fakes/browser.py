@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from tests.deadlines import PATIENT_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.fakes.page_world import PageWorld
 
 from ostinato.serve.config import ServeConfig
@@ -61,6 +61,8 @@ async def browsing(server, **context):
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = await (await browser.new_context(**context)).new_page()
+        tab.set_default_timeout(1000 * WHOLE_PROGRAM_S)
+        tab.set_default_navigation_timeout(1000 * WHOLE_PROGRAM_S)
         await tab.add_init_script(VIOLATIONS)
         tab.on("pageerror", lambda error: told.append(f"error: {error}"))
         tab.on("console", lambda m: told.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)

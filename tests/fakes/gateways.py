@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 
 from pydantic import SecretStr
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion
@@ -34,7 +35,7 @@ async def world_gateway(script="hello", *, context=4096, engine=None):
         model_name="m",
         admin_keys=[SecretStr(KEY)],
     )
-    async with serving(app) as url, WorldGateway(url, KEY, timeout_s=20.0) as gateway:
+    async with serving(app) as url, WorldGateway(url, KEY, timeout_s=WHOLE_PROGRAM_S) as gateway:
         yield gateway, log
 
 

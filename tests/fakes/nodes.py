@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 
+from tests.deadlines import WHOLE_PROGRAM_S
+
 from ostinato.core.errors import Unavailable
 from ostinato.launch.placing.ray_cluster import NodeKeeper, Order
 from ostinato.launch.placing.restart_policy import SupervisorLimits
@@ -30,7 +32,7 @@ os.write(pipe, json.dumps({"doing": "x", "failed": "BadConfig: no such model", "
 sys.exit(2)
 """
 """A worker that works until a file `fail` exists. As `serve` it publishes the address in the file `serving`, as the gateway does."""
-LIMITS = SupervisorLimits(silence_s=5.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SupervisorLimits(silence_s=60.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 
 
 class Node:
@@ -140,7 +142,7 @@ async def supervised(*workers):
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def until(ask, timeout_s=15):
+async def until(ask, timeout_s=WHOLE_PROGRAM_S):
     async with asyncio.timeout(timeout_s):
         while not (found := ask()):
             await asyncio.sleep(0.01)

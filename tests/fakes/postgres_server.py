@@ -15,6 +15,8 @@ import pytest
 MISSING = (
     "no Postgres server here: apt-get install postgresql (no running service is needed, the tests start their own)"
 )
+PLACE = "ostpg-"
+"""What the name of a server's directory begins with."""
 
 
 def binaries() -> Path | None:
@@ -48,7 +50,7 @@ class PostgresServer:
         self._bin = bin
         memory = Path("/dev/shm")
         place = place or (memory if os.access(memory, os.W_OK) else Path("/tmp"))  # a socket's path must be short
-        self.directory = Path(tempfile.mkdtemp(prefix="ostpg-", dir=place))
+        self.directory = Path(tempfile.mkdtemp(prefix=PLACE, dir=place))
         self._user: dict[str, Any] = {}
         self.owner = pwd.getpwuid(os.getuid()).pw_name
         if os.getuid() == 0:

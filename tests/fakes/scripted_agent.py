@@ -15,7 +15,7 @@ def send(method, path, body=None, headers=SAYS):
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     asked = urllib.request.Request(BASE + path, data=data, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=300) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -51,8 +51,8 @@ class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
     `requests` are the bodies seen, `open` the number of requests in progress, `cached` the prompts found in the prefix cache, `slow_s`
-    the seconds per token, `seats` limits the requests that get tokens at once while the others wait. `cut_after = k` breaks each stream's
-    connection after k events, `twice` sends each stream's events a second time.
+    the seconds per token, `seats` limits the requests that get tokens at once while the others wait, `held` lets no stream go on.
+    `cut_after = k` breaks each stream's connection after k events, `twice` sends each stream's events a second time.
     `routes` gives the expert ids [tokens, layers, k] of a sample, by its index and computed tokens, or text to send in their place.
     `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
     is a false version to report, and `forget()` simulates a restart with the initial weights.
@@ -68,7 +68,7 @@ class TokenVllm(FakeVllm):
     ) -> None:
         super().__init__(AnyVersion())  # pyright: ignore[reportArgumentType]
         self.script, self.context, self.mode, self.backend = script, context, mode, backend
-        self.slow_s, self.cut_after, self.lie, self.twice = 0.0, -1, "", False
+        self.slow_s, self.cut_after, self.lie, self.twice, self.held = 0.0, -1, "", False, False
         self.requests: list[dict[str, Any]] = []
         self.logits: Callable[[int], NDArray[np.float32]] | None = None
         self.routes: Callable[[int, int], NDArray[np.integer] | str] | None = None
@@ -134,7 +134,7 @@ class TokenVllm(FakeVllm):
                 samples = [_Sample(index, sampling, self.logits) for index in range(sampling.get("n", 1))]
                 for token in [*encode(self.script), STOP_ID]:
                     await asyncio.sleep(self.slow_s)
-                    while self.paused:
+                    while self.paused or self.held:
                         await asyncio.sleep(0.001)
                     for sample in samples:
                         if sample.finish is None:

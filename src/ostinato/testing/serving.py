@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+_START_S = 300.0  # a busy machine may take long
+
 
 class _Server(uvicorn.Server):
     """uvicorn ended by an event: it checks its own flag only ten times a second, and every test would wait for that."""
@@ -40,7 +42,7 @@ async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str,
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(_START_S):
             while not server.started and not task.done():  # uvicorn signals its start by a flag, not by an event
                 await asyncio.sleep(0.005)
         if task.done():

@@ -18,6 +18,7 @@ from typing import Any
 from tests.examinations.machines.environments import Environment, Place
 
 LONGEST_S = 600.0  # for a start that compiles every kernel on a busy machine
+LEFT_S = 120.0  # for what a command left to end by itself, there
 _DEFECT = re.compile(r"Traceback|^\w*(Error|Exception)\b", re.MULTILINE)
 _SERVING = re.compile(r"serving (http\S+)/v1")
 PHASES = (  # the signal, and the line of output after which it is sent
@@ -135,7 +136,7 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON call from outside of the environment, never through a proxy. Raises Unmet for any answer but success."""
     call = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(call, timeout=120) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(call, timeout=LONGEST_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise Unmet(f"{url}: {error.code} {error.read()[:300]!r}") from None
@@ -179,7 +180,7 @@ def up(environment: Environment, place: Place) -> str:
         if "up" in environment.says:
             command.until(environment.says["up"])
         command.process.send_signal(signal.SIGINT)
-        code = command.ended(120.0)
+        code = command.ended()
         if "starts again" in command.said():
             raise Unmet(f"a worker had to be started again: {first_error(command.said())}")
         clean(place.run)
@@ -207,7 +208,7 @@ def ends(environment: Environment, place: Place) -> str:
             command.until(words)
             command.process.send_signal(which)
             what = f"{which.name} after {words!r}"
-            if (code := command.ended(120.0)) not in (0, 128 + which):
+            if (code := command.ended()) not in (0, 128 + which):
                 raise Unmet(f"{what}: it ended with code {code}: {last_line(command.said())}")
             if _DEFECT.search(command.said()):
                 raise Unmet(f"{what}: {first_error(command.said())}")
@@ -218,15 +219,15 @@ def ends(environment: Environment, place: Place) -> str:
         command.process.send_signal(signal.SIGHUP)
         use(url, place.model.name)  # it still answers
         command.process.send_signal(signal.SIGINT)
-        if command.ended(120.0) != 0:
+        if command.ended() != 0:
             raise Unmet(f"under nohup: {first_error(command.said())}")
         clean(place.run)
     return ""
 
 
 def clean(run: Path) -> None:
-    """Raise Unmet if a process still works for the run a few seconds after its command ended."""
-    end = time.monotonic() + 20.0
+    """Raise Unmet if a process still works for the run a while after its command ended."""
+    end = time.monotonic() + LEFT_S
     while still := left(run):
         if time.monotonic() > end:
             raise Unmet(f"{len(still)} processes are left")
