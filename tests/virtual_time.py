@@ -90,6 +90,7 @@ async def advance(seconds):
     """Let so much time have passed in a test of held time, and do what that makes due."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
+    time.sleep(0.001)  # noqa: ASYNC251 - what was sent over a socket comes, where a test goes on by small steps
     loop.advance(seconds)
     await asyncio.sleep(0)
     await asyncio.sleep(0)  # the timers ran in the round before; what they woke runs in this one
