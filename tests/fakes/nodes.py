@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 
-from tests.deadlines import WHOLE_PROGRAM_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.launch.placing.ray_cluster import NodeKeeper, Order
@@ -32,7 +32,7 @@ os.write(pipe, json.dumps({"doing": "x", "failed": "BadConfig: no such model", "
 sys.exit(2)
 """
 """A worker that works until a file `fail` exists. As `serve` it publishes the address in the file `serving`, as the gateway does."""
-LIMITS = SupervisorLimits(silence_s=60.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SupervisorLimits(silence_s=PATIENT_S, stop_s=PATIENT_S, tries=3, window_s=60.0, longest_wait_s=0.05)
 
 
 class Node:

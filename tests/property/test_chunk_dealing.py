@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.deadlines import PATIENT_S
 
 from ostinato.train.sharding import masters
 from ostinato.train.sharding.balance import rows_of
@@ -28,7 +29,7 @@ class Group:
         self._pipes[self.rank, rank].put(tensor.clone())
 
     def receive(self, into, rank):
-        into.copy_(self._pipes[rank, self.rank].get(timeout=20))
+        into.copy_(self._pipes[rank, self.rank].get(timeout=PATIENT_S))
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.unit.adapt.people import BASIS, about, cache_at, steered_turn
 
 from ostinato.adapt.config import AdaptConfig, TenantAdaptConfig
@@ -109,7 +110,7 @@ async def test_a_running_gateway_writes_it_unasked(tmp_path: Path) -> None:
     log = await log_with(rated(CROWD))
     gateway = Gateway(log, tmp_path)
     await gateway.dials.start()
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
         while gateway.dials.fold is None or gateway.dials.fold.prior_row is None:
             await asyncio.sleep(0.01)
     await gateway.dials.close()

@@ -196,15 +196,16 @@ async def test_what_earlier_trainers_sent_in_part_is_deleted(shared, inside):
 async def test_a_checkpoint_that_is_replaced_while_it_is_sent_is_sent_whole(shared, monkeypatch):
     one, here = shared("one", keep=1)
     save(here, made(5, value=5.0))
-    put, go = obstore.put_async, asyncio.Event()
+    put, begun, go = obstore.put_async, asyncio.Event(), asyncio.Event()
 
     async def slow(store, path, file, **rest):
+        begun.set()
         await go.wait()
         return await put(store, path, file, **rest)
 
     monkeypatch.setattr(obstore, "put_async", slow)
     one.begin()
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(begun.wait(), PATIENT_S)
     save(here, made(6), keep=1)
     go.set()
     await one._sending
@@ -301,7 +302,9 @@ async def test_a_slow_bucket_leaves_out_checkpoints_and_is_not_waited_for_at_the
 
     monkeypatch.setattr(obstore, "put_async", slow)
     one.begin()
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENT_S):
+        while not started:
+            await asyncio.sleep(0.01)
     save(here, made(10))
     one.begin()
     await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.fakes.proxy import LosesAnswers
 from tests.unit.adapt.people import BASIS, cache_at
 
@@ -146,7 +147,7 @@ def test_nobody_waits_beyond_the_deadline(answer):
         began = time.monotonic()
         with pytest.raises(NotTaken, match=r"0\.4 s"):
             Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < PATIENT_S
 
 
 def test_by_default_a_dead_server_costs_five_seconds_at_most():
@@ -175,7 +176,7 @@ def test_a_key_is_never_sent_elsewhere():
 async def test_enqueued_events_are_sent_beside_the_program():
     log = MemoryLog(delay_s=0.05)
     async with serving(app(log)) as url:
-        client = Ostinato(url)
+        client = Ostinato(url, deadline_s=PATIENT_S)
         began = time.monotonic()
         # they hold up the loop that serves them, so one that waited would wait for its whole deadline
         ids = [client.enqueue("R", "accepted", True) for _ in range(50)]
@@ -210,8 +211,8 @@ def test_the_queue_is_bounded_and_what_was_not_sent_is_sent_later():
     with answering(
         [lambda handler: reply(202, b"[" + b",".join([b'{"id":"e","status":"early"}'] * 3) + b"]")(handler)]
     ) as (url, bodies):
-        background._sender, background._deadline_s = Sender(url, None), 5.0
-        assert background.flush(10.0)
+        background._sender, background._deadline_s = Sender(url, None), PATIENT_S
+        assert background.flush(2 * PATIENT_S)
         assert len(bodies) == 1
     assert background.close(0.1)
 
@@ -219,7 +220,9 @@ def test_the_queue_is_bounded_and_what_was_not_sent_is_sent_later():
 def test_a_programs_end_sends_what_is_left():
     with answering([reply(202)]) as (url, bodies):
         code = f"from ostinato_client import Ostinato; Ostinato({url!r}).enqueue('R', 'accepted', True)"
-        subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PACKAGE)}, timeout=20)
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PACKAGE)}, timeout=WHOLE_PROGRAM_S
+        )
         assert len(bodies) == 1
 
 

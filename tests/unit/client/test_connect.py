@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.growth import grows_with_its_input
 
 from ostinato_client.connect import command, settings_files
@@ -952,7 +953,7 @@ def ran(at, *words, **env):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WHOLE_PROGRAM_S,
         check=False,
     )
     assert "Traceback" not in done.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.deploy_files import (
     COMPOSE,
     DEPLOY,
@@ -267,6 +268,6 @@ def test_caddy_takes_the_proxy_s_file(tmp_path):
         env={"OSTINATO_DOMAIN": "llm.example.com", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WHOLE_PROGRAM_S,
     )
     assert ran.returncode == 0, ran.stderr

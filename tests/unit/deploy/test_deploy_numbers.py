@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.page_world import RUN
 
 from ostinato.core.records import Holdback, PolicyVersion, Purpose, ReleaseEvent, Reward, Row, Window, WindowMaker
@@ -213,5 +214,5 @@ def test_promtool_finds_the_rules_right_and_they_fire_when_they_should():
         ("test", "rules", "alerts.test.yaml"),
         ("check", "config", "--syntax-only", "prometheus.yaml"),
     ):
-        ran = subprocess.run(["promtool", *command], cwd=place, capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(["promtool", *command], cwd=place, capture_output=True, text=True, timeout=WHOLE_PROGRAM_S)
         assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
@@ -117,7 +118,7 @@ def test_it_becomes_the_command(files):
         text=True,
         env=os.environ,
     )
-    out, _ = ran.communicate(timeout=60)
+    out, _ = ran.communicate(timeout=WHOLE_PROGRAM_S)
     assert out.strip() == f"{ran.pid} {ADMIN} {['--config', f'{files}/o.toml']}"
 
 
@@ -126,7 +127,7 @@ def test_a_command_that_cannot_be_prepared_is_not_run(files):
         [sys.executable, PROGRAM, f"--config={files}/o.toml", f"--env=WORD={files}/none", "--", "echo", "ran"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WHOLE_PROGRAM_S,
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("with-secrets: the secret ")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.engine.paced_clock import PacedClock
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
@@ -15,16 +16,6 @@ from ostinato.testing.tiny_engine import tiny_engine
 LONG = Generate(
     id="r", slot="live", prompt_ids=tuple(b"some prompt"), sampling=Sampling(max_tokens=400, temperature=1.0, seed=3)
 )
-
-
-class Clock:
-    """Goes on when it is told to."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @given(
@@ -72,12 +63,13 @@ def ids(chunks):
 
 
 async def test_what_was_sampled_is_kept_to_the_bit(tmp_path):
-    clock = Clock()
+    clock = PacedClock()
     async with tiny_engine(tmp_path, clock=clock) as tiny:
         whole = await collect(tiny.engine, LONG)
-        stream = tiny.engine.generate(replace(LONG, within_s=5.0))
-        chunks = [await anext(stream) for _ in range(5)]
+        stream, clock.held = tiny.engine.generate(replace(LONG, within_s=5.0)), True
+        chunks = [await clock.first(stream) for _ in range(5)]
         clock.now += 5.0
+        clock.go_on()
         chunks += [chunk async for chunk in stream]
         assert 5 <= len(ids(chunks)) < len(ids(whole)), "it ended early"
         assert ids(chunks) == ids(whole)[: len(ids(chunks))]
@@ -88,16 +80,16 @@ async def test_what_was_sampled_is_kept_to_the_bit(tmp_path):
 
 
 async def test_a_sample_that_still_waits_is_freed_and_who_runs_goes_on(tmp_path):
-    clock = Clock()
+    clock = PacedClock()
     config = EngineConfig(kv_tokens=4096, block=16, max_batch=1)
     async with tiny_engine(tmp_path, config, clock=clock) as tiny:
         whole = ids(await collect(tiny.engine, LONG))
-        running = tiny.engine.generate(LONG)
-        first = [await anext(running)]
+        running, clock.held = tiny.engine.generate(LONG), True
+        first = [await clock.first(running)]
         queued = asyncio.create_task(collect(tiny.engine, replace(LONG, id="q", within_s=5.0)))
-        while not tiny.engine.stats()["waiting"]:
-            await asyncio.sleep(0.001)
+        await clock.until(lambda: tiny.engine.stats()["waiting"])
         clock.now += 6.0
+        clock.go_on()
         (last,) = await queued
         assert (last.ids, last.finish) == ((), Finish.DEADLINE)
         assert tiny.engine.stats()["waiting"] == 0
@@ -105,19 +97,19 @@ async def test_a_sample_that_still_waits_is_freed_and_who_runs_goes_on(tmp_path)
 
 
 async def test_many_that_end_in_one_step_leave_nothing_and_hurt_nobody(tmp_path):
-    clock = Clock()
+    clock = PacedClock()
     config = EngineConfig(kv_tokens=4096, block=16, max_batch=4)
     async with tiny_engine(tmp_path, config, clock=clock) as tiny:
         engine = tiny.engine
         whole = ids(await collect(engine, LONG))
-        bystander = engine.generate(LONG)
-        first = [await anext(bystander)]
+        bystander, clock.held = engine.generate(LONG), True
+        first = [await clock.first(bystander)]
         several = replace(LONG, id="several", n=8, within_s=5.0)  # seven wait for the prompt of the first
         tasks = [asyncio.create_task(collect(engine, several)) for _ in range(20)]
         tasks += [asyncio.create_task(collect(engine, replace(LONG, id=f"{n}", within_s=5.0))) for n in range(100)]
-        while engine.stats()["orders_open"] or engine.stats()["waiting"] < 200:
-            await asyncio.sleep(0.001)
+        await clock.until(lambda: not engine.stats()["orders_open"] and engine.stats()["waiting"] >= 200)
         clock.now += 6.0
+        clock.go_on()
         ends = [[chunk.finish for chunk in chunks if chunk.finish] for chunks in await asyncio.gather(*tasks)]
         assert all(set(each) <= {Finish.DEADLINE, Finish.STOP, Finish.LENGTH} for each in ends)
         assert sum(each.count(Finish.DEADLINE) for each in ends) >= 200
@@ -128,10 +120,11 @@ async def test_many_that_end_in_one_step_leave_nothing_and_hurt_nobody(tmp_path)
 
 
 async def test_a_clock_that_goes_back_gives_nobody_less(tmp_path):
-    clock = Clock()
+    clock = PacedClock()
     async with tiny_engine(tmp_path, clock=clock) as tiny:
         whole = ids(await collect(tiny.engine, LONG))
-        stream = tiny.engine.generate(replace(LONG, within_s=5.0))
-        first = [await anext(stream)]
+        stream, clock.held = tiny.engine.generate(replace(LONG, within_s=5.0)), True
+        first = [await clock.first(stream)]
         clock.now -= 1e6
+        clock.go_on()
         assert ids(first + [chunk async for chunk in stream]) == whole

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.unit.engine.paced_clock import PacedClock
 
 from ostinato.core.errors import NotFound, Overloaded, TooLarge, Unavailable
 from ostinato.core.generation import Generate
@@ -120,7 +121,8 @@ async def test_a_score_that_is_cancelled_computes_nothing_more_and_leaves_nothin
 
 async def test_what_cannot_be_scored_is_refused(tmp_path):
     config = EngineConfig(kv_tokens=BLOCK * 8, block=BLOCK, max_waiting=1)
-    async with tiny_engine(tmp_path, config) as tiny:
+    clock = PacedClock()
+    async with tiny_engine(tmp_path, config, clock=clock) as tiny:
         engine = tiny.engine
         assert await engine.score("live", PROMPT[:9], 9) == []
         assert len(await engine.score("live", PROMPT[: BLOCK * 8], 1)) == BLOCK * 8 - 1
@@ -128,7 +130,11 @@ async def test_what_cannot_be_scored_is_refused(tmp_path):
             await engine.score("live", PROMPT[: BLOCK * 8 + 1], 1)
         with pytest.raises(NotFound, match="nowhere"):
             await engine.score("nowhere", PROMPT[:9], 1)
-        both = await asyncio.gather(*(engine.score("live", PROMPT[:9], 1) for _ in range(2)), return_exceptions=True)
+        clock.held = True
+        asked = [asyncio.create_task(engine.score("live", PROMPT[:9], 1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        clock.go_on()
+        both = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(each) for each in both] == [list, Overloaded]
 
 

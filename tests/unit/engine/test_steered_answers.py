@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.unit.engine.paced_clock import PacedClock
 
 from ostinato.core.conversation import Conversation, Demand, Message, Role
 from ostinato.core.errors import NoSignal, NotFound
@@ -120,12 +121,18 @@ def differing(trainer, turns):
 
 async def test_an_answer_that_meets_a_swap_is_steered_on_and_each_part_has_its_weights_bits(tmp_path):
     """Keys are recomputed at the swap, so the second part is what the second weights give."""
-    async with tiny_engine(tmp_path, EngineConfig(kv_tokens=4096, block=16, recompute_on_swap=True)) as tiny:
+    clock = PacedClock()
+    config = EngineConfig(kv_tokens=4096, block=16, recompute_on_swap=True)
+    async with tiny_engine(tmp_path, config, clock=clock) as tiny:
         other = tiny_snapshot(tmp_path, 1, seed=1)
+        clock.held = True
         task = asyncio.create_task(turns_of(tiny.engine, Sampling(max_tokens=200, seed=1), n=2))
-        while tiny.engine.stats()["tokens"] < 20:
-            await asyncio.sleep(0)
-        await tiny.engine.load("live", other)
+        await clock.until(lambda: tiny.engine.stats()["tokens"] >= 20)
+        loading = asyncio.create_task(tiny.engine.load("live", other))
+        while not tiny.engine.stats()["orders_open"]:
+            await asyncio.sleep(0.001)
+        clock.go_on()
+        await loading
         turns = await task
         trainers = [trainer_of(path) for path in (tiny.path, tmp_path / "seed1")]
     for turn in turns:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 
+from tests.deadlines import PATIENT_S
+
 from ostinato.engine.vllm.server import ServerClient
 from ostinato.weights.follow.drive import VllmFollower
 
@@ -45,7 +47,7 @@ async def impatient_server():
 
 async def test_requests_never_use_a_connection_that_the_server_may_be_closing():
     async with impatient_server() as url:
-        client = ServerClient(url, None, silence_s=10.0)
+        client = ServerClient(url, None, silence_s=PATIENT_S)
         try:
             for _ in range(5):
                 assert [choice.ids async for choice in client.tokens({"token_ids": [1]})] == [[7]]

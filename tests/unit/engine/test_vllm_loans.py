@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
@@ -138,7 +139,7 @@ async def test_what_ends_in_time_is_not_cut_off_and_then_people_are_answered_the
     fakes = fleet(3, slow_s=0.005)
     async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
         fake, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=40)
-        engine.loans.give_back(1, end_s=5.0)
+        engine.loans.give_back(1, end_s=PATIENT_S)
         standing = engine.loans.standing()
         assert (standing.serving, standing.lent, standing.returning, standing.open) == (1, 0, 1, 8)
         before = len(fake.requests)

@@ -155,7 +155,7 @@ async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, c
     async with vllm_engine(*fakes) as engine:
         await engine.load("live", version(1))
         await engine.load("canary", version(2))
-        hanging, asked = engine._servers[0].driver, []
+        hanging, hanging_url, asked = engine._servers[0].driver, engine._servers[0].url, []
         honest = hanging.served
 
         async def served():
@@ -169,7 +169,7 @@ async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, c
         fakes[1].forget()
         await until(lambda: fakes[1].label == "hash3")
         await until(lambda: len(asked) > 2)
-        assert caplog.text.count("does not say what it serves") == 1
+        assert caplog.text.count(f"{hanging_url} does not say what it serves") == 1
         assert runs(await collect(engine, ask(max_tokens=2))) == [1], "it may be slow only: it is asked all the same"
         hanging.served = honest
         fakes[0].forget()

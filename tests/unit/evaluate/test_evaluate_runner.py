@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, Unauthorized, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -107,7 +109,7 @@ class Slot:
 
 
 def runner(world, suite=SUITE, **changes):
-    config = {"retry_pause_s": 0.001, "concurrency": 4, "slot_timeout_s": 0.1} | changes
+    config = {"retry_pause_s": 0.001, "concurrency": 4, "slot_timeout_s": PATIENT_S} | changes
     return SuiteRunner(suite, world, RunnerConfig(**config))
 
 
@@ -212,6 +214,7 @@ async def test_a_score_outside_its_range_is_corrupt(score):
         await runner(World(score=lambda *_: score)).run("candidate", V9, range(1))
 
 
+@in_virtual_time
 async def test_a_run_has_a_deadline_that_says_how_far_it_came():
     class Stuck(Slot):
         async def tries(self, item, seed, count):

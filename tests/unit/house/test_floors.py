@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +19,7 @@ def lint(directory: Path) -> subprocess.CompletedProcess[str]:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WHOLE_PROGRAM_S,
         check=False,
     )
 

@@ -14,6 +14,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheels: pip install 'ostinato[dev]'")
 
@@ -58,7 +59,7 @@ print(json.dumps([["torch" in sys.modules], 0, places]))
 
 def built(kind: str, source: Path, out: Path) -> Path:
     words = [sys.executable, "-c", BUILD, kind, str(out)]
-    done = subprocess.run(words, cwd=source, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=source, capture_output=True, text=True, timeout=WHOLE_PROGRAM_S, check=False)
     assert done.returncode == 0, done.stderr
     return out / done.stdout.split()[-1]
 
@@ -161,7 +162,7 @@ def ran(made, tmp_path_factory):
         "--target",
         str(place),
     ]
-    subprocess.run([*pip, *wheels], check=True, timeout=300)
+    subprocess.run([*pip, *wheels], check=True, timeout=WHOLE_PROGRAM_S)
     commands = [["--help"], ["--version"], *([*words.split(), "--help"] for words in HELP)]
     commands += [["status"], ["log"], ["config"], ["connect"], ["worlds", "show", "nowhere"]]
     commands += [[command, "--set", "model.source=/nowhere"] for command in ("up", "demo")]
@@ -178,7 +179,7 @@ def ran(made, tmp_path_factory):
         input=json.dumps(commands),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=WHOLE_PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -238,7 +239,7 @@ def test_an_agent_is_connected_where_only_the_client_is_installed(made, tmp_path
             env={"PYTHONPATH": str(place), "HOME": str(home)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=WHOLE_PROGRAM_S,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")

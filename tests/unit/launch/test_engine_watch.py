@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Unavailable
 from ostinato.launch.workers import serve
@@ -36,6 +37,7 @@ async def test_a_dead_engine_is_the_workers_failure():
 
 
 @pytest.mark.parametrize("busy", [{"running": 1.0}, {"waiting": 2.0}, {"orders_open": 1.0}])
+@in_virtual_time
 async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
     with pytest.raises(EngineDied, match="has finished no step or command for"):
         async with asyncio.timeout(PATIENT_S):
@@ -51,6 +53,7 @@ async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
     ],
     ids=["idle", "steps", "orders"],
 )
+@in_virtual_time
 async def test_one_that_is_idle_or_ends_what_it_does_goes_on(stats):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):

@@ -129,7 +129,7 @@ def own_server(tmp_path):
     """The settings of a run, and the server of its log, which the test may stop."""
     with started() as server:
         url = f"record.url='{server.url}'"
-        yield server, load(None, [f"run.directory='{tmp_path}'", url, "record.append_s=1", "record.lease_s=60"])
+        yield server, load(None, [f"run.directory='{tmp_path}'", url, "record.append_s=3", "record.lease_s=3600"])
 
 
 class Counts:
@@ -160,7 +160,10 @@ async def test_a_worker_waits_for_a_server_that_is_away_for_longer_than_an_appen
     task = asyncio.create_task(act(config, at_work, role, work))
     await work.goes_on()
     await asyncio.to_thread(server.stop)
-    await asyncio.sleep(4)
+    async with asyncio.timeout(PATIENT_S):
+        while not at_work.pulse.sign().doing.startswith("waiting for the log: "):
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(2)
     assert not task.done()
     assert at_work.pulse.sign().doing.startswith("waiting for the log: ")
     await asyncio.to_thread(server.start)

@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.launch.placing import process
@@ -16,7 +16,7 @@ from ostinato.launch.placing.process import OUTPUT, THREADS, WorkerProcess, rota
 
 MOST = 100_000
 HEAD = f"""
-import asyncio, os, subprocess, sys, time
+import asyncio, os, subprocess, sys, threading, time
 from ostinato.launch.placing import process
 from ostinato.launch.workers.worker_main import live as living
 process.LOOK_S = 0.02
@@ -38,7 +38,7 @@ async def ended(directory, text):
         "one", (sys.executable, "-c", HEAD + textwrap.dedent(text)), directory / "one.log", env=THREADS
     )
     await worker.start()
-    async with asyncio.timeout(PATIENT_S):
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
         return worker, await worker.ended()
 
 
@@ -97,8 +97,13 @@ async def test_whatever_a_worker_and_its_children_print_is_bounded_and_the_last_
 async def test_a_traceback_behind_a_burst_is_kept_and_named(tmp_path):
     text = """
     async def work(life):
-        process.LOOK_S = 300
-        await asyncio.sleep(0.1)
+        asleep, sleep = threading.Event(), time.sleep
+        def told(seconds):
+            if seconds == 300:
+                asleep.set()
+            sleep(seconds)
+        time.sleep, process.LOOK_S = told, 300
+        await asyncio.to_thread(asleep.wait)  # who looks by the clock looks no more
         burst(10_000)
         raise ValueError("the last line of all")
     live(work)

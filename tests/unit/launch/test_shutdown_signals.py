@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 
 from ostinato.cli import main
 from ostinato.launch.workers.shutdown import Interruption, stop_signals, until_stopped
@@ -35,7 +36,7 @@ async def test_each_of_them_lets_a_worker_end_in_order(number):
     stopping = until_stopped()
     try:
         os.kill(os.getpid(), number)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_S):
             await stopping.wait()
     finally:
         for each in stop_signals():
@@ -126,7 +127,7 @@ def test_a_second_hang_up_does_not_cut_the_end_short_and_a_second_ctrl_c_does():
                 process.stdin.write("go on\n")
                 process.stdin.flush()
                 assert process.stdout.read() == rest
-                assert process.wait(60) == 128 + signal.SIGHUP
+                assert process.wait(WHOLE_PROGRAM_S) == 128 + signal.SIGHUP
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
@@ -166,7 +167,7 @@ def test_the_command_line_itself_ends_so(number, tmp_path):
             assert process.stdout.readline() == "begun\n"
             process.send_signal(number)
             assert process.stdout.read() == "put away\ninterrupted\n", "nothing else is said"
-            assert process.wait(60) == 128 + number
+            assert process.wait(WHOLE_PROGRAM_S) == 128 + number
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -251,6 +252,6 @@ main()
 )
 def test_an_error_whose_causes_form_a_loop_keeps_its_traceback(causes):
     words = [sys.executable, "-c", LOOP.format(causes=causes)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WHOLE_PROGRAM_S)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: the first"

@@ -269,9 +269,17 @@ async def test_a_supervisor_that_stood_still_itself_kills_nobody(tmp_path):
         assert crew.watched["one"].restarts == 0
 
 
-async def test_one_that_will_not_end_is_killed_and_said_so(tmp_path):
+async def test_one_that_will_not_end_is_killed_and_said_so(tmp_path, monkeypatch):
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); work()"
     crew = Crew(tmp_path, one=stubborn, two="work()")
+    stop = WorkerProcess.stop
+
+    async def patient(worker, grace_s):
+        return await stop(
+            worker, grace_s if worker.name == "one" else PATIENT_S
+        )  # who ends may have to wait for the machine
+
+    monkeypatch.setattr(WorkerProcess, "stop", patient)
     async with crew.running():
         await crew.until(lambda: crew.alive("one") and crew.alive("two"))
     assert "one did not end within 1 s and was killed" in crew.said

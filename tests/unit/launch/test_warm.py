@@ -75,6 +75,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def warmed(place, monkeypatch):
     """A warm process that workers are forked from."""
+    monkeypatch.setattr(warm, "_FORK_S", PATIENT_S)
     made = WarmProcess(LIBRARIES)
     monkeypatch.setattr(process, "spawn", made.spawn)
     yield made

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.launch.placing import process
@@ -62,7 +62,7 @@ async def test_what_is_cancelled_may_put_its_things_away_first():
     assert put_away == [True]
 
 
-async def heard(worker, doing, timeout_s=30.0):
+async def heard(worker, doing, timeout_s=PATIENT_S):
     async with asyncio.timeout(timeout_s):
         while worker.sign is None or worker.sign.doing != doing:
             await asyncio.sleep(0.02)
@@ -79,7 +79,7 @@ async def test_it_says_what_it_does_and_ends_when_told_to(tmp_path):
     async with started(tmp_path, text) as worker:
         await heard(worker, "loading")
         assert (worker.sign.limit_s, worker.sign.trouble, worker.sign.failed) == (60.0, "the bucket is away", None)
-        assert await worker.stop(10.0)
+        assert await worker.stop(PATIENT_S)
         assert await worker.ended() == 0
 
 
@@ -211,7 +211,7 @@ def test_it_dies_with_its_supervisor_even_while_it_is_stopped_itself(tmp_path):
     finally:
         parent.kill()
         parent.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENT_S
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert [pid for pid in pids if _alive(pid)] == []
@@ -248,7 +248,7 @@ def test_where_the_kernel_does_not_help_the_worker_notices_by_itself(tmp_path):
     finally:
         parent.kill()
         parent.wait()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENT_S
     while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _alive(pid)
@@ -273,12 +273,14 @@ def test_started_by_hand_it_prints_its_error_and_ends_with_the_same_code(tmp_pat
     live(work)
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OSTINATO_")}
-    done = subprocess.run(program(text), capture_output=True, text=True, env=environment, timeout=60, check=False)
+    done = subprocess.run(
+        program(text), capture_output=True, text=True, env=environment, timeout=WHOLE_PROGRAM_S, check=False
+    )
     assert (done.returncode, done.stderr.strip()) == (2, "error no such [model]")
 
 
 def _pid(path: Path) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WHOLE_PROGRAM_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, IndexError):
             return int(path.read_text().split()[0])

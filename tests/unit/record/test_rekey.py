@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from record_rows import collect
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.core.errors import BadConfig, NotFound, Unavailable
@@ -121,7 +122,7 @@ async def test_a_kill_before_any_statement_leaves_exactly_one_master_key_and_the
     for point in range(20):
         keys.write_bytes(whole)
         command = [sys.executable, "-c", DIES, str(keys), *map(str, masters), str(point)]
-        ended = (await asyncio.to_thread(FORK_SERVER.run, command, timeout=60)).returncode
+        ended = (await asyncio.to_thread(FORK_SERVER.run, command, timeout=WHOLE_PROGRAM_S)).returncode
         with_old, with_new = opens(tmp_path / "run", masters[0]), opens(tmp_path / "run", masters[1])
         assert with_old != with_new
         found.add((with_old, with_new))
@@ -144,7 +145,7 @@ async def test_a_kill_amid_the_writing_leaves_exactly_one_master_key(tmp_path: P
         "point = ", "def spilled(db):\n    db.execute('PRAGMA cache_size=2')\n    return db\n\npoint = "
     )
     command = [sys.executable, "-c", spilling, str(keys), *map(str, masters), "5"]  # before COMMIT
-    ended = await asyncio.to_thread(FORK_SERVER.run, command, timeout=60)
+    ended = await asyncio.to_thread(FORK_SERVER.run, command, timeout=WHOLE_PROGRAM_S)
     assert ended.returncode == -signal.SIGKILL
     assert keys.read_bytes() != before
     assert opens(tmp_path / "run", masters[0])

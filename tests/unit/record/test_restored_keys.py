@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from record_backups import killed_at, opened, put_back, rows_of, saved
 from record_rows import collect
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.core.errors import BadConfig, Unavailable
@@ -234,7 +235,7 @@ async def test_a_restore_that_is_killed_while_it_writes_the_keys_leaves_none_tha
     sizes = set[int]()
     for steps in (10, 1_500, 3_000):
         command = [sys.executable, "-c", KILLED_WRITING, *map(str, (tmp_path / "kept", run, master, steps))]
-        ended = await asyncio.to_thread(FORK_SERVER.run, command, timeout=60)
+        ended = await asyncio.to_thread(FORK_SERVER.run, command, timeout=WHOLE_PROGRAM_S)
         assert ended.returncode == -signal.SIGKILL
         assert (run / KEYS).read_bytes() == found
         assert not (run / "log").exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pysqlite3.dbapi2
 import pytest
 from record_rows import limit_pages
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, TooLarge, Unavailable
 from ostinato.core.notices import Alarm, AlarmState, Forgotten, Stamp
@@ -335,16 +337,20 @@ async def test_queries(log: SqlLog):
 
 
 async def test_callers_share_commits(log: SqlLog):
-    begun = 0
+    begun, all_queued = 0, threading.Event()
     transaction = log._appender.transaction
 
     def counted(rows: Any) -> Any:
         nonlocal begun
+        all_queued.wait(PATIENT_S)  # how many come together must not depend on how fast this machine is
         begun += 1
         return transaction(rows)
 
     log._appender.transaction = counted  # type: ignore[method-assign]
-    await asyncio.gather(*[log.append(replace(SIGNAL, id=str(i))) for i in range(300)])
+    appending = [asyncio.create_task(log.append(replace(SIGNAL, id=str(i)))) for i in range(300)]
+    await asyncio.sleep(0)  # each task puts its job into the queue before it waits
+    all_queued.set()
+    await asyncio.gather(*appending)
     assert len(await collect(log, {Signal})) == 300
     assert begun < 60
 

@@ -19,6 +19,7 @@ from tests.fakes.release_world import (
     settle,
     started,
 )
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.core.records import ReleaseEvent
@@ -147,6 +148,7 @@ async def test_of_two_who_ship_an_approved_one_at_once_both_are_told_of_one_rele
     assert disk.events().count(("shipped", 3)) == 1
 
 
+@in_virtual_time
 async def test_who_approves_waits_for_the_line_of_the_worker_that_was_quicker(disk):
     """The worker has moved the ref, and has not said so yet."""
     worker = await waiting(disk)

@@ -17,6 +17,7 @@ from tests.fakes.release_world import (
     version,
     went_back,
 )
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Conflict, StorageFull, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
@@ -162,6 +163,7 @@ async def test_an_alarm_during_the_test_of_a_step_keeps_it_from_users(disk):
 
 
 @pytest.mark.parametrize("cause", ["guard", "monitor"])
+@in_virtual_time
 async def test_a_rollback_or_an_alarm_takes_its_users_back_while_a_step_is_tested_and_ends_that_test(disk, cause):
     paused, steps, looks = [False], Steps(), []
     control = await following(disk, steps=steps, paused=lambda: paused[0])

@@ -28,6 +28,7 @@ from tests.fakes.release_world import (
 )
 from tests.grids import first
 from tests.growth import TIMES, grows_with_its_input
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
@@ -193,6 +194,7 @@ async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(dis
     assert (await control.rollback(V8, "a person wants it after all", actor="ann")).policy == V8
 
 
+@in_virtual_time
 async def test_who_saw_something_else_live_moves_nothing_even_if_the_line_comes_while_the_controller_looks(disk):
     """The ref is at v5, and whoever moved it is about to write so: what was seen is compared with what the line says."""
     worker = await started(disk)
@@ -253,6 +255,7 @@ async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
     assert trial.live == V8
 
 
+@in_virtual_time
 async def test_the_reason_of_who_moves_live_by_hand_stands_however_soon_another_process_looks(disk):
     """The ref moves before its line is written: a look in between waits for the line."""
     control = await started(disk, poll_s=0.2)
@@ -396,6 +399,7 @@ async def test_run_goes_on_after_trouble_and_stops_when_told(disk):
     assert failures == []
 
 
+@in_virtual_time
 async def test_a_trouble_that_step_and_watch_share_is_told_once(disk):
     control, stop = await started(disk, judge := FakeJudge(), poll_s=0.005), asyncio.Event()
 
@@ -417,6 +421,7 @@ async def test_a_trouble_that_step_and_watch_share_is_told_once(disk):
     await asyncio.wait_for(task, PATIENT_S)
 
 
+@in_virtual_time
 async def test_a_watch_that_goes_well_does_not_hide_a_step_that_fails(disk):
     control = await started(disk, judge := FakeJudge(), poll_s=0.005)
 

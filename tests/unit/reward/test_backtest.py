@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, Finish, NoReward, Pending, Quarantine, Reward, Source
@@ -129,7 +130,7 @@ def isolated(tmp_path, monkeypatch):
     (tmp_path / "naughty.py").write_text(NAUGHTY)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def open_(name: str = "naughty:fate", answer_s: float = 5.0) -> Isolated:
+    def open_(name: str = "naughty:fate", answer_s: float = PATIENT_S) -> Isolated:
         return Isolated(name, {}, answer_s=answer_s, load_s=60.0, max_abs=100.0, memory_bytes=4 << 30)
 
     return open_

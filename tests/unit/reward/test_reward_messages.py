@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
+from tests.unit.reward.hanging import HANGING, time_begins_with_a_hang
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
 from ostinato.core.notices import Alarm, AlarmState
@@ -171,6 +173,10 @@ async def test_what_befalls_a_function_in_a_process_of_its_own(
     body: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """`answer` writes past the protocol: into whatever descriptor is the pipe that answers go into."""
+    mark = tmp_path / "hangs"
+    time_begins_with_a_hang(monkeypatch, mark)
+    if body == "time.sleep(60)":
+        body = f"{HANGING.format(mark=str(mark))}; {body}"
     text = f"""
 import os, stat, sys, time
 def answer(line):
@@ -212,7 +218,8 @@ async def test_a_function_that_cannot_be_loaded(
 ):
     (tmp_path / "bad_reward.py").write_text(text + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    asker = Isolated("bad_reward:x", {}, answer_s=1.0, load_s=3.0, max_abs=1.0, memory_bytes=1 << 32)
+    load_s = 3.0 if text.startswith("while") else WHOLE_PROGRAM_S
+    asker = Isolated("bad_reward:x", {}, answer_s=1.0, load_s=load_s, max_abs=1.0, memory_bytes=1 << 32)
     with refused(BadConfig, message):
         await asker.open()
     await asker.close()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.oracles.turn_accounting import recount
+from tests.unit.reward.hanging import time_begins_with_a_hang
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm, AlarmState
@@ -135,6 +136,8 @@ HANGS = """
 from ostinato.core.records import Reward
 
 def fn(turn, signals, now):
+    if turn.id in ("t3:0", "t7:0"):
+        open(__file__ + ".hangs", "w").close()
     while turn.id in ("t3:0", "t7:0"):
         try:
             [].pop()
@@ -147,6 +150,7 @@ def fn(turn, signals, now):
 async def test_a_function_that_hangs_and_catches_everything_holds_nobody_up(log, now, turn, tmp_path, monkeypatch):
     (tmp_path / "hanging_reward.py").write_text(HANGS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    time_begins_with_a_hang(monkeypatch, tmp_path / "hanging_reward.py.hangs")
     asker = Isolated("hanging_reward:fn", {}, answer_s=0.3, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30)
     desk = RewardDesk(log, asker, now, RewardConfig())
     turns = [turn(i) for i in range(12)]

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx2
 from pydantic import SecretStr
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.records import Delivered, PolicyVersion
 from ostinato.serve.config import ServeConfig
@@ -146,7 +147,10 @@ async def world(
         reader,
     )
     if real:
-        async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
+        async with (
+            serving(wrap(w.app) if wrap else w.app) as url,
+            httpx2.AsyncClient(base_url=url, timeout=PATIENT_S) as http,
+        ):
             w.url, w.http = url, http
             try:
                 yield w
@@ -171,10 +175,43 @@ def events(raw):
     return [line if line == b"[DONE]" else json.loads(line) for line in lines]
 
 
-async def eventually(condition, timeout_s=2.0):
-    async with asyncio.timeout(timeout_s):
+async def eventually(condition):
+    async with asyncio.timeout(PATIENT_S):
         while not condition():  # what is waited for has no event
             await asyncio.sleep(0.005)
+
+
+class Gone:
+    """Wraps an app: `left` is set once the app has been told that a client left."""
+
+    def __init__(self):
+        self.left = asyncio.Event()
+
+    def wrap(self, app):
+        async def watched(scope, receive, send):
+            async def hear():
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    self.left.set()
+                return message
+
+            await app(scope, hear, send)
+
+        return watched
+
+
+class HeldLog(MemoryLog):
+    """Takes no rows until `go` is set; `asked` is set once it was to take some."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def append(self, *rows):
+        if rows:
+            self.asked.set()
+            await self.go.wait()
+        return await super().append(*rows)
 
 
 async def all_sampled(w, answer="hello"):

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.adapt.people import cache_at
 from tests.unit.serve.gateway_world import ADMIN, V0, V1, world
 from tests.unit.serve.test_adapted_calls import BASIS, SteeringEngine
+from tests.virtual_time import in_virtual_time
 
 from ostinato.adapt.config import AdaptConfig, TenantAdaptConfig
 from ostinato.adapt.dials import DialAdaptation
@@ -232,6 +233,7 @@ class Hanging(MemoryLog):
         return await super().append(*rows)
 
 
+@in_virtual_time
 async def test_a_log_that_hangs_or_is_full_is_told_in_time_and_nothing_was_set(tmp_path):
     log = Hanging()
     await log.append(SteeringBasis.of(BASIS, at=1.0))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from gateway_world import ASK, V0, V1, comments, events, eventually, world
 from pydantic import ValidationError
+from tests.deadlines import PATIENT_S
 from tests.fakes.conversations import talk
 from tests.fakes.outside import FakeOutside
 
@@ -15,6 +16,7 @@ from ostinato.core.records import Arm, Finish, Pick
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.router import Router
 from ostinato.reward.ledger_entries import needs_reward, untrainable
+from ostinato.serve import outside_models
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.config import AutoArm, ServeConfig
 from ostinato.testing.engine import FakeEngine
@@ -244,7 +246,7 @@ FAILURES = {
 async def test_another_arm_answers_what_the_outside_cannot_if_nothing_was_said_yet(outside, how, stream):
     for name, value in FAILURES[how].items():
         setattr(outside, name, value)
-    async with auto_world(outside, silence_s=0.3) as w:
+    async with auto_world(outside, silence_s=0.3 if outside.stall else PATIENT_S) as w:
         status, headers, body = await w.chat(**AUTO, max_tokens=8, stream=stream)
         assert status == 200
         first, *more = w.log.turns()
@@ -317,7 +319,7 @@ async def failing(w, outside, how):
 async def test_a_failure_outside_with_nobody_else_is_an_error_with_a_turn_that_says_so(outside, how):
     for name, value in FAILURES[how].items():
         setattr(outside, name, value)
-    async with auto_world(outside, "far", silence_s=0.3) as w:
+    async with auto_world(outside, "far", silence_s=0.3 if outside.stall else PATIENT_S) as w:
         status, _, body = await w.chat(**AUTO, max_tokens=4)
         assert (status, body["error"]["code"]) == (502, "outside_failed")
         assert outside.url not in json.dumps(body)
@@ -327,7 +329,9 @@ async def test_a_failure_outside_with_nobody_else_is_an_error_with_a_turn_that_s
         assert not needs_reward(turn)
 
 
-async def test_an_arm_that_fails_is_left_alone_and_its_share_goes_to_the_others_truthfully(outside):
+async def test_an_arm_that_fails_is_left_alone_and_its_share_goes_to_the_others_truthfully(outside, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(outside_models, "_now", lambda: now)
     outside.status = 503
     async with auto_world(outside, "far", "live") as w:
         assert [(await w.chat(**AUTO))[0] for _ in range(4)] == [200] * 4
@@ -338,12 +342,13 @@ async def test_an_arm_that_fails_is_left_alone_and_its_share_goes_to_the_others_
             there = {"far", "frozen", "live"} if turn.auto.arm == "far" else {"frozen", "live"}
             assert turn.auto.odds == pytest.approx(dict.fromkeys(sorted(there), 1 / len(there)))
         outside.status = 200
-        await asyncio.sleep(0.25)
+        now += 0.25
         assert (await w.chat(**AUTO))[0] == 200
         assert w.log.turns()[-1].auto.arm == "far"
 
 
-async def test_an_episode_whose_arm_is_left_alone_is_dealt_another(outside):
+async def test_an_episode_whose_arm_is_left_alone_is_dealt_another(outside, monkeypatch):
+    monkeypatch.setattr(outside_models, "_now", lambda: 1000.0)
     async with auto_world(outside, "far", "live") as w:
         headers = {"x-ostinato-episode": "e"}
         await w.chat(**AUTO, headers=headers)

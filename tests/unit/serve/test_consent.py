@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 from gateway_world import ADMIN, V0, V1, eventually, world
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.notices import Forgotten
@@ -112,6 +113,7 @@ def test_every_field_of_a_turn_is_either_erased_or_no_words():
     assert {field.name for field in fields(Turn)} == {*stays.split(), *erased.split()}
 
 
+@in_virtual_time
 async def test_words_about_it_are_not_kept_whenever_they_come():
     log = MemoryLog()
     engine = FakeEngine(lambda _: "hello", delay_s=0.01)

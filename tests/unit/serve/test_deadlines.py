@@ -9,6 +9,7 @@ import openai
 import pytest
 from gateway_world import ASK, V0, comments, events, eventually, world
 from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import Finish
@@ -18,7 +19,7 @@ from ostinato.testing.log import MemoryLog
 
 
 class Slow(FakeEngine):
-    """Waits before the first token."""
+    """Waits before the first token: for tests in virtual time."""
 
     def __init__(self, wait_s):
         super().__init__(lambda r: "hello")
@@ -27,6 +28,37 @@ class Slow(FakeEngine):
     async def generate(self, request):
         await asyncio.sleep(self.wait_s)
         async for chunk in super().generate(request):
+            yield chunk
+
+
+COMMENT, PING = b": waiting\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class Patient(FakeEngine):
+    """Says nothing before its first token until `first` signs of life were sent, nor before its third until one was."""
+
+    def __init__(self, sign, first=1):
+        super().__init__(lambda r: "hello")
+        self.sign, self.first, self.signs = sign, first, asyncio.Semaphore(0)
+
+    def wrap(self, app):
+        async def watched(scope, receive, send):
+            async def tell(message):
+                await send(message)
+                if message.get("body") == self.sign:
+                    self.signs.release()
+
+            await app(scope, receive, tell)
+
+        return watched
+
+    async def generate(self, request):
+        self.signs = asyncio.Semaphore(0)
+        for _ in range(self.first):
+            await self.signs.acquire()
+        async for chunk in super().generate(request):
+            if chunk.ids == (108,):
+                await self.signs.acquire()
             yield chunk
 
 
@@ -54,22 +86,23 @@ class Stuck:
 
 
 async def test_a_stream_shows_signs_of_life_before_its_first_token():
-    engine = Slow(1.5)
-    async with world(engine=engine, heartbeat_s=0.05, real=True) as w:
+    engine = Patient(COMMENT, first=10_000)
+    async with world(engine=engine, heartbeat_s=0.02, real=True, wrap=engine.wrap) as w:
         reader, writer = await w.connect({**ASK, "stream": True})
         assert b" 200 " in await reader.readline()
         assert not engine.stats()["tokens"], "the head must not wait for the first token"
-        engine.wait_s = 0.25
         writer.close()
         await eventually(w.log.turns)
+        engine.first = 3
         _, headers, raw = await w.chat(stream=True)
-        assert len(comments(raw)) >= 3
+        assert len(comments(raw)) >= 4
         got = events(raw)
         assert "".join(c["delta"].get("content", "") for e in got[:-1] for c in e["choices"]) == "hello"
         assert got[-2]["ostinato"]["spans"] == [[0, "fake0", 6]]
         assert headers["x-ostinato-turn"] == w.log.turns()[-1].id
 
 
+@in_virtual_time
 async def test_a_quick_stream_has_none_and_names_its_weights_in_the_head():
     async with world(heartbeat_s=0.05) as w:
         _, headers, raw = await w.chat(stream=True)
@@ -77,6 +110,7 @@ async def test_a_quick_stream_has_none_and_names_its_weights_in_the_head():
         assert headers["x-ostinato-policy"] == "0"
 
 
+@in_virtual_time
 async def test_a_pause_in_the_middle_is_bridged():
     class Pausing(FakeEngine):
         async def generate(self, request):
@@ -92,46 +126,18 @@ async def test_a_pause_in_the_middle_is_bridged():
 
 
 async def test_the_official_client_reads_over_signs_of_life():
+    engine = Patient(COMMENT)
     async with (
-        world(engine=Slow(0.2), heartbeat_s=0.05, real=True) as w,
+        world(engine=engine, heartbeat_s=0.02, real=True, wrap=engine.wrap) as w,
         openai.AsyncOpenAI(base_url=w.url + "/v1", api_key="none", max_retries=0) as client,
     ):
         stream = await client.chat.completions.create(**ASK, stream=True)
         assert "".join([event.choices[0].delta.content or "" async for event in stream]) == "hello"
 
 
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-
-
-class Patient(FakeEngine):
-    """Says nothing before its first token, and before its third, until a sign of life was sent; `wrap` tells it of them."""
-
-    def __init__(self):
-        super().__init__(lambda r: "hello")
-        self.pings = asyncio.Semaphore(0)
-
-    def wrap(self, app):
-        async def watched(scope, receive, send):
-            async def tell(message):
-                await send(message)
-                if message.get("body") == PING:
-                    self.pings.release()
-
-            await app(scope, receive, tell)
-
-        return watched
-
-    async def generate(self, request):
-        await self.pings.acquire()
-        async for chunk in super().generate(request):
-            if chunk.ids == (108,):
-                await self.pings.acquire()
-            yield chunk
-
-
 async def test_anthropics_client_reads_over_pings_before_and_within_an_answer():
     """Anthropic's protocol has an event for it, which its clients skip and others count as a sign of life; the others have comments."""
-    engine, body = Patient(), {**ASK, "max_tokens": 9}
+    engine, body = Patient(PING), {**ASK, "max_tokens": 9}
     async with (
         world(engine=engine, heartbeat_s=0.02, real=True, wrap=engine.wrap) as w,
         anthropic.AsyncAnthropic(base_url=w.url, api_key="none", max_retries=0) as client,
@@ -145,6 +151,7 @@ async def test_anthropics_client_reads_over_pings_before_and_within_an_answer():
             assert [text async for text in stream.text_stream] == list("hello")
 
 
+@in_virtual_time
 async def test_an_error_after_signs_of_life_is_an_event():
     engine = Slow(0.12)
     engine.fail_after = 2
@@ -175,6 +182,7 @@ async def test_a_client_that_does_not_even_read_signs_of_life_is_given_up():
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_a_slow_engine_is_an_error_and_an_untrainable_turn(stream):
     async with world(engine=Slow(60), chunk_timeout_s=0.05) as w:
         status, _, body = await w.chat(stream=stream)
@@ -207,6 +215,7 @@ async def test_a_body_nobody_takes_is_given_up(takes, path):
     assert not w.delivered()
 
 
+@in_virtual_time
 async def test_a_call_waits_while_the_first_weights_load():
     engine = FakeEngine(lambda r: "hello", slots={})
     async with world(engine=engine, loading_wait_s=5.0) as w:
@@ -217,6 +226,7 @@ async def test_a_call_waits_while_the_first_weights_load():
         assert (await call)[0] == 200
 
 
+@in_virtual_time
 async def test_but_not_for_ever():
     async with world(engine=FakeEngine(slots={}), loading_wait_s=0.05) as w:
         assert (await w.get("/health"))[0] == 503
@@ -229,7 +239,7 @@ async def test_the_official_clients_own_retries_outlast_the_loading():
     engine = FakeEngine(lambda r: "hello", slots={})
     async with world(engine=engine, real=True, loading_wait_s=0.2) as w:
         asyncio.get_running_loop().call_later(0.3, engine._slots.__setitem__, "live", V0)
-        async with openai.AsyncOpenAI(base_url=w.url + "/v1", api_key="none", timeout=30) as client:
+        async with openai.AsyncOpenAI(base_url=w.url + "/v1", api_key="none", timeout=PATIENT_S) as client:
             client._calculate_retry_timeout = lambda *_: 0.05  # ten seconds in truth
             answer = await client.chat.completions.create(**ASK)
         assert answer.choices[0].message.content == "hello"
@@ -250,6 +260,7 @@ class HangingLog(MemoryLog):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_a_log_that_hangs_while_a_call_is_given_up_holds_nobody(stream):
     log = HangingLog(hangs=True)
     async with asyncio.timeout(2):  # the start, the call and the end of the server
@@ -261,6 +272,7 @@ async def test_a_log_that_hangs_while_a_call_is_given_up_holds_nobody(stream):
     await eventually(w.log.turns)
 
 
+@in_virtual_time
 async def test_a_log_that_hangs_from_the_first_note_of_a_delivery_on_holds_up_no_end(caplog):
     log = HangingLog(hangs=False)
     async with asyncio.timeout(2):
@@ -271,6 +283,7 @@ async def test_a_log_that_hangs_from_the_first_note_of_a_delivery_on_holds_up_no
     assert "did not confirm the last writes" in caplog.text
 
 
+@in_virtual_time
 async def test_a_log_that_hangs_at_the_start_costs_conversations_only(caplog):
     log = HangingLog(hangs=True)
     async with asyncio.timeout(2), world(log=log, store_timeout_s=0.05) as w:
@@ -301,6 +314,7 @@ async def test_a_log_that_cannot_be_read_at_the_start_costs_conversations_only(c
         assert (await w.chat())[0] == 200
 
 
+@in_virtual_time
 async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():
     async def never():
         await asyncio.sleep(60)
@@ -320,6 +334,7 @@ async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():
         await task
 
 
+@in_virtual_time
 async def test_a_watch_ends_when_the_client_leaves():
     async def leaves():
         await asyncio.sleep(0.01)

@@ -3,7 +3,9 @@
 import asyncio
 
 import pytest
-from gateway_world import ASK, all_sampled, events, eventually, world
+from gateway_world import ASK, Gone, HeldLog, all_sampled, events, eventually, world
+from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.records import Delivered, Finish
 from ostinato.serve.calls.answer import MOST, Deliveries
@@ -13,8 +15,9 @@ from ostinato.testing.log import MemoryLog
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_a_whole_answer_is_delivered_in_batches_beside_the_calls(stream):
-    async with world(real=True) as w:
+    async with world() as w:
         await asyncio.gather(*(w.chat(stream=stream, n=2) for _ in range(10)))
         assert len(w.delivered()) < 20, "not on the request's path"
         await eventually(lambda: len(w.delivered()) == 20)
@@ -31,11 +34,14 @@ async def test_what_is_noted_is_written_at_the_end():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_during_the_durable_write_got_nothing(stream):
-    log = MemoryLog(delay_s=0.3)
-    async with world(log=log, real=True) as w:
+    log, gone = HeldLog(), Gone()
+    async with world(log=log, real=True, wrap=gone.wrap) as w:
         _, writer = await w.connect({**ASK, "stream": stream})
         await all_sampled(w)
+        await asyncio.wait_for(log.asked.wait(), PATIENT_S)
         writer.transport.abort()
+        await asyncio.wait_for(gone.left.wait(), PATIENT_S)
+        log.go.set()
         await eventually(w.log.turns)
         await w.chat()
     left, stayed = w.log.turns()
@@ -94,6 +100,7 @@ async def test_a_disconnect_known_before_the_last_byte_counts(stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_an_answer_that_was_not_confirmed_or_failed_is_not_delivered(stream):
     async with world(engine=FakeEngine(lambda r: "hello", fail_after=2)) as w:
         await w.chat(stream=stream)
@@ -110,16 +117,19 @@ async def test_an_answer_that_was_not_confirmed_or_failed_is_not_delivered(strea
 
 
 async def test_a_repeat_of_an_undelivered_answer_delivers_it():
-    log = MemoryLog(delay_s=0.3)
-    async with world(log=log, real=True) as w:
+    log, gone = HeldLog(), Gone()
+    async with world(log=log, real=True, wrap=gone.wrap) as w:
         _, writer = await w.connect(ASK, "idempotency-key: k")
-        await all_sampled(w)
+        await asyncio.wait_for(log.asked.wait(), PATIENT_S)
         writer.transport.abort()
+        await asyncio.wait_for(gone.left.wait(), PATIENT_S)
+        log.go.set()
         await eventually(w.log.turns)
         assert (await w.chat(headers={"idempotency-key": "k"}))[1]["idempotent-replayed"] == "true"
     assert w.delivered() == [w.log.turns()[0].id]
 
 
+@in_virtual_time
 async def test_many_at_once_are_written_at_once_and_a_full_log_is_tried_again(monkeypatch):
     monkeypatch.setattr("ostinato.serve.calls.answer._RETRY_S", 0.05)
     log = MemoryLog()

@@ -3,7 +3,9 @@
 import asyncio
 
 import pytest
-from gateway_world import ADMIN, eventually, world
+from gateway_world import ADMIN, Gone, HeldLog, eventually, world
+from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.records import Quarantine, Reward
 from ostinato.core.verdicts import RESERVED
@@ -158,14 +160,17 @@ async def test_names_are_bounded_in_number():
 
 
 async def test_a_sender_that_leaves_is_heard_all_the_same():
-    log = MemoryLog(delay_s=0.2)
-    async with world(log=log, real=True) as w:
+    log, gone = HeldLog(), Gone()
+    async with world(log=log, real=True, wrap=gone.wrap) as w:
         task = asyncio.create_task(w.feedback("x"))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(log.asked.wait(), PATIENT_S)
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        log.go.set()
         await eventually(log.signals)
 
 
+@in_virtual_time
 async def test_a_log_that_hangs_is_a_clear_answer():
     log = MemoryLog(delay_s=0.5)
     async with world(log=log, store_timeout_s=0.05) as w:

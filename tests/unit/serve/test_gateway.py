@@ -3,8 +3,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from gateway_world import ADMIN, ASK, V0, V1, events, eventually, world
+from gateway_world import ADMIN, ASK, V0, V1, HeldLog, events, eventually, world
 from tests.fakes.conversations import talk
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import Unavailable
@@ -102,12 +103,14 @@ async def test_without_usage_the_last_event_carries_the_turn():
 
 
 async def test_the_turn_is_durable_before_the_end_is_shown():
-    log = MemoryLog(delay_s=0.1)
+    log = HeldLog()
     async with world(log=log, real=True) as w:
         shown = []
         async with w.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as reply:
             async for line in reply.aiter_lines():
                 shown.append((line, len(log.turns())))
+                if '"content":"h"' in line:
+                    log.go.set()
         ends = [turns for line, turns in shown if '"finish_reason":"stop"' in line or "[DONE]" in line]
         assert ends == [1, 1], "the end was shown before the turn was in the log"
         assert any('"content":"h"' in line and turns == 0 for line, turns in shown), (
@@ -266,6 +269,7 @@ class NotANumber(FakeEngine):
 
 @pytest.mark.parametrize(("engine", "sampled"), [(Broken, 1), (Silent, 0), (Short, 1), (NotANumber, 0)])
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_every_way_an_engine_breaks_ends_the_answer(engine, sampled, stream):
     async with world(engine=engine(), chunk_timeout_s=0.05) as w:
         status, _, body = await w.chat(stream=stream)
@@ -306,7 +310,7 @@ async def test_a_vanished_client_stops_the_engine_and_leaves_what_was_sampled(st
         _, writer = await w.connect({**ASK, "stream": stream})
         await eventually(lambda: engine.stats()["tokens"] > 3)
         writer.close()
-        await eventually(lambda: w.log.turns(), 1.0)
+        await eventually(lambda: w.log.turns())
         assert engine.running == 0
         assert engine.cancelled == 1
         assert w.log.turns()[0].finish is (Finish.LEFT if stream else Finish.ABORT)
@@ -329,7 +333,7 @@ async def test_a_client_that_does_not_read_is_given_up():
     async with world(engine=engine, send_timeout_s=0.2, real=True) as w:
         reader, writer = await w.connect({**ASK, "stream": True})
         reader._transport.pause_reading()
-        await eventually(lambda: w.log.turns(), 10.0)
+        await eventually(lambda: w.log.turns())
         assert w.log.turns()[0].finish is Finish.ABORT
         assert len(w.log.turns()[0].sampled_ids) < 2_000
         assert engine.running == 0
@@ -426,6 +430,7 @@ async def test_models_and_health_and_metrics():
         assert "ostinato_engine_tokens 6.0" in page
 
 
+@in_virtual_time
 async def test_at_most_so_many_calls_at_once():
     async with world(engine=FakeEngine(lambda r: "hello", delay_s=0.05), max_inflight=1) as w:
         first = asyncio.create_task(w.chat())

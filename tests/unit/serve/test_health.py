@@ -5,6 +5,7 @@ import json
 
 import pytest
 from gateway_world import eventually, world
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.calls import answer
@@ -46,6 +47,7 @@ async def test_without_calls_it_is_tried_again_after_a_while():
         assert (await health(w))[0] == 503, "and the first call finds out"
 
 
+@in_virtual_time
 async def test_what_was_delivered_is_noted_again_and_finds_that_the_log_is_well(monkeypatch):
     monkeypatch.setattr(answer, "_RETRY_S", 0.05)
     async with world() as w:
@@ -58,6 +60,7 @@ async def test_what_was_delivered_is_noted_again_and_finds_that_the_log_is_well(
         assert (await health(w))[0] == 200
 
 
+@in_virtual_time
 async def test_a_log_that_says_nothing_fails_until_it_does():
     async with world(log=MemoryLog(delay_s=0.3), store_timeout_s=0.1) as w:
         call = asyncio.create_task(w.feedback("x"))

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from gateway_world import eventually, world
 from pydantic import ValidationError
+from tests.deadlines import PATIENT_S
 from tests.fakes.outside import FakeOutside
 
 from ostinato.core.errors import BadConfig, Unavailable
@@ -54,7 +55,7 @@ def names(log):
 
 async def told(log, count):
     """The signals, once there are so many."""
-    await eventually(lambda: len(signals(log)) >= count, 5)
+    await eventually(lambda: len(signals(log)) >= count)
     await asyncio.sleep(0.02)
     return signals(log)
 
@@ -78,7 +79,7 @@ def counted(metrics, name, **labels):
 async def silent(w, reason, count=1):
     """The judge has had no word so often, for this reason."""
     metrics = w.app.state.metrics
-    await eventually(lambda: counted(metrics, "judge_no_words", reason=reason) >= count, 5)
+    await eventually(lambda: counted(metrics, "judge_no_words", reason=reason) >= count)
 
 
 # ---------------------------------------------------------------- its word
@@ -166,7 +167,7 @@ async def test_after_a_restart_a_repeat_changes_nothing(outside):
         async with judging(outside, log=log, decides=True) as w:
             await converse(w, "Sort the list.", "The order is odd.", headers={"X-Ostinato-Episode": "e1"})
             words = partial(counted, w.app.state.metrics, "judge_words", rules="goes on", judge=label)
-            await eventually(words, 5)
+            await eventually(words)
     assert len(outside.bodies) == 2
     assert [row.name for row in considered(signals(log), 1e9)] == ["dissatisfied"]
     assert len(signals(log)) == 3
@@ -210,7 +211,7 @@ async def hear(judge, count):
     numbers = []
     for number in range(count):
         ask(judge, number, lambda _, number=number: numbers.append(number))
-    await eventually(lambda: not judge._open, 5)
+    await eventually(lambda: not judge._open)
     return sorted(numbers)
 
 
@@ -290,7 +291,7 @@ def broken(**changes):
 )
 async def test_whatever_becomes_of_it_costs_its_word_alone(outside, fault, reason):
     fault(outside)
-    async with judging(outside, decides=True, timeout_s=0.3 if outside.stall else 5) as w:
+    async with judging(outside, decides=True, timeout_s=0.3 if outside.stall else PATIENT_S) as w:
         turn, _ = await converse(w, "Sort the list.", "That is wrong.")
         await silent(w, reason)
         assert [(row.turn, row.name) for row in signals(w.log)] == [(turn, "dissatisfied")]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from gateway_world import ADMIN, ASK, world
 from pydantic import SecretStr
+from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadConfig
 from ostinato.serve.auth import Keyring, client_keys
@@ -115,8 +117,16 @@ async def until(w, entry, status):
             await asyncio.sleep(0.05)
 
 
-async def test_a_removed_key_opens_nothing_within_seconds_while_its_stream_goes_on(written):
-    engine = FakeEngine(lambda request: "hello again", delay_s=0.4)
+async def test_a_removed_key_opens_nothing_while_its_stream_goes_on(written):
+    class Held(FakeEngine):
+        go = asyncio.Event()
+
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                await self.go.wait()
+
+    engine = Held(lambda request: "hello again")
     async with world(engine=engine, real=True, api_keys=[OTHER], api_keys_file=written(KEY)) as w:
         headers = w.key(KEY.partition(":")[2])
         body = {**ASK, "stream": True}
@@ -124,13 +134,22 @@ async def test_a_removed_key_opens_nothing_within_seconds_while_its_stream_goes_
             assert stream.status_code == 200
             written("acme:another-0123456789")
             assert w.engine.running == 1
-            async with asyncio.timeout(LOOKED_S):
+            async with asyncio.timeout(PATIENT_S):
                 while (await w.get("/v1/models", headers))[0] != 401:
                     await asyncio.sleep(0.05)
             assert w.engine.running == 1
+            engine.go.set()
             said = await stream.aread()
         assert said.endswith(b"data: [DONE]\n\n")
         assert [await status_of(w, each) for each in (KEY, "acme:another-0123456789", OTHER)] == [401, 200, 200]
+
+
+@in_virtual_time
+async def test_a_removed_key_opens_nothing_within_seconds(written):
+    async with world(api_keys=[OTHER], api_keys_file=written(KEY)) as w:
+        assert await status_of(w, KEY) == 200
+        written("acme:another-0123456789")
+        await until(w, KEY, 401)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +161,7 @@ async def test_a_removed_key_opens_nothing_within_seconds_while_its_stream_goes_
         (OTHER, 0o644, "every user may access"),
     ],
 )
+@in_virtual_time
 async def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(written, caplog, text, mode, why):
     async with world(api_keys_file=written(KEY)) as w:
         written(text, mode)
@@ -155,6 +175,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(writt
         await until(w, "acme:another-0123456789", 200)
 
 
+@in_virtual_time
 async def test_a_file_that_is_gone_changes_nothing(written, caplog):
     path = written(KEY)
     async with world(api_keys_file=path) as w:
@@ -165,6 +186,7 @@ async def test_a_file_that_is_gone_changes_nothing(written, caplog):
         assert await status_of(w, KEY) == 200
 
 
+@in_virtual_time
 async def test_keys_of_new_tenants_wait_for_a_restart_and_the_log_says_so(written, caplog):
     async with world(api_keys_file=written(KEY)) as w:
         written(f"{OTHER}\n")  # none but new ones: that must not open the gateway to everybody

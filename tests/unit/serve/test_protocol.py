@@ -10,11 +10,12 @@ import pytest
 import uvicorn
 import uvloop
 from gateway_world import ASK, World, eventually, world
-from tests.deadlines import PATIENT_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
+from tests.virtual_time import advance, in_held_time, until
 
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.connections import Connections
-from ostinato.serve.wire.protocol import MAX_HEAD_BYTES, MOST_PIPELINED, BoundedHttp
+from ostinato.serve.wire.protocol import _LEAST_READ_BYTES, MAX_HEAD_BYTES, MOST_PIPELINED, BoundedHttp
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
@@ -51,13 +52,22 @@ async def served(app=None, **bounds):
 
 
 @asynccontextmanager
-async def listening(app=None, **bounds):
-    async with served(app, **bounds) as (address, _):
+async def connected(app=None, **bounds):
+    """A client's two ends, and the server's."""
+    async with served(app, **bounds) as (address, connections):
         reader, writer = await asyncio.open_connection(*address)
         try:
-            yield reader, writer
+            while not connections:
+                await asyncio.sleep(0)
+            yield reader, writer, next(iter(connections))
         finally:
             writer.transport.abort()
+
+
+@asynccontextmanager
+async def listening(app=None, **bounds):
+    async with connected(app, **bounds) as (reader, writer, _):
+        yield reader, writer
 
 
 async def answer(reader):
@@ -168,52 +178,71 @@ def impatient(monkeypatch):
     monkeypatch.setattr("ostinato.serve.wire.protocol.HEAD_S", 0.1)
 
 
+@in_held_time
 async def test_a_head_that_comes_too_slowly_is_refused_however_many_requests_came_before(impatient):
     for earlier in (0, 2):
-        async with listening() as (reader, writer):
+        async with connected() as (reader, writer, server):
             for _ in range(earlier):
                 writer.write(GET + b"\r\n")
                 assert (await answer(reader))[0] == 200
             writer.write(GET)
-            status, body = await asyncio.wait_for(answer(reader), 2)
+            await until(lambda server=server: server._head_bytes)
+            await advance(0.11)
+            status, body = await answer(reader)
             assert (status, body) == (408, b"The head of a request must come within 10 s")
             assert await reader.read() == b""
 
 
+@in_held_time
 async def test_trickling_bytes_buys_no_time(impatient):
-    async with listening() as (reader, writer):
+    async with connected() as (reader, writer, server):
         closed = asyncio.ensure_future(reader.read())
-        for byte in GET * 2:
-            if closed.done():
-                break
+        for count, byte in enumerate(GET * 2, 1):
             writer.write(bytes([byte]))
-            await asyncio.sleep(0.02)
+            await until(lambda count=count: server._head_bytes == count or server.transport.is_closing())
+            await advance(0.02)
+            if server.transport.is_closing():
+                break
+        assert count < 10
         with contextlib.suppress(ConnectionResetError):  # a byte that came too late can cost the answer
             assert (await closed).startswith(b"HTTP/1.1 408 ")
 
 
+@in_held_time
 async def test_a_connection_that_says_nothing_is_closed(impatient):
     async with listening() as (reader, _):
-        assert await asyncio.wait_for(reader.read(), 2) == b""
+        await advance(0.11)
+        assert await reader.read() == b""
 
 
+@in_held_time
 async def test_a_quick_head_may_be_followed_by_a_pause(impatient):
     async with listening() as (reader, writer):
         for _ in range(2):
             writer.write(GET + b"\r\n")
             assert (await answer(reader))[0] == 200
-            await asyncio.sleep(0.25)
+            await advance(0.25)
 
 
+async def meanwhile(reading):
+    """What is read while time passes."""
+    task = asyncio.ensure_future(reading)
+    while not task.done():
+        await advance(0.01)
+    return await task
+
+
+@in_held_time
 async def test_a_next_request_begun_during_an_answer_does_not_cut_the_answer(impatient):
     async with world(engine=FakeEngine(lambda r: "x" * 40, delay_s=0.01), real=False) as w:
-        async with listening(w.app) as (reader, writer):
+        async with connected(w.app) as (reader, writer, server):
             data = json.dumps({**ASK, "stream": True}).encode()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             writer.write(head + b"content-length: %d\r\n\r\n" % len(data) + data)
-            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            assert await meanwhile(reader.readline()) == b"HTTP/1.1 200 OK\r\n"
             writer.write(GET)
-            answered = await asyncio.wait_for(reader.read(), 5)
+            await until(lambda: server._head_bytes)
+            answered = await meanwhile(reader.read())
         assert b"data: [DONE]" in answered
         assert b"HTTP/1.1 408 " in answered
 
@@ -223,22 +252,29 @@ async def test_a_next_request_begun_during_an_answer_does_not_cut_the_answer(imp
 HALF = b"POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n"  # refused without its body
 
 
+@in_held_time
 async def test_the_rest_of_a_body_that_nobody_waits_for_holds_no_connection(impatient):
-    async with listening() as (reader, writer):
+    async with connected() as (reader, writer, server):
         writer.write(HALF)
         assert (await answer(reader))[0] == 400
         writer.write(b"x")
-        assert await asyncio.wait_for(reader.read(), 2) == b""
+        await until(lambda: server._body == 1)
+        await advance(0.11)
+        assert await reader.read() == b""
 
 
+@in_held_time
 async def test_silence_after_the_rest_of_a_body_holds_no_connection(impatient):
-    async with listening() as (reader, writer):
+    async with connected() as (reader, writer, server):
         writer.write(HALF)
         assert (await answer(reader))[0] == 400
         writer.write(b"x" * 10)
-        assert await asyncio.wait_for(reader.read(), 2) == b""
+        await until(lambda: server._in_head)
+        await advance(0.11)
+        assert await reader.read() == b""
 
 
+@in_held_time
 async def test_who_sends_the_rest_of_a_body_may_go_on(impatient):
     async with listening() as (reader, writer):
         for _ in range(3):
@@ -246,16 +282,15 @@ async def test_who_sends_the_rest_of_a_body_may_go_on(impatient):
             assert (await answer(reader))[0] == 400
             writer.write(b"x" * 10 + GET + b"\r\n")
             assert (await answer(reader))[0] == 200
-            await asyncio.sleep(0.2)
+            await advance(0.2)
 
 
 async def test_what_follows_a_body_is_bounded_like_a_head():
-    async with listening() as (reader, writer):
+    async with connected() as (reader, writer, server):
         head = b"POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(head + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
-        await asyncio.sleep(
-            0.05
-        )  # the server reads this first: what comes in one piece with a body's end is not counted
+        while not server._body:  # it reads this first: what comes in one piece with a body's end is not counted
+            await asyncio.sleep(0.001)
         for _ in range(2 * MAX_HEAD_BYTES // 1000):
             writer.write(b"x-more: " + b"y" * 990 + b"\r\n")
         assert (await answer(reader))[0] == 431
@@ -286,13 +321,16 @@ async def test_an_answer_that_nobody_reads_holds_no_connection(more):
 
 @as_the_worker_does
 async def test_an_answer_may_be_read_slowly():
-    unread_s, pieces = 0.5, 40
-    async with listening(page, unread_s=unread_s) as (reader, writer):
+    async with connected(page, unread_s=WHOLE_PROGRAM_S) as (reader, writer, server):
         writer.write(GET + b"\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        for _ in range(pieces):  # four times as long as nothing may be read
-            await reader.readexactly(len(PAGE) // pieces)
-            await asyncio.sleep(4 * unread_s / pieces)
+        for _ in range(4):  # more often than a reader may be found to have read nothing
+            unread = server.transport.get_write_buffer_size()
+            await reader.readexactly(len(PAGE) // 4)
+            await eventually(
+                lambda unread=unread: server.transport.get_write_buffer_size() <= max(0, unread - _LEAST_READ_BYTES)
+            )
+            server._look_at_unread()
 
 
 @as_the_worker_does

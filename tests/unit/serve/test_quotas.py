@@ -5,6 +5,7 @@ from gateway_world import eventually, world
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.deadlines import PATIENT_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
 from ostinato.core.fair_share import Bucket
@@ -209,6 +210,7 @@ async def test_bytes_that_are_announced_are_not_waited_for():
         writer.close()
 
 
+@in_virtual_time
 async def test_open_samples_count_n():
     engine = FakeEngine(lambda r: "hello", delay_s=0.02)
     async with world(engine=engine, quota={"open_samples": 4}) as w:

@@ -253,7 +253,7 @@ async def test_outside_models_and_the_judge_get_placeholders():
             _, _, body = await w.chat(messages=told, user="ann")
             more = {"role": "user", "content": f"No, {MAIL} is wrong."}
             await w.chat(messages=[*told, body["choices"][0]["message"], more], user="ann")
-            await eventually(lambda: len(fake.bodies) == 3, 5)
+            await eventually(lambda: len(fake.bodies) == 3)
         assert len(PLACEHOLDER.findall(json.dumps(fake.bodies, ensure_ascii=False))) >= 4
         assert "ann.lee" not in json.dumps(fake.bodies)
 

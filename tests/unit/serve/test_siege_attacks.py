@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.examinations.siege import attacks
 from tests.examinations.siege.attacker import Tally, besiege
 from tests.examinations.siege.crew import not_right
@@ -47,7 +47,7 @@ async def test_every_attack_is_answered_rightly(monkeypatch):
     monkeypatch.setattr(attacks, "UNPACKED", 4 << 20)
     monkeypatch.setattr(attacks, "MODEL", "m")
     tally = Tally()
-    async with asyncio.timeout(PATIENT_S), gateway() as target:
+    async with asyncio.timeout(WHOLE_PROGRAM_S), gateway() as target:
         attacking = asyncio.create_task(besiege(attacks.ATTACKS, target, tally, most_lanes=3))
         while not attacking.done() and not_right(tally.outcomes) and not tally.wrong:
             await asyncio.sleep(0.05)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from gateway_world import ADMIN, ASK, V0, V1, eventually, world
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Reward
@@ -114,6 +115,7 @@ async def test_a_tenant_sees_its_own_numbers_only():
         assert "ostinato_engine_tokens" in whole
 
 
+@in_virtual_time
 async def test_one_tenants_crowd_leaves_room_for_the_other():
     engine = FakeEngine(lambda r: "hello", delay_s=0.02)
     async with world(engine=engine, api_keys=KEYS, max_inflight=24) as w:

@@ -142,7 +142,7 @@ async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(see
 
     def slow(questions, query):
         threads.add(threading.current_thread())
-        assert go.wait(10)
+        assert go.wait(PATIENT_S)
         return found(questions, query)
 
     monkeypatch.setattr(IndexQueries, "turns", slow)
@@ -160,7 +160,7 @@ async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(see
     with pytest.raises(Unavailable, match="the page is closed"):
         await seen.facts.turns(TurnQuery())
     for thread in threads:
-        await asyncio.to_thread(thread.join, 5)
+        await asyncio.to_thread(thread.join, PATIENT_S)
     assert not any(thread.is_alive() for thread in threads)
 
 

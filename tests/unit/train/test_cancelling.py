@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.deadlines import PATIENT_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 
 from ostinato.core.errors import Cancelled, NoSignal
 from ostinato.core.records import Batch, PolicyVersion
@@ -91,7 +91,7 @@ class Gate:
 
         def held(*args, **named):
             self.entered.set()
-            assert self.opened.wait(20)
+            assert self.opened.wait(WHOLE_PROGRAM_S)
             return real(*args, **named)
 
         trainer._policy.logprobs = held
@@ -160,12 +160,12 @@ async def test_a_step_that_was_through_when_it_was_cancelled_is_told_of(path: Pa
 
     def held():
         publishing.set()
-        assert go_on.wait(20)
+        assert go_on.wait(WHOLE_PROGRAM_S)
         return real()
 
     trainer._masters.publish = held
     task = asyncio.create_task(stepper(trainer, seen).step(batch(given)))
-    assert await asyncio.to_thread(publishing.wait, 20)
+    assert await asyncio.to_thread(publishing.wait, WHOLE_PROGRAM_S)
     task.cancel()
     await asyncio.sleep(0.01)
     go_on.set()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.page_world import ACME, ADMIN, BOLT, OWN_FORM, V17, V18, page_world
+from tests.virtual_time import in_virtual_time
 
 from ostinato.web.page import app
 
@@ -220,6 +221,7 @@ async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
         assert "Hello, Ann!" in (await w.get("/turns", ADMIN)).text
 
 
+@in_virtual_time
 async def test_a_tenants_page_goes_on_by_itself_with_its_own_turns_only(monkeypatch):
     monkeypatch.setattr(app, "EVERY_S", 0.01)
     async with page_world(api_keys=KEYS) as w:
@@ -308,6 +310,7 @@ async def test_cookies_of_the_same_names_hide_none_and_sign_out_ends_all():
             assert (await w.get("/turns", cookie=each)).status_code == 303
 
 
+@in_virtual_time
 async def test_a_form_that_does_not_come_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("ostinato.web.page.query_params.FORM_S", 0.05)
 

@@ -163,8 +163,8 @@ async def test_while_upstream_is_away_the_last_known_refs_are_served_loudly(upst
 
 async def test_an_upstream_that_hangs_is_given_up_on(upstream, tmp_path):
     await upstream.move_ref("live", None, ONE)
+    assert await relay(upstream, tmp_path).read_ref("live") == ONE
     store = relay(upstream, tmp_path, fresh_s=0.0, timeout_s=0.02)
-    assert await store.read_ref("live") == ONE
     upstream.gate.clear()
     async with asyncio.timeout(PATIENT_S):
         assert await store.read_ref("live") == ONE

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest, BadWeights, Corrupt, NotFound
 from ostinato.core.weights import WeightArray
@@ -53,7 +54,7 @@ def staging(store):
 
 
 def settled(staging):
-    until = time.monotonic() + 5
+    until = time.monotonic() + PATIENT_S
     while staging.status().state == "fetching" and time.monotonic() < until:
         time.sleep(0.002)
     return staging.status()

@@ -5,7 +5,8 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.launch.placing import ray_cluster
@@ -86,7 +87,7 @@ class Ray:
 
     def available_resources(self):
         self.looks += 1
-        self.slow.wait(10)
+        self.slow.wait(WHOLE_PROGRAM_S)
         return {"CPU": 1.0}
 
     def cluster_resources(self):
@@ -126,6 +127,7 @@ async def test_no_answer_is_an_error_that_the_supervisor_knows(monkeypatch, give
         await place.keeper.look()
 
 
+@in_virtual_time
 async def test_a_start_has_a_limit_and_a_wish_for_a_node_has_none(monkeypatch):
     monkeypatch.setattr(ray_cluster, "_START_S", 0.05)
     place = placed(monkeypatch, Ray(), patience_s=0.05)
@@ -173,12 +175,10 @@ async def test_all_who_wait_share_one_look_and_a_slow_head_holds_nobody_up(monke
     made = RayCluster(RayConfig(), ("serve",))
     places = [made.place_for(f"rollout-{number}", "rollout")() for number in range(5)]
     ray.slow.clear()
-    turning = asyncio.create_task(asyncio.sleep(0.1))
     try:
         waiting = asyncio.gather(*(place.wanting() for place in places))
-        async with asyncio.timeout(0.15):
-            await turning
-        assert {"does not answer" in what for what in await waiting} == {True}
+        async with asyncio.timeout(PATIENT_S):  # the head is slow still
+            assert {"does not answer" in what for what in await waiting} == {True}
         assert ray.looks == 1
     finally:
         ray.slow.set()

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, until
 
 from ostinato.app.server_loans import read_draining
@@ -42,7 +43,7 @@ def configured(tmp_path):
         [
             f"run.directory='{tmp_path / 'up'}'",
             "learn.source='both'",
-            "supervise.stop_s=2",
+            f"supervise.stop_s={PATIENT_S}",
             f"serve.api_keys=['{KEYS['api_keys']}']",
             f"serve.user_keys=['{KEYS['user_keys']}']",
             f"serve.admin_key='{KEYS['admin_key']}'",
@@ -175,7 +176,7 @@ async def test_all_who_ask_a_gateway_that_moved_are_told_at_the_same_time(tmp_pa
             await everybody.wait()
 
     run.crew.workers = [run.crew.serving, *(Slow(f"rollout-{number}") for number in range(5))]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENT_S):
         await run.crew._tell(run.supervisor)
     assert len(began) == 5
 

@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
 from ostinato.launch.placing import ray_cluster as keeper_module
@@ -50,7 +51,7 @@ async def test_a_worker_beside_the_gateway_leaves_its_file_alone_and_takes_nothi
     (tmp_path / "serving").write_text(EVERYWHERE)
     async with supervised(gateway, release):
         await until(lambda: gateway.url == REACHED and release.was_ready)
-        await release.tell(REACHED, 2.0)
+        await release.tell(REACHED, PATIENT_S)
         await looked(release)
         assert read_address(tmp_path / "gateway.url", gateway.pid) == EVERYWHERE
         os.kill(release.pid, signal.SIGKILL)
@@ -75,7 +76,7 @@ async def test_a_gateway_that_was_killed_is_not_believed_to_answer_because_someb
     (tmp_path / "serving").write_text(EVERYWHERE)
     async with supervised(gateway, release):
         await until(lambda: gateway.url == REACHED and release.was_ready)
-        await release.tell(REACHED, 2.0)
+        await release.tell(REACHED, PATIENT_S)
         await looked(release)
         (tmp_path / "serving").unlink()
         first = gateway.pid

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, alive, order, supervised, until
 
 from ostinato.core.errors import BadConfig
@@ -98,12 +99,12 @@ async def test_who_asks_the_gateway_is_told_where_it_is_and_starts_again_where_i
     worker = PlacedWorker("release", order(tmp_path), Nodes().open, lambda *_: None)
     async with supervised(worker) as (watched, _):
         await until(lambda: worker.was_ready)
-        await worker.tell("http://10.0.0.9:1", 2.0)
+        await worker.tell("http://10.0.0.9:1", PATIENT_S)
         await until(lambda: read_address(tmp_path / "gateway.url") == "http://10.0.0.9:1")
         first = worker.pid
-        await worker.tell("http://10.0.0.9:1", 2.0)
+        await worker.tell("http://10.0.0.9:1", PATIENT_S)
         assert worker.pid == first
-        await worker.tell("http://10.0.0.8:1", 2.0)
+        await worker.tell("http://10.0.0.8:1", PATIENT_S)
         await until(lambda: read_address(tmp_path / "gateway.url") == "http://10.0.0.8:1")
         assert worker.pid != first
         assert watched.restarts == 1

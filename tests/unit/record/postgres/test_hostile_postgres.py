@@ -31,8 +31,9 @@ def through(config, **parameters):
 
 
 def test_a_server_that_refuses_a_worker_which_it_had_let_in_is_away(in_postgres, monkeypatch):
-    server = LogServer.of(in_postgres(append_s=0.5))
+    server = LogServer.of(in_postgres())
     assert server.ask(lambda connection: 1) == 1
+    server = replace(server, wait_s=0.5)
 
     def refuses(**_):
         raise psycopg.OperationalError("FATAL:  no pg_hba.conf entry for host")

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 from tests.contract.test_log import SIGNAL, read
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.unit.record.postgres.test_leases import expire
 
 from ostinato.core.errors import Conflict
@@ -23,8 +24,11 @@ from ostinato.record.postgres.server import LogServer
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["before it writes", "before it commits"])
-async def test_others_write_within_their_time_while_a_writer_is_silent(in_postgres, written):
-    config = in_postgres(append_s=6)
+async def test_others_write_within_their_time_while_a_writer_is_silent(in_postgres, monkeypatch, written):
+    monkeypatch.setattr(
+        LogServer, "silence_s", 2.0
+    )  # of an append's 45 s: others have time enough, however busy the machine is
+    config = in_postgres(append_s=PATIENT_S)
     inside, goes_on = threading.Event(), threading.Event()
     with PostgresLog.open(config) as silent, PostgresLog.open(config) as other:
         await silent.append(SIGNAL)
@@ -35,7 +39,7 @@ async def test_others_write_within_their_time_while_a_writer_is_silent(in_postgr
             done = write(head, rows) if written else None
             if not inside.is_set():
                 inside.set()
-                goes_on.wait(30)
+                goes_on.wait(WHOLE_PROGRAM_S)
             return write(head, rows) if done is None else done
 
         silent._appender.write = falls_silent
@@ -50,9 +54,14 @@ async def test_others_write_within_their_time_while_a_writer_is_silent(in_postgr
         assert [row.id for _, row in await read(silent)] == [SIGNAL.id, "before", "meanwhile", "silent"]
 
 
-async def test_others_write_within_their_time_while_a_writer_is_stopped_between_the_messages_of_its_commit(in_postgres):
+async def test_others_write_within_their_time_while_a_writer_is_stopped_between_the_messages_of_its_commit(
+    in_postgres, monkeypatch
+):
     """There Postgres counts no idle time, and the machine still answers for a process that is stopped."""
-    config = in_postgres(append_s=6)
+    monkeypatch.setattr(
+        LogServer, "silence_s", 2.0
+    )  # of an append's 45 s: others have time enough, however busy the machine is
+    config = in_postgres(append_s=PATIENT_S)
     with PostgresLog.open(config) as other:
         await other.append(SIGNAL)
         with _started(config, "stopped") as writer:
@@ -84,8 +93,8 @@ def test_only_who_holds_this_logs_lock_and_is_silent_within_a_pipeline_is_ended(
         server.end_silent_writer(waiting)
         assert idle.execute("SELECT 1").fetchone() == (1,)
         _begin_pipeline(idle)
-        server.end_silent_writer(waiting)
-        assert not _lock_is_free(waiting, server)  # it was not silent for long
+        patient.end_silent_writer(waiting)
+        assert not _lock_is_free(waiting, server)  # it was not silent for half a minute
         time.sleep(1.2 * server.silence_s)
         server.end_silent_writer(waiting)
         while not _lock_is_free(waiting, server):
@@ -105,8 +114,19 @@ def test_a_role_is_taken_over_from_who_fell_silent_in_the_middle_of_its_commit(i
         time.sleep(1.2 * server.silence_s)
         with pytest.raises(Conflict, match="is writing; try again"):
             roles.take("train")
-        with closing(roles.take("train")) as second:
+        with closing(_taken(roles)) as second:
             assert second.token.number == first.token.number + 1
+
+
+def _taken(roles):
+    """The role, once the server has ended the session of who had it."""
+    until = time.monotonic() + PATIENT_S
+    while True:
+        try:
+            return roles.take("train")
+        except Conflict:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def _begin_pipeline(connection):

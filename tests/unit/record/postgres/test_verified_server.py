@@ -103,7 +103,7 @@ async def test_only_the_authority_that_is_named_is_believed(encrypted_server, tm
     verified = f"{url}?sslmode=verify-full&sslrootcert="
     for name, said in (("stranger", "certificate verify failed"), ("ca", "signature failure")):
         with pytest.raises(BadConfig, match=said):
-            PostgresLog.open(RecordConfig(url=verified + Authority(tmp_path / "other", name).file, append_s=0.5))
+            PostgresLog.open(RecordConfig(url=verified + Authority(tmp_path / "other", name).file))
     with pytest.raises(BadConfig, match=r"root certificate file .* does not exist"):
         PostgresLog.open(RecordConfig(url=verified + str(tmp_path / "absent.pem"), append_s=0.5))
     with PostgresLog.open(RecordConfig(url=verified + authority)) as log:

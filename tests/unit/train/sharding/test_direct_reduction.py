@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.train.sharding.policy import _CHUNK
@@ -16,7 +17,7 @@ from datetime import timedelta
 from ostinato.train.sharding.policy import DirectReduceScatter
 rank, count, port, size, turns = map(int, sys.argv[1:])
 torch.set_num_threads(1)
-dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.TCPStore("127.0.0.1", port), timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.TCPStore("127.0.0.1", port), timeout=timedelta(seconds=300))
 reduce = DirectReduceScatter()
 for turn in range(turns):
     whole = torch.randn(size * count, generator=torch.Generator().manual_seed(rank))
@@ -31,7 +32,9 @@ print(float((part - every.chunk(count)[rank]).abs().max()))
 
 
 def started(count: int, size: int, turns: int) -> tuple[dist.TCPStore, list[subprocess.Popen[str]]]:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=WHOLE_PROGRAM_S)
+    )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return store, [
         FORK_SERVER.popen(
@@ -48,7 +51,7 @@ def started(count: int, size: int, turns: int) -> tuple[dist.TCPStore, list[subp
 def test_each_rank_has_the_sum_of_its_part_with_the_same_bits_every_time(count: int):
     store, processes = started(count, _CHUNK + 77, turns=2)
     for process in processes:
-        said, error = process.communicate(timeout=60)
+        said, error = process.communicate(timeout=WHOLE_PROGRAM_S)
         assert process.returncode == 0, error
         first, again, apart = said.splitlines()
         assert first.split()[1:] == again.split()[1:]
@@ -62,7 +65,7 @@ def test_a_lost_rank_ends_the_others_with_an_error():
     assert [waiting.stdout.readline()[:1] for _ in range(2)] == ["0", "1"]
     waiting.kill()
     for process in others:
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=WHOLE_PROGRAM_S)
         assert process.returncode != 0
         assert "onnection" in error, "what `ShardedTrainer` takes for a lost rank"
     waiting.communicate()

@@ -48,6 +48,17 @@ torch.zeros(64 << 18).add_(1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+ASKED = """
+import mmap, resource
+block = mmap.mmap(-1, 64 << 20)
+block.madvise(mmap.MADV_HUGEPAGE)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for at in range(0, 64 << 20, 4096):
+    block[at] = 1
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+"""The same block, of a program that asks the kernel itself: how much memory lies together is the machine's affair."""
+
 
 def faults(**environment: str) -> int:
     """Page faults of a process that makes one tensor of 64 MiB, 16,384 pages of 4 KiB."""
@@ -59,5 +70,7 @@ def faults(**environment: str) -> int:
     reason="this kernel gives large pages to all or to nobody, not to those who ask",
 )
 def test_a_large_block_costs_few_page_faults_unless_the_environment_says_otherwise():
-    assert faults() < 5_000
+    if (found := faults()) >= 5_000 and number_said(ASKED) >= 5_000:
+        pytest.skip("no large pages are left: the free memory of this machine lies in pieces")
+    assert found < 5_000
     assert faults(THP_MEM_ALLOC_ENABLE="0") > 15_000

@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.fork_server import FORK_SERVER
 
 RANK = """
@@ -48,7 +49,7 @@ def test_a_rank_ends_soon_after_the_first():
         time.sleep(2)
         assert not ended(rank), "while the first rank is there, it waits"
         first.kill()
-        until = time.monotonic() + 30
+        until = time.monotonic() + WHOLE_PROGRAM_S
         while not ended(rank):
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -64,4 +65,4 @@ def test_the_first_rank_ends_soon_after_another_unless_they_are_closing(closing:
             time.sleep(2)
             assert first.poll() is None, "while the others are there, it works on"
         other.kill()
-        assert first.wait(30) == (0 if closing else 1)
+        assert first.wait(WHOLE_PROGRAM_S) == (0 if closing else 1)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from aiohttp import web
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import Unavailable
@@ -71,7 +72,7 @@ def option(word):
     return json.dumps({"option": word})
 
 
-async def judged(say, text="x = 1", verifier=None, timeout_s=5.0, **config):
+async def judged(say, text="x = 1", verifier=None, timeout_s=PATIENT_S, **config):
     async with Endpoint(say) as endpoint:
         settings = RubricConfig(url=endpoint.url, model="small-2", axes=(CLEAR, SMALL), timeout_s=timeout_s, **config)
         async with RubricJudge(settings) as judge:

@@ -51,7 +51,7 @@ async def test_a_pattern_that_never_ends_ends_with_its_time_and_holds_nobody_up(
 
     async def neighbour():
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             seen.append(1)
 
     beside = asyncio.create_task(neighbour())

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from benchmarks.worlds.repository_world import Repository, RepositoryReader, parts_of, tasks_of
+from tests.deadlines import PATIENT_S
 from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.conversation import Message, Role
@@ -144,6 +145,6 @@ async def test_of_the_chains_of_a_task_one_reads_a_window_first_and_the_others_f
 async def test_who_reads_first_and_fails_holds_up_nobody():
     reader, (task, *_), summed = RepositoryReader(5000), tasks_of("r", drawn()), []
     runs = [reader.run(task, Watched(summed, fails=not n), None) for n in range(2)]
-    failed, done = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
+    failed, done = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), PATIENT_S)
     assert isinstance(failed, Unavailable)
     assert done.ended is Ended.SUBMITTED

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.certificates import Authority
 from tests.fakes.gateways import KEY, world_gateway
 from tests.fakes.stalling_engine import Stalls
@@ -39,7 +40,7 @@ class Site:
     async def worker(self, name="acme", authority=None, **more):
         signed = (authority or self.authority).sign(name, **more)
         context = worker_context(signed.certificate, signed.key, self.authority.file)
-        async with WorldGateway(self.url, "", timeout_s=20.0, context=context) as gateway:
+        async with WorldGateway(self.url, "", timeout_s=PATIENT_S, context=context) as gateway:
             yield gateway
 
     async def says(self, gateway, method, path, body=None, headers=None):
@@ -133,7 +134,7 @@ async def test_who_may_come_in(tmp_path, who, said):
         context = worker_context(signed.certificate, signed.key, at.authority.file)
         if who == "nobody":
             context = ssl.create_default_context(cafile=at.authority.file)
-        async with WorldGateway(at.url, "", timeout_s=20.0, context=context) as gateway:
+        async with WorldGateway(at.url, "", timeout_s=PATIENT_S, context=context) as gateway:
             if said is None:
                 with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                     await at.says(gateway, "GET", "/health")

@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from cryptography import x509
+from tests.deadlines import PATIENT_S
 from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 
 from ostinato.core.errors import BadConfig
@@ -28,13 +29,13 @@ def papers(at, name):
 
 
 async def health(at, context):
-    async with WorldGateway(at.url, "", timeout_s=20.0, context=context) as gateway:
+    async with WorldGateway(at.url, "", timeout_s=PATIENT_S, context=context) as gateway:
         return (await at.says(gateway, "GET", "/health"))[0]
 
 
 async def closes(reader):
     """True once the other side has closed the connection."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             return await reader.read(1) == b""
     return True
@@ -80,14 +81,17 @@ async def test_idle_connections_of_one_name_leave_room_for_another(tmp_path, mon
         _, acme = papers(at, "acme")
         held = [await asyncio.open_connection("127.0.0.1", port_of(at), ssl=acme) for _ in range(12)]
         ends = [asyncio.ensure_future(closes(reader)) for reader, _ in held]
-        done, idle = await asyncio.wait(ends, timeout=2)
+        async with asyncio.timeout(PATIENT_S):
+            while sum(end.done() for end in ends) < 8:
+                await asyncio.sleep(0.02)
+        done, idle = await asyncio.wait(ends, timeout=0.2)
         assert (len(done), len(idle)) == (8, 4)
         assert await health(at, papers(at, "eve")[1]) == 200
         for end in idle:
             end.cancel()
         for _, writer in held:
             writer.transport.abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     if await health(at, acme) == 200:
@@ -107,21 +111,22 @@ async def test_who_never_ends_a_handshake_keeps_nobody_out(tmp_path, monkeypatch
 
 
 async def test_a_handshake_has_a_deadline_and_a_failed_one_is_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(rollout_server, "HANDSHAKE_S", 0.2)
     made = []
     arrivals = rollout_server.Arrivals
     monkeypatch.setattr(
         rollout_server, "Arrivals", lambda *words, **more: made.append(arrivals(*words, **more)) or made[0]
     )
     async with site(tmp_path) as at:
-        reader, silent = await asyncio.open_connection("127.0.0.1", port_of(at))
-        assert await closes(reader)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(rollout_server, "HANDSHAKE_S", 0.2)
+            reader, silent = await asyncio.open_connection("127.0.0.1", port_of(at))
+            assert await closes(reader)
         silent.close()
         reader, wrong = await asyncio.open_connection("127.0.0.1", port_of(at))
         wrong.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
         await closes(reader)
         wrong.transport.abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while made[0]._handshakes:
                 await asyncio.sleep(0.01)
         assert await health(at, papers(at, "acme")[1]) == 200
@@ -134,10 +139,10 @@ async def test_a_certificate_is_refused_without_a_restart(tmp_path):
         lost, context = papers(at, "acme")
         _, renewed = papers(at, "acme")
         serial = x509.load_pem_x509_certificate(Path(lost.certificate).read_bytes()).serial_number
-        async with WorldGateway(at.url, "", timeout_s=20.0, context=context) as gateway:
+        async with WorldGateway(at.url, "", timeout_s=PATIENT_S, context=context) as gateway:
             assert (await at.says(gateway, "GET", "/health"))[0] == 200
             listed.write_text(f"serial=00{serial:X}  # stolen\n")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENT_S):
                 while (answer := await at.says(gateway, "GET", "/health"))[0] == 200:
                     await asyncio.sleep(0.05)
             assert (answer[0], "worlds.door.refused" in answer[1]) == (401, True), "a connection that was open before"
@@ -154,7 +159,7 @@ async def test_a_list_that_cannot_be_read_changes_nothing(tmp_path, caplog):
     assert "" not in refused
     watching = asyncio.ensure_future(refused.watch(look_s=0.01))
     listed.write_text("fine\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while "stay as they were" not in caplog.text:
             await asyncio.sleep(0.01)
     assert "0A1B" in refused

@@ -7,6 +7,7 @@ import socket
 from collections import Counter, defaultdict
 
 import pytest
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.fakes.certificates import Authority
 from tests.fakes.gateways import world_gateway
 from tests.oracles.turn_accounting import recount
@@ -34,7 +35,7 @@ class BadLine:
     """Carries bytes to a port and back, and cuts connections after a while."""
 
     def __init__(self, port: int, chance: random.Random, cuts: float) -> None:
-        self.port, self.chance, self.cuts, self.cut = port, chance, cuts, 0
+        self.port, self.chance, self.cuts, self.cut, self.carried = port, chance, cuts, 0, 0
         self.tasks = set()
 
     async def carry(self, reader, writer):
@@ -43,7 +44,8 @@ class BadLine:
 
         async def one(source, sink):
             while data := await source.read(4096):
-                if self.chance.random() < self.cuts:
+                self.carried += 1
+                if self.chance.random() < self.cuts or self.carried == 40:  # once for certain
                     self.cut += 1
                     raise ConnectionError("cut")
                 sink.write(data)
@@ -85,7 +87,7 @@ async def work(path, taskset, url, context, chance, grader):
     """One life of a worker, as `open_far_rollouts` puts it together."""
     journal, events = EventFile.open(path)
     try:
-        async with WorldGateway(url, "", timeout_s=10.0, context=context) as gateway:
+        async with WorldGateway(url, "", timeout_s=PATIENT_S, context=context) as gateway:
             after = max((event["after"] for event in events if "after" in event), default=0)
             spending = Spending(FarOutcomes(gateway), after=after)
             shop = Workshop(harnesses={"single": Steps(chance)}, backend=None, grader=grader, gateway=gateway)
@@ -101,7 +103,7 @@ async def test_a_lost_link_resumes_without_a_reward_twice(tmp_path, seed):
     inside = door_context(ours.certificate, ours.key, authority.file)
     context = worker_context(theirs.certificate, theirs.key, authority.file)
     grader, taskset = Coin(chance), tasks(8)
-    async with world_gateway("hi") as (gateway, log), asyncio.timeout(100):
+    async with world_gateway("hi") as (gateway, log), asyncio.timeout(WHOLE_PROGRAM_S):
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         line = BadLine(port, chance, cuts=0.02)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.conversation import Message, Role
@@ -241,7 +241,7 @@ def groups_of(log: MemoryLog) -> dict[str, list[Turn]]:
 async def until_done(world: World, chance: random.Random, kills: int) -> None:
     training = asyncio.create_task(world.train())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             for left in range(kills, -1, -1):
                 working = asyncio.create_task(world.worker().run())
                 if left:
@@ -383,12 +383,20 @@ async def test_it_is_never_further_ahead_than_told(tmp_path):
     world.grader = Contrast(flat=("t0", "t3", "t6"))
     worker = world.worker()
     working = asyncio.create_task(worker.run())
+
+    def teach():
+        return [group for group in worker.groups.open.values() if not group.flat and group.told]
+
+    async with asyncio.timeout(PATIENT_S):
+        while len(teach()) < CONFIG.lead * CONFIG.groups:
+            await asyncio.sleep(0)
     for _ in range(4000):  # nobody trains
         await asyncio.sleep(0)
-    assert all(group.told for group in worker.groups.open.values())
-    teach = [group for group in worker.groups.open.values() if not group.flat]
-    assert len(teach) == CONFIG.lead * CONFIG.groups
-    assert worker.groups.drawn > len(teach), "nobody waits for what no batch takes"
+    async with asyncio.timeout(PATIENT_S):
+        while not all(group.told for group in worker.groups.open.values()):
+            await asyncio.sleep(0)
+    assert len(teach()) == CONFIG.lead * CONFIG.groups
+    assert worker.groups.drawn > len(teach()), "nobody waits for what no batch takes"
     await world.desk.poll()
     assert await world.desk.batch(1, 1, V0) is not None
     async with asyncio.timeout(PATIENT_S):

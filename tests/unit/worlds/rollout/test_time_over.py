@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from tests.deadlines import PATIENT_S
 from tests.unit.worlds.rollout.test_rollout_worker import CONFIG, Coin, World, tasks, until_done
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Batch, Finish, Holdback, Reward, Turn
@@ -107,6 +108,7 @@ async def test_a_model_that_never_speaks_in_time_leaves_its_group_and_says_so(tm
 
 
 @pytest.mark.parametrize("what", ["gateway", "grader", "sandbox"])
+@in_virtual_time
 async def test_what_stays_away_ends_the_worker_with_the_reason(tmp_path, what):
     world = World(tmp_path, 0, tasks(1), CONFIG.model_copy(update={"patience_s": 0.05}))
 
