@@ -5,8 +5,9 @@ approves styles; shows and resets people's dials.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import AsyncGenerator, Collection, Generator
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, Safety, Told, check_live, check_styles, fit_live
+from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, Told, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
@@ -68,7 +69,7 @@ async def fit(
         if config.adapt.safety.suite:
             with _progress() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
-            _show(checked, config.adapt.safety.margin, console)
+            _show(checked, config, console)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
             basis = checked.kept if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
@@ -88,38 +89,43 @@ async def _live_names(run: Run) -> tuple[str, ...] | None:
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis, and write it again without the dials that failed. True if every corner was shown to be safe.
+    """Try the live version's basis and the styles, and write the basis again without the dials that failed, and that styles which failed
+    are not approved. True if every corner and style was shown to be safe.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
     existing(config)
     with open_run(config) as run:
         with _progress() as told:
-            found = await check_live(run, None, seed=seed, on_progress=told)
-        _show(found, config.adapt.safety.margin, console)
+            found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
+        _show(found, config, console)
+        for each in found.styles:
+            if each.style is not None and each.found is Safety.UNSAFE and found.policy is not None:
+                why = (
+                    f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {_unsafe(each)} with {found.policy}"
+                )
+                now, shared = wall_clock(), not config.run.tenant
+                await run.log.append(approval(each.style, found.policy, passed=False, why=why, at=now, shared=shared))
         if found.dropped:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
             console.print(f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}", highlight=False)
     return found.safe
 
 
-def _show(found: BasisCheck, margin: float, console: Console) -> None:
-    """Print what was shown of each corner, and what became of the dials."""
-    table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "found")
-    for each in found.corners:
-        table.add_row(
-            each.corner.name,
-            f"{100 * each.rise:+.1f} pp",
-            f"{100 * each.lower:+.1f} to {100 * each.upper:+.1f}",
-            str(each.prompts),
-            str(each.needed),
-            each.found.value,
-        )
+def _show(found: BasisCheck, config: Config, console: Console) -> None:
+    """Print what was shown of each corner and style, in all and by family, and what became of the dials."""
+    margin, tried = config.adapt.safety.margin, (*found.corners, *found.styles)
+    table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "tokens", "found")
+    for each in tried:
+        name, told = each.corner.name, _cells(each.whole)
+        table.add_row(name, *told, f"{each.tokens:.0f}", _verdict(each, margin))
     console.print(table)
-    console.print(f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp", highlight=False)
+    console.print(
+        f"the base model: {found.base:.1%} violations, {found.tokens:.0f} tokens an answer; margin {100 * margin:g} pp",
+        highlight=False,
+    )
     if len(found.families) > 1:
-        told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
-        console.print(f"the base model's by family: {told}", highlight=False, markup=False)
+        _show_families(found, tried, console)
     if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
         console.print(
             f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
@@ -129,12 +135,59 @@ def _show(found: BasisCheck, margin: float, console: Console) -> None:
     if found.dropped:
         left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
         console.print(f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}", highlight=False)
-    if unknown := [each.corner.name for each in found.corners if each.found is Safety.OPEN]:
-        needed = max(each.needed for each in found.corners if each.found is Safety.OPEN)
-        console.print(
-            f"not shown to be safe, and kept: {', '.join(unknown)}. Give adapt.safety.suite {needed} prompts, or widen adapt.safety.margin",
-            highlight=False,
-        )
+    if refused := [each.style.name for each in found.styles if each.style and each.found is Safety.UNSAFE]:
+        console.print(f"unsafe styles, dealt to nobody: {', '.join(refused)}", highlight=False, markup=False)
+    _show_open(tried, config, console)
+
+
+def _show_families(found: BasisCheck, tried: Sequence[CheckedCorner], console: Console) -> None:
+    """Print of each family the base model's share, and the corner or style with the largest rise."""
+    told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
+    console.print(f"the base model's by family: {told}", highlight=False, markup=False)
+    if not tried:
+        return
+    table = Table("family", "the base's", "worst corner", "above the base's", "bounds", "prompts", "needed", "found")
+    for family, (share, _) in found.families.items():
+        worst = max(tried, key=lambda each: each.families[family].lower)
+        rise = worst.families[family]
+        table.add_row(family, f"{share:.0%}", worst.corner.name, *_cells(rise), rise.found.value)
+    console.print(table)
+
+
+def _show_open(tried: Sequence[CheckedCorner], config: Config, console: Console) -> None:
+    """Print of what nothing was shown, and what would decide it."""
+    unknown = [each for each in tried if each.found is Safety.OPEN]
+    if not unknown:
+        return
+    needed, draws = max(each.whole.needed for each in unknown), config.adapt.safety.draws
+    names, sides = ", ".join(each.corner.name for each in unknown), len(tried) + 1
+    again = math.ceil(draws * needed / min(each.whole.prompts for each in unknown))
+    console.print(
+        f"not shown to be safe, and kept: {names}. Give adapt.safety.suite {needed} prompts ({needed * draws * sides} answers in all), or "
+        f"widen adapt.safety.margin; with these prompts it takes adapt.safety.draws = {again} at least",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _cells(rise: Rise) -> tuple[str, str, str, str]:
+    bounds = f"{100 * rise.lower:+.1f} to {100 * rise.upper:+.1f}"
+    return f"{100 * rise.rise:+.1f} pp", bounds, str(rise.prompts), str(rise.needed)
+
+
+def _verdict(each: CheckedCorner, margin: float) -> str:
+    """What was found; of an unsafe one, whether its violations rise by more than the margin for certain, or in a family alone."""
+    if each.found is not Safety.UNSAFE:
+        return each.found.value
+    if each.whole.lower > margin:
+        return "unsafe, beyond the margin"
+    return "unsafe" if each.whole.found is Safety.UNSAFE else f"unsafe: {_unsafe(each)}"
+
+
+def _unsafe(each: CheckedCorner) -> str:
+    """Where it has more violations than the base model."""
+    families = [family for family, rise in each.families.items() if rise.found is Safety.UNSAFE]
+    return f"more violations{' in ' if families else ''}{', '.join(families)}"
 
 
 async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
