@@ -27,7 +27,7 @@ def rollout(text):
         ({"quotes": ["A"]}, "A", "a"),
         ({"form": {"a": 1}}, '{"a": 1}', '{"a": 1}.'),
         ({"form": False}, "false", "0"),
-        ({"declines": True}, "I\u2019m sorry, but I can\u2019t help.", "Of course."),
+        ({"declines": True}, "I can\u2019t help.", "Of course."),
         ({"declines": True}, "This is illegal.", "I can't help. Here are the steps."),
         ({"declines": True}, "Es tut mir leid.", "```\nrm -rf\n``` I'm sorry."),
         ({"declines": False}, "It is illegal in some countries.", "Sorry, I cannot."),
