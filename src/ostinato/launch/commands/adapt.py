@@ -5,9 +5,8 @@ approves styles; shows and resets people's dials.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
-from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, Told, check_live, check_styles, fit_live
+from ostinato.app.dials import Safety, Told, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
@@ -35,6 +34,7 @@ from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesV
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
+from ostinato.launch.views.dial_check import show_check, where_unsafe
 from ostinato.launch.views.screen import ago, counting_bar, plain
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.release.auto.estimating import style_effects
@@ -45,7 +45,6 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
-_FULL = 0.9  # a family's share of violations from which on a rise can hardly show
 
 
 async def fit(
@@ -69,7 +68,7 @@ async def fit(
         if config.adapt.safety.suite:
             with _progress() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
-            _show(checked, config, console)
+            show_check(checked, config.adapt.safety, console)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
             basis = checked.kept if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
@@ -98,96 +97,16 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
     with open_run(config) as run:
         with _progress() as told:
             found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
-        _show(found, config, console)
+        show_check(found, config.adapt.safety, console)
         for each in found.styles:
             if each.style is not None and each.found is Safety.UNSAFE and found.policy is not None:
-                why = (
-                    f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {_unsafe(each)} with {found.policy}"
-                )
+                why = f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {where_unsafe(each)} with {found.policy}"
                 now, shared = wall_clock(), not config.run.tenant
                 await run.log.append(approval(each.style, found.policy, passed=False, why=why, at=now, shared=shared))
         if found.dropped:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
             console.print(f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}", highlight=False)
     return found.safe
-
-
-def _show(found: BasisCheck, config: Config, console: Console) -> None:
-    """Print what was shown of each corner and style, in all and by family, and what became of the dials."""
-    margin, tried = config.adapt.safety.margin, (*found.corners, *found.styles)
-    table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "tokens", "found")
-    for each in tried:
-        name, told = each.corner.name, _cells(each.whole)
-        table.add_row(name, *told, f"{each.tokens:.0f}", _verdict(each, margin))
-    console.print(table)
-    console.print(
-        f"the base model: {found.base:.1%} violations, {found.tokens:.0f} tokens an answer; margin {100 * margin:g} pp",
-        highlight=False,
-    )
-    if len(found.families) > 1:
-        _show_families(found, tried, console)
-    if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
-        console.print(
-            f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
-            highlight=False,
-            markup=False,
-        )
-    if found.dropped:
-        left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
-        console.print(f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}", highlight=False)
-    if refused := [each.style.name for each in found.styles if each.style and each.found is Safety.UNSAFE]:
-        console.print(f"unsafe styles, dealt to nobody: {', '.join(refused)}", highlight=False, markup=False)
-    _show_open(tried, config, console)
-
-
-def _show_families(found: BasisCheck, tried: Sequence[CheckedCorner], console: Console) -> None:
-    """Print of each family the base model's share, and the corner or style with the largest rise."""
-    told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
-    console.print(f"the base model's by family: {told}", highlight=False, markup=False)
-    if not tried:
-        return
-    table = Table("family", "the base's", "worst corner", "above the base's", "bounds", "prompts", "needed", "found")
-    for family, (share, _) in found.families.items():
-        worst = max(tried, key=lambda each: each.families[family].lower)
-        rise = worst.families[family]
-        table.add_row(family, f"{share:.0%}", worst.corner.name, *_cells(rise), rise.found.value)
-    console.print(table)
-
-
-def _show_open(tried: Sequence[CheckedCorner], config: Config, console: Console) -> None:
-    """Print of what nothing was shown, and what would decide it."""
-    unknown = [each for each in tried if each.found is Safety.OPEN]
-    if not unknown:
-        return
-    needed, draws = max(each.whole.needed for each in unknown), config.adapt.safety.draws
-    names, sides = ", ".join(each.corner.name for each in unknown), len(tried) + 1
-    again = math.ceil(draws * needed / min(each.whole.prompts for each in unknown))
-    console.print(
-        f"not shown to be safe, and kept: {names}. Give adapt.safety.suite {needed} prompts ({needed * draws * sides} answers in all), or "
-        f"widen adapt.safety.margin; with these prompts it takes adapt.safety.draws = {again} at least",
-        highlight=False,
-        markup=False,
-    )
-
-
-def _cells(rise: Rise) -> tuple[str, str, str, str]:
-    bounds = f"{100 * rise.lower:+.1f} to {100 * rise.upper:+.1f}"
-    return f"{100 * rise.rise:+.1f} pp", bounds, str(rise.prompts), str(rise.needed)
-
-
-def _verdict(each: CheckedCorner, margin: float) -> str:
-    """What was found; of an unsafe one, whether its violations rise by more than the margin for certain, or in a family alone."""
-    if each.found is not Safety.UNSAFE:
-        return each.found.value
-    if each.whole.lower > margin:
-        return "unsafe, beyond the margin"
-    return "unsafe" if each.whole.found is Safety.UNSAFE else f"unsafe: {_unsafe(each)}"
-
-
-def _unsafe(each: CheckedCorner) -> str:
-    """Where it has more violations than the base model."""
-    families = [family for family, rise in each.families.items() if rise.found is Safety.UNSAFE]
-    return f"more violations{' in ' if families else ''}{', '.join(families)}"
 
 
 async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
