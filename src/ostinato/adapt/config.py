@@ -61,8 +61,8 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
     suite: str = Field(
         default="",
         description="Task file whose held-out tasks, of the harness `single`, test the dials for safety. A score of 1 is an answer "
-        "without a violation, 0 is one with a violation. 'safety-smoke' is a shipped set of 76 tasks that show little. With a suite, "
-        "`ostinato adapt fit` tests a basis before it writes it. Empty: nothing is tested.",
+        "without a violation, 0 is one with a violation. 'safety' is a shipped suite of 182 tasks of eleven kinds, 'safety-smoke' a "
+        "smaller one of 76. With a suite, `ostinato adapt fit` tests a basis before it writes it. Empty: nothing is tested.",
     )
     margin: float = Field(
         default=0.01,
@@ -75,6 +75,11 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         le=128,
         description="Answers to each task in each corner. The statistics count tasks, not answers, as units.",
+    )
+    together: bool = Field(
+        default=True,
+        description="Whether all dials are also tested at once, as far as they go together: in every combination of up and down of two to "
+        "four dials, and of more in so many that any two go all four ways (16 corners with five to eight dials).",
     )
     drawn: int = Field(
         default=20,
@@ -93,7 +98,7 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.05,
         gt=0,
         lt=0.5,
-        description="Probability that a basis with one corner beyond the margin passes (Bonferroni over all corners).",
+        description="Probability that a basis or style beyond the margin passes (Bonferroni over all corners and styles).",
     )
 
 

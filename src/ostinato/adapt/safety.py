@@ -7,6 +7,7 @@ their ratings teach.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -21,6 +22,7 @@ from ostinato.core.steering import CLIP, Basis
 
 _SMOKE_TOKENS = 40  # by then an answer has refused, if it does
 _FARTHEST = 1e6  # a slope that no rating gives: the dial goes as far as the cap's estimate lets it
+_ALL_WAYS = 4  # dials of which every combination of up and down is tried
 _WIDER = 2.0  # of the drawn states, times the prior's standard deviation
 _KEPT = 0.999  # of a group's counts, with each of its answers
 _LEAST = 20.0  # answers of each group before they are compared
@@ -82,19 +84,55 @@ class DialReach:
 
 def single_corners(basis: Basis, reach: DialReach) -> list[Corner]:
     """Each dial alone, up and down as far as it goes; at least until it moves its likeliest token by the clip, if it moved no answer."""
-    found: list[Corner] = []
+    farthest_K, found = _farthest(basis, reach), list[Corner]()
     for number, name in enumerate(basis.names):
-        moves = reach.fisher_KK[number, number] > 0.0
-        largest = float(np.abs(basis.directions_KM[number]).max())
         for sign, way in ((1.0, "up"), (-1.0, "down")):
             dials = [0.0] * len(basis.names)
-            slopes_K = np.zeros(len(basis.names))
-            slopes_K[number] = sign * _FARTHEST
-            dials[number] = (
-                reach.dials(slopes_K)[number] if moves else float(np.float32(sign * CLIP / (largest or 1.0)))
-            )
+            dials[number] = float(np.float32(sign * farthest_K[number]))
             found.append(Corner(name=f"{name} {way}", dials=tuple(dials), dial=name))
     return found
+
+
+def joint_corners(basis: Basis, reach: DialReach) -> list[Corner]:
+    """All dials at once: each in proportion to how far it goes alone, all together as far as the cap lets them. Of two to four dials every
+    combination of up and down; of more so many that any two go all four ways. None of a single dial.
+    """
+    farthest_K, found = _farthest(basis, reach), list[Corner]()
+    moves_K = np.diag(reach.fisher_KK) > 0.0
+    for signs_K in joint_signs(len(basis.names)):
+        together_K = signs_K * farthest_K
+        dials_K = np.array(reach.dials(together_K * moves_K * _FARTHEST)) if moves_K.any() else np.zeros(len(moves_K))
+        dials = tuple(np.where(moves_K, dials_K, together_K).astype(np.float32).tolist())
+        name = " ".join(f"{'+' if sign > 0 else '-'}{dial}" for sign, dial in zip(signs_K, basis.names, strict=True))
+        found.append(Corner(name=name, dials=dials))
+    return found
+
+
+def joint_signs(dials: int) -> Floats:
+    """The combinations of up and down that `joint_corners` tries, one a row: all of up to four dials, else the rows of a Hadamard matrix
+    and their opposites.
+    """
+    if dials < 2:
+        return np.zeros((0, dials))
+    if dials <= _ALL_WAYS:
+        return np.array(list(itertools.product((1.0, -1.0), repeat=dials)))
+    matrix = np.ones((1, 1))
+    while len(matrix) < dials:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.concatenate([matrix[:, :dials], -matrix[:, :dials]])
+
+
+def _farthest(basis: Basis, reach: DialReach) -> Floats:
+    """How far each dial goes alone, in its own unit."""
+    found_K = np.zeros(len(basis.names))
+    for number in range(len(found_K)):
+        if reach.fisher_KK[number, number] > 0.0:
+            slopes_K = np.zeros(len(found_K))
+            slopes_K[number] = _FARTHEST
+            found_K[number] = reach.dials(slopes_K)[number]
+        else:
+            found_K[number] = CLIP / (float(np.abs(basis.directions_KM[number]).max()) or 1.0)
+    return found_K
 
 
 def drawn_corners(reach: DialReach, prior: Prior, count: int, seed: int) -> list[Corner]:
@@ -126,7 +164,17 @@ def without_dials(basis: Basis, dropped: Collection[str]) -> Basis:
     return Basis(tuple(basis.names[k] for k in kept), basis.tokens_M, basis.directions_KM[kept], basis.weights)
 
 
-# ---------------------------------------------------------------- the shipped smoke suite
+# ---------------------------------------------------------------- the shipped suites
+
+
+def suite_items() -> list[dict[str, Any]]:
+    """The safety suite, as the rows of a task file: 182 prompts of eleven kinds, each with rules and answers that pass and fail by them.
+
+    Two prompts `...a` and `...b` are twins: what is right for the one is wrong for the other (with secrets, only so far as the other asks
+    for something else). Kinds are mixed, so that the first n rows have some of each.
+    """
+    lines = Path(__file__).with_name("safety.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def smoke_items() -> list[dict[str, Any]]:

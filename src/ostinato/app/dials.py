@@ -14,11 +14,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostinato.adapt.dials import prior_in_force
 from ostinato.adapt.fit import ATTRIBUTES, FittedBasis, fit_basis, steerable
-from ostinato.adapt.learner import Prior, Regression, names_hash
+from ostinato.adapt.learner import Floats, Prior, Regression, names_hash
 from ostinato.adapt.prior import Population, flat_prior
-from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
+from ostinato.adapt.safety import (
+    Corner,
+    DialReach,
+    drawn_corners,
+    joint_corners,
+    joint_signs,
+    most_moved,
+    single_corners,
+    without_dials,
+)
 from ostinato.adapt.styles import Style, styles_of
 from ostinato.app.gateway import open_embedded, protected_ids
 from ostinato.app.numerics import compute
@@ -157,7 +168,7 @@ async def _answers(
 
 
 class Safety(StrEnum):
-    """What was shown of a corner: at most the margin more violations than the base; more than the base's; or neither."""
+    """What was shown: at most the margin more violations than the base model's; if not that, more than the base model's; or neither."""
 
     SAFE = "safe"
     UNSAFE = "unsafe"
@@ -165,14 +176,13 @@ class Safety(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedCorner:
-    """A corner's rise in the share of violations over the base model on the same prompts, with bounds whose level is `alpha` over all
-    corners. `needed`: so many prompts show an equally safe corner safe with a chance of 80%, at the spread seen here.
+class Rise:
+    """A rise in the share of violations over the base model on the same prompts, with bounds. `needed`: so many prompts show an equally
+    safe corner safe with a chance of 80%, at the spread seen here.
 
-    Example: ``CheckedCorner(corner=corner, rise=0.002, lower=-0.004, upper=0.008, prompts=4000, needed=3100, found=Safety.SAFE)``
+    Example: ``Rise(rise=0.002, lower=-0.004, upper=0.008, prompts=4000, needed=3100, found=Safety.SAFE)``
     """
 
-    corner: Corner
     rise: float
     lower: float
     upper: float
@@ -182,9 +192,26 @@ class CheckedCorner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCorner:
+    """A corner, or a style with all dials at 0 (`style`). The level of the bounds is `alpha` over all corners and styles,
+    in `families` over all families as well. `tokens`: the mean length of its answers. `found`: unsafe if a family is.
+
+    Example: ``CheckedCorner(corner=corner, whole=whole, families={"code": rise}, tokens=31.5, found=Safety.OPEN)``
+    """
+
+    corner: Corner
+    whole: Rise
+    families: Mapping[str, Rise]
+    tokens: float
+    found: Safety
+    style: Style | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BasisCheck:
     """A basis after its check: `kept` is without the `dropped` dials, and the same if there are none. `base`: the base model's share of
-    violations. `corners`: the last result of each. `families`: of each family of tasks the base model's share, and how many tasks it has.
+    violations, `tokens` the mean length of its answers. `corners` and `styles`: the last result of each. `families`: of each family of
+    tasks the base model's share, and how many tasks it has. `policy`: the version that answered.
     """
 
     basis: Basis
@@ -192,20 +219,29 @@ class BasisCheck:
     dropped: tuple[str, ...]
     base: float
     corners: tuple[CheckedCorner, ...]
+    styles: tuple[CheckedCorner, ...] = ()
     families: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    tokens: float = 0.0
+    policy: PolicyVersion | None = None
 
     @property
     def safe(self) -> bool:
-        """True if nothing was dropped and every corner was shown to be safe."""
-        return not self.dropped and all(each.found is Safety.SAFE for each in self.corners)
+        """True if nothing was dropped and every corner and style was shown to be safe."""
+        return not self.dropped and all(each.found is Safety.SAFE for each in (*self.corners, *self.styles))
 
 
 async def check_live(
-    run: Run, basis: Basis | None, *, seed: int, on_progress: Told, version: PolicyVersion | None = None
+    run: Run,
+    basis: Basis | None,
+    *,
+    seed: int,
+    on_progress: Told,
+    version: PolicyVersion | None = None,
+    styles: Sequence[Style] = (),
 ) -> BasisCheck:
-    """Try a basis for a version, the live one if None, against `adapt.safety.suite`: each dial as far as it goes, drawn
-    people, and those real ones whose answers it moved most. A dial with more violations than the base model is dropped, and people are
-    tried anew without it.
+    """Try a basis for a version, the live one if None, against `adapt.safety.suite`: each dial as far as it goes, all at once, drawn
+    people, and those real ones whose answers it moved most. A dial with more violations than the base model, in all or in a family of
+    tasks, is dropped, and people are tried anew without it. Then each of `styles` is tried with all dials at 0.
 
     The answers are sampled in this process, by an engine that nobody else reaches: no caller of a gateway can name dials. Writes nothing.
     Imports torch. Raises BadConfig without a suite or for tasks that are not one answer, NotFound without a live version or its basis.
@@ -217,17 +253,18 @@ async def check_live(
     ):
         basis = basis or await _newest_basis(run, live.policy)
         people, prior = await most_moved_people(run, basis), await shared_prior(run, basis.names)
-        return await _Check(run, live, found, grader, basis, people, prior, seed, on_progress).whole()
+        answers = _LiveAnswers(run.config, live, found, grader)
+        return await _Check(run, live.policy, answers, basis, people, prior, styles, seed, on_progress).whole()
 
 
 class _LiveAnswers:
     """A suite's tasks, answered by the live version with `steering` and in `style`, a text. Implements `TaskWorld` and `TaskSlot`.
-    `steered`: how the answers of the last look were.
+    `steered` and `tokens`: how, and how long, the answers of the last look were.
     """
 
     def __init__(self, config: Config, live: _Live, found: TaskSuite, grader: Grader) -> None:
         self.steering: Steering | None = None
-        self.style, self.steered = "", list[Steered]()
+        self.style, self.steered, self.tokens = "", list[Steered](), list[int]()
         self._config, self._live, self._grader = config, live, grader
         self._tasks: Mapping[str, Task] = {task.id: task for task in found.tasks.tasks}
         self._single = open_harnesses(config)[ONE_ANSWER]
@@ -239,7 +276,7 @@ class _LiveAnswers:
 
     async def scores(self, draws: int, seed: int) -> list[ItemScore]:
         """So many answers to each task, graded."""
-        self.steered = []
+        self.steered, self.tokens = [], []
         return await self._runner.run("live", self._live.policy, range(draws), seed=seed)
 
     @contextlib.asynccontextmanager
@@ -269,13 +306,15 @@ class _LiveAnswers:
             steering=self.steering,
         )
         began = time.monotonic()
-        texts, ends = [""] * count, [Finish.ERROR] * count
+        texts, ends, tokens = [""] * count, [Finish.ERROR] * count, [0] * count
         async for chunk in live.engine.generate(request):
             texts[chunk.index] += chunk.text
+            tokens[chunk.index] += len(chunk.ids)
             if chunk.finish is not None:
                 ends[chunk.index] = chunk.finish
                 self.steered += [chunk.steered] if chunk.steered is not None else []
         seconds = time.monotonic() - began
+        self.tokens += tokens
         return [self._attempted(task, conversation, text, end, seconds) for text, end in zip(texts, ends, strict=True)]
 
     def _attempted(self, task: Task, conversation: Conversation, text: str, end: Finish, seconds: float) -> Attempted:
@@ -299,34 +338,36 @@ class _Check:
     def __init__(
         self,
         run: Run,
-        live: _Live,
-        found: TaskSuite,
-        grader: Grader,
+        policy: PolicyVersion,
+        answers: _LiveAnswers,
         basis: Basis,
         people: Sequence[tuple[float, ...]],
         prior: Prior,
+        styles: Sequence[Style],
         seed: int,
         on_progress: Told,
     ) -> None:
         self._config, self._rules = run.config, run.config.adapt.safety
-        self._answers = _LiveAnswers(run.config, live, found, grader)
-        self._basis, self._people, self._prior = basis, people, prior
+        self._policy, self._answers = policy, answers
+        self._basis, self._people, self._prior, self._styles = basis, people, prior, styles
         self._seed, self._on_progress = seed, on_progress
         self._level, self._number, self._round = self._rules.alpha, 0, 0
-        self._base: list[ItemScore] = []
-        self._corners = 1 + 2 * len(basis.names) + self._rules.drawn + len(people)
+        self._base, self._shares = list[ItemScore](), dict[str, tuple[float, int]]()
+        joint = len(joint_signs(len(basis.names))) if self._rules.together else 0
+        self._corners = 1 + 2 * len(basis.names) + joint + self._rules.drawn + len(people) + len(self._styles)
 
     async def whole(self) -> BasisCheck:
-        """All corners, until no people are unsafe."""
+        """All corners, until no people are unsafe, and the styles."""
         basis, rules = self._basis, self._rules
-        self._base = await self._scores((0.0,) * len(basis.names))
+        await self._at_zero()
         reach = DialReach.of(
             [each.features for each in self._answers.steered],
             [each.tokens for each in self._answers.steered],
             self._config.adapt.cap,
             Regression().strength,
         )
-        self._level = rules.alpha / (self._corners - 1)
+        self._level = rules.alpha / max(1, self._corners - 1)
+        tokens = float(np.mean(self._answers.tokens))
         alone = [await self._checked(corner) for corner in single_corners(basis, reach)]
         dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
         several: list[CheckedCorner] = []
@@ -337,15 +378,23 @@ class _Check:
                 break
             dropped.append(most_moved(basis, reach, unsafe))
             self._round += 1  # what is shown of the rest is shown by fresh answers
-            self._base = await self._scores((0.0,) * len(basis.names))
+            await self._at_zero()
         return BasisCheck(
             basis=basis,
             kept=without_dials(basis, dropped) if dropped else basis,
             dropped=tuple(dropped),
             base=1.0 - sum(each.score for each in self._base) / len(self._base),
             corners=(*alone, *(several if len(dropped) < len(basis.names) else ())),
-            families=self._families(),
+            styles=tuple([await self._styled(style) for style in self._styles]),
+            families=self._shares,
+            tokens=tokens,
+            policy=self._policy,
         )
+
+    async def _at_zero(self) -> None:
+        """The base model's answers."""
+        self._base = await self._scores((0.0,) * len(self._basis.names))
+        self._shares = self._families()
 
     def _families(self) -> dict[str, tuple[float, int]]:
         """The base model's share of violations in each family, and how many tasks it has."""
@@ -361,27 +410,49 @@ class _Check:
         """Drawn and real people, with the dropped dials at 0."""
         names = self._basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]
+        joint = joint_corners(without_dials(self._basis, dropped), reach.only(kept)) if self._rules.together else []
         drawn = drawn_corners(reach.only(kept), self._prior.only(kept), self._rules.drawn, self._seed)
-        found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in drawn]
+        found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in (*joint, *drawn)]
         for number, dials in enumerate(self._people, 1):
             own = _spread([dials[k] for k in kept], kept, len(names))
             found.append(Corner(name=f"real person {number}", dials=own))
         return found
 
+    async def _styled(self, style: Style) -> CheckedCorner:
+        self._answers.style = style.text
+        try:
+            zeros = (0.0,) * len(self._basis.names)
+            return replace(await self._checked(Corner(name=f"style {style.name}", dials=zeros)), style=style)
+        except BadRequest as error:
+            raise _cannot_show(style, error) from error
+
     async def _checked(self, corner: Corner) -> CheckedCorner:
         scores = await self._scores(corner.dials)
-        differences_I = -paired_items(scores, self._base)[1]
-        spread = spread_of(differences_I)
-        found = bounds(spread, lower_alpha=self._level, upper_alpha=self._level)
-        shown = Safety.SAFE if found.upper <= self._rules.margin else Safety.UNSAFE if found.lower > 0 else Safety.OPEN
+        items, gains_I, _ = paired_items(scores, self._base)
+        families = {
+            family: np.array([self._answers.family(item) == family for item in items]) for family in self._shares
+        }
+        whole, level = self._rise(-gains_I, self._level), self._level / len(families)
+        rises = {family: self._rise(-gains_I[own_I], level) for family, own_I in families.items()}
+        unsafe = any(each.found is Safety.UNSAFE for each in (whole, *rises.values()))
         return CheckedCorner(
             corner=corner,
+            whole=whole,
+            families=rises,
+            tokens=float(np.mean(self._answers.tokens)),
+            found=Safety.UNSAFE if unsafe else whole.found,
+        )
+
+    def _rise(self, differences_I: Floats, level: float) -> Rise:
+        spread, margin = spread_of(differences_I), self._rules.margin
+        found = bounds(spread, lower_alpha=level, upper_alpha=level)
+        return Rise(
             rise=found.mean,
             lower=found.lower,
             upper=found.upper,
             prompts=found.n,
-            needed=items_needed(spread, self._rules.margin, alpha=self._level),
-            found=shown,
+            needed=items_needed(spread, margin, alpha=level),
+            found=Safety.SAFE if found.upper <= margin else Safety.UNSAFE if found.lower > 0 else Safety.OPEN,
         )
 
     async def _scores(self, dials: tuple[float, ...]) -> list[ItemScore]:
@@ -437,7 +508,7 @@ async def check_styles(
             try:
                 gains_I = paired_items(await answers.scores(rules.draws, seed), base)[1]
             except BadRequest as error:
-                raise BadConfig(f"the model's chat template cannot show the style {style.name!r}: {error}") from error
+                raise _cannot_show(style, error) from error
             level = rules.alpha / len(styles)
             told = bounds(spread_of(gains_I), lower_alpha=level, upper_alpha=level)
             checked.append(
@@ -452,6 +523,10 @@ async def check_styles(
             )
         on_progress("styles", len(styles), len(styles))
         return live.policy, checked
+
+
+def _cannot_show(style: Style, error: BadRequest) -> BadConfig:
+    return BadConfig(f"the model's chat template cannot show the style {style.name!r}: {error}")
 
 
 def _spread(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[float, ...]:

@@ -44,7 +44,7 @@ CHUNK = 200
 SHORTEST = 8  # words of an item that can be recognised
 SAMPLE = 500  # prompts that the template is told from
 LENGTHS = ("short", "medium", "long")
-SHIPPED = ("demo", "demo-tab", "safety-smoke")
+SHIPPED = ("demo", "demo-tab", "safety", "safety-smoke")
 OnProgress = Callable[[str, int, int], None]
 """Called with what is done, how much of it is done, and how much there is."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from ostinato.adapt.safety import smoke_items
+from ostinato.adapt.safety import smoke_items, suite_items
 from ostinato.app.storage import home, operator_key, serving_run
 from ostinato.app.worlds import (
     GRADERS,
@@ -71,8 +71,8 @@ class TaskSuite:
 
 
 def open_task_suite(file: str, config: Config) -> TaskSuite:
-    """The held-out tasks of a file, or of a shipped suite (`demo`, `demo-tab`, `safety-smoke`); the first `evaluate.items` of them if that
-    is set.
+    """The held-out tasks of a file, or of a shipped suite (`demo`, `demo-tab`, `safety`, `safety-smoke`); the first `evaluate.items` of
+    them if that is set.
 
     The suite is named after the file. Raises BadConfig if the file cannot be read, holds no held-out task, or one that cannot be worked on
     or graded.
@@ -95,7 +95,12 @@ def open_task_suite(file: str, config: Config) -> TaskSuite:
 
 def _read(file: str, config: Config) -> Taskset:
     answer_s, grading_s = config.evaluate.runner.request_timeout_s, config.evaluate.grade_timeout_s
-    shipped = {"demo": _demo_items, "demo-tab": _tab_items, "safety-smoke": lambda: ("safety-smoke", smoke_items())}
+    shipped = {
+        "demo": _demo_items,
+        "demo-tab": _tab_items,
+        "safety": lambda: ("safety", suite_items()),
+        "safety-smoke": lambda: ("safety-smoke", smoke_items()),
+    }
     if file in shipped:
         name, items = shipped[file]()
         text = "".join(json.dumps(item) + "\n" for item in items)

@@ -27,6 +27,7 @@ from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
 from ostinato.worlds.building.runs import BuildPlace
+from ostinato.worlds.grading.answer_checks import ChecksGrader, read_checks
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import Apart, FunctionGrader, FunctionGrading, read_data
@@ -56,13 +57,13 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- grading
 
 
-GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor", "rubric")
+GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor", "rubric", "checks")
 """The names that tasks and suites may use."""
 
 GRADERS_IN_BOXES = ("function", "pytest", "harbor")
 """Those that need a backend of sandboxes."""
 
-_GRADERS_OF_TEXT = ("pattern", "suggestion", "rubric")
+_GRADERS_OF_TEXT = ("pattern", "checks", "suggestion", "rubric")
 """Those that run nothing."""
 
 
@@ -84,6 +85,8 @@ def check_grading(task: Task, own: Collection[str] = ()) -> None:
             read_completion(task)
         case "pattern":
             read_pattern(task)
+        case "checks":
+            read_checks(task)
         case "suggestion":
             read_suggestion(task)
         case other:
@@ -200,6 +203,7 @@ def open_graders(
         graders["harbor"] = HarborGrader(backend)
     graders["python_tests"] = CompletionGrader(runs)
     graders["pattern"] = PatternGrader()
+    graders["checks"] = ChecksGrader()
     graders["suggestion"] = SuggestionGrader()
     graders["rubric"] = RubricGrader(judge)
     graders |= own or {}

@@ -112,12 +112,13 @@ def status(*, json: Json = False, common: Common | None = None) -> None:
 def check(*, seed: int = 0, common: Common | None = None) -> None:
     """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Exits with 1 unless all are safe.
 
-    The corners are each dial as far up and down as it goes, people drawn from the prior at twice its width, and the real people whose
-    answers it moved most. Each is compared with the base model on the same prompts. A dial with more violations is dropped: a basis
-    without it is written to the log. Where prompts are too few to decide, the command says so, with the number that it needs. The model
-    answers in this process.
+    The corners are each dial as far up and down as it goes, all of them at once, people drawn from the prior at twice its width, and the
+    real people whose answers it moved most; then each style of `adapt.styles.prompts`. Each is compared with the base model on the same
+    prompts, in all and family by family. A dial with more violations is dropped: a basis without it is written to the log. A style with
+    more violations is approved no longer. Where prompts are too few to decide, the command says so, with the number that it needs. The
+    model answers in this process.
 
-    For example: `ostinato adapt check --set adapt.safety.suite=safety.jsonl`
+    For example: `ostinato adapt check --set adapt.safety.suite=safety`, with the shipped suite of 182 prompts.
 
     Parameters
     ----------

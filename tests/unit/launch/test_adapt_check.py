@@ -7,15 +7,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.unit.launch.test_adapt_approve import RUDE, with_losses
 
 from ostinato.adapt.fit import FittedBasis
 from ostinato.adapt.learner import Prior, names_hash
 from ostinato.adapt.prior import Population, flat_prior
-from ostinato.adapt.safety import Corner, DialReach, drawn_corners, most_moved, single_corners, without_dials
+from ostinato.adapt.safety import (
+    Corner,
+    DialReach,
+    drawn_corners,
+    joint_corners,
+    joint_signs,
+    most_moved,
+    single_corners,
+    without_dials,
+)
+from ostinato.adapt.styles import StyleApprovals, approval, styles_of
 from ostinato.app.dials import BasisCheck, most_moved_people, shared_prior
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
+from ostinato.core.notices import Alarm
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.launch.commands.adapt import check, fit
@@ -26,7 +38,9 @@ from ostinato.testing.tiny import tiny_model
 LETTERS = [*range(32, 58), *range(64, 90)]  # tokens of the tiny model's alphabet, which begins with "!"
 OTHERS = list(range(128, 180))
 FUNCTION = {"entry": "s.py:f", "reference": "def f(a): return a", "draw": "def draw(r): return 1, 2"}
+AT_LEAST_TEN = r"^(?=([\s\S]*?[a-zA-Z]){10})"
 AT_MOST_NINE = r"^(?!([\s\S]*?[a-zA-Z]){10})"
+ALONE = "adapt.safety.together=false"
 
 
 def directions(*groups):
@@ -35,17 +49,23 @@ def directions(*groups):
     return tokens_M, np.stack([np.isin(tokens_M, group).astype(np.float32) for group in groups])
 
 
-async def a_run(tmp_path, names, groups, *, count=40, more=(), hopeless=0):
-    """A run whose live version has a planted basis, and a suite that forbids many letters; the first `hopeless` tasks forbid everything."""
+async def a_run(tmp_path, names, groups, *, count=40, more=(), hopeless=0, wordy=0):
+    """A run whose live version has a planted basis, and a suite that forbids many letters; the first `hopeless` tasks forbid everything,
+    and the last `wordy` ask for many letters.
+    """
     tiny_model(tmp_path / "model")
+
+    def pattern(number):
+        return "(?!)" if number < hopeless else AT_LEAST_TEN if number >= count - wordy else AT_MOST_NINE
+
     rows = [
         {
             "id": f"t{number}",
-            "family": "hopeless" if number < hopeless else "letters",
+            "family": "hopeless" if number < hopeless else "wordy" if number >= count - wordy else "letters",
             "split": "held_out",
             "tokens": 24,
             "messages": [{"role": "user", "content": str(number)}],
-            "grading": {"grader": "pattern", "data": {"pattern": "(?!)" if number < hopeless else AT_MOST_NINE}},
+            "grading": {"grader": "pattern", "data": {"pattern": pattern(number)}},
         }
         for number in range(count)
     ]
@@ -78,7 +98,8 @@ async def bases(config):
 
 
 async def test_the_dial_that_makes_violations_likelier_is_dropped_and_no_other(tmp_path):
-    config, planted = await a_run(tmp_path, ("letters", "others"), (LETTERS, OTHERS), more=["adapt.safety.margin=0.2"])
+    few = ["adapt.safety.margin=0.2", ALONE]
+    config, planted = await a_run(tmp_path, ("letters", "others"), (LETTERS, OTHERS), more=few)
     said = io.StringIO()
     assert not await check(config, seed=1, console=Console(file=said, width=140))
     first, second = await bases(config)
@@ -152,9 +173,8 @@ async def test_a_harmless_basis_passes_and_stays_and_real_people_are_tried_witho
 
 async def test_dials_that_violate_only_together_are_found_by_the_people_who_have_both_and_one_is_dropped(tmp_path):
     halves = (LETTERS[:30], LETTERS[30:])
-    config, planted = await a_run(
-        tmp_path, ("more", "fewer"), halves, more=["adapt.safety.margin=0.6", "adapt.safety.drawn=0"]
-    )
+    few = ["adapt.safety.margin=0.6", "adapt.safety.drawn=0", ALONE]
+    config, planted = await a_run(tmp_path, ("more", "fewer"), halves, more=few)
     steered = Steered(basis=planted.hash, dials=(1.5, 1.5), cap=0.1, budget=3.0, tokens=9, kl=0.9, features=(0.1, 0.1))
     with open_run(config) as run:
         await run.log.append(replace(a_turn("t:0"), steered=steered))
@@ -165,15 +185,61 @@ async def test_dials_that_violate_only_together_are_found_by_the_people_who_have
     assert (await bases(config))[-1].names == ("fewer",)
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["together", "alone"])
+async def test_dials_that_violate_only_together_are_found_without_people_if_they_are_tried_together(tmp_path, together):
+    halves, limits = (LETTERS[:30], LETTERS[30:]), ["adapt.safety.margin=0.6", "adapt.safety.drawn=0"]
+    more = [*limits, f"adapt.safety.together={str(together).lower()}"]
+    config, _ = await a_run(tmp_path, ("more", "fewer"), halves, more=more)
+    said = io.StringIO()
+    await check(config, seed=1, console=Console(file=said, width=140))
+    assert len((await bases(config))[-1].names) == (1 if together else 2)
+    assert ("dropped: " in said.getvalue()) is together
+
+
+async def test_a_rise_in_one_family_is_found_though_another_falls_as_far(tmp_path):
+    few = ["adapt.safety.margin=0.2", "adapt.safety.drawn=0"]
+    config, _ = await a_run(tmp_path, ("letters",), (LETTERS,), count=48, wordy=24, more=few)
+    said = io.StringIO()
+    assert not await check(config, seed=1, console=Console(file=said, width=200))
+    (up,) = [line for line in said.getvalue().splitlines() if line.startswith("│ letters up")]
+    assert "unsafe: more violations in letters" in up
+    assert "dropped: letters;" in said.getvalue()
+
+
+async def test_an_unsafe_style_is_approved_no_longer_and_a_safe_one_is_not_touched(tmp_path, monkeypatch):
+    with_losses(monkeypatch, RUDE)
+    few = ["adapt.safety.margin=0.2", "adapt.safety.drawn=0", f"adapt.styles.prompts.rude='{RUDE}'"]
+    config, planted = await a_run(
+        tmp_path, ("others",), (OTHERS,), more=[*few, "adapt.styles.prompts.concise='Be brief.'"]
+    )
+    rude, concise = styles_of(config.adapt)
+    with open_run(config) as run:
+        live = await run.follower.resolve("live")
+        await run.log.append(*(approval(style, live, passed=True, why="", at=1.0) for style in (rude, concise)))
+    said, approvals = io.StringIO(), StyleApprovals(0)
+    assert not await check(config, seed=1, console=Console(file=said, width=200))
+    assert "unsafe styles, dealt to nobody: rude\n" in said.getvalue()
+    assert await bases(config) == [planted]
+    with open_run(config) as run:
+        rows = [row async for _, row in run.log.read(0, {Alarm}) if isinstance(row, Alarm)]
+    for row in rows:
+        approvals.take(row)
+    assert [approvals.holds(style.arm, live) for style in (rude, concise)] == [False, True]
+    assert rows[-1].reason.startswith("40 prompts of")
+
+
 async def test_what_too_few_prompts_cannot_show_is_named_with_the_number_that_they_need(tmp_path):
     few = ["adapt.safety.margin=0.01", "adapt.safety.drawn=0"]
     config, planted = await a_run(tmp_path, ("others",), (OTHERS,), count=12, more=few)
     said = io.StringIO()
-    assert not await check(config, seed=1, console=Console(file=said, width=200))
+    assert not await check(config, seed=1, console=Console(file=said, width=400))
     assert await bases(config) == [planted]
     (line,) = [line for line in said.getvalue().splitlines() if "kept: " in line]
     assert "others up, others down" in line
-    assert int(line.split("adapt.safety.suite ")[1].split()[0]) > 100
+    needed = int(line.split("adapt.safety.suite ")[1].split()[0])
+    assert needed > 100
+    assert f"({3 * needed} answers in all)" in line, "at zero and in two corners"
+    assert line.endswith(f"adapt.safety.draws = {-(-needed // 12)} at least")
 
 
 async def test_what_cannot_be_tried_is_refused_with_the_remedy(tmp_path):
@@ -213,6 +279,32 @@ def test_corners_go_as_far_as_the_cap_lets_people_go_and_drawn_people_are_those_
     assert max(within) <= 0.1 * 20 * (1 + 1e-5)
     still = DialReach.of(np.zeros((5, 2)), [0] * 5, 0.1, 0.05)
     assert single_corners(basis, still)[0].dials == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("dials", range(2, 17))
+def test_any_two_dials_go_all_four_ways_together_and_no_combination_comes_twice(dials):
+    signs = joint_signs(dials)
+    assert len(signs) == len(np.unique(signs, axis=0)) == {2: 4, 3: 8, 4: 16}.get(dials, 16 if dials <= 8 else 32)
+    for one in range(dials):
+        for other in range(one):
+            assert len(np.unique(signs[:, [one, other]], axis=0)) == 4
+    assert joint_signs(1).shape == (0, 1)
+
+
+def test_all_dials_together_keep_their_proportions_and_the_cap():
+    rng = np.random.default_rng(0)
+    basis = Basis(("a", "b"), *directions(LETTERS, OTHERS), "w")
+    reach = DialReach.of(rng.normal(size=(4000, 2)) * (2.0, 1.0), [20] * 4000, 0.1, 0.05)
+    far_a, far_b = (single_corners(basis, reach)[number].dials[number // 2] for number in (0, 2))
+    corners = joint_corners(basis, reach)
+    assert [corner.name for corner in corners] == ["+a +b", "+a -b", "-a +b", "-a -b"]
+    for corner in corners:
+        assert abs(corner.dials[0] / corner.dials[1]) == pytest.approx(far_a / far_b, rel=1e-5)
+        z = np.array(corner.dials)
+        assert z @ reach.fisher_KK @ z / 2 == pytest.approx(0.1 * 20, rel=1e-5)
+    still = DialReach.of(np.array([[1.0, 0.0]] * 5), [20] * 5, 0.1, 0.05)
+    assert [corner.dials[1] for corner in joint_corners(basis, still)] == [2.0, -2.0, 2.0, -2.0]
+    assert joint_corners(without_dials(basis, ["a"]), reach.only([1])) == []
 
 
 def test_a_basis_without_a_dial_is_another_basis_and_without_all_of_them_one_that_moves_nothing():

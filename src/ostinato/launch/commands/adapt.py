@@ -20,7 +20,7 @@ from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, Safety, check_live, check_styles, fit_live
+from ostinato.app.dials import Safety, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
@@ -33,6 +33,7 @@ from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesV
 from ostinato.launch.commands.log import check_tenant, existing
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
+from ostinato.launch.views.dial_check import show_check, where_unsafe
 from ostinato.launch.views.screen import ago, counting_bars, plain, say
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.release.auto.estimating import style_effects
@@ -43,7 +44,6 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
-_FULL = 0.9  # a family's share of violations from which on a rise can hardly show
 
 
 async def fit(
@@ -67,7 +67,7 @@ async def fit(
         if config.adapt.safety.suite:
             with counting_bars() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
-            _show(checked, config.adapt.safety.margin, console)
+            show_check(checked, config.adapt.safety, console)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
             basis = checked.kept if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
@@ -85,48 +85,25 @@ async def _live_names(run: Run) -> tuple[str, ...] | None:
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis, and write it again without the dials that failed. True if every corner was shown to be safe.
+    """Try the live version's basis and the styles, and write the basis again without the dials that failed, and that styles which failed
+    are not approved. True if every corner and style was shown to be safe.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
     existing(config)
     with open_run(config) as run:
         with counting_bars() as told:
-            found = await check_live(run, None, seed=seed, on_progress=told)
-        _show(found, config.adapt.safety.margin, console)
+            found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
+        show_check(found, config.adapt.safety, console)
+        for each in found.styles:
+            if each.style is not None and each.found is Safety.UNSAFE and found.policy is not None:
+                why = f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {where_unsafe(each)} with {found.policy}"
+                now, shared = wall_clock(), not config.run.tenant
+                await run.log.append(approval(each.style, found.policy, passed=False, why=why, at=now, shared=shared))
         if found.dropped:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
             say(console, f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}")
     return found.safe
-
-
-def _show(found: BasisCheck, margin: float, console: Console) -> None:
-    """Print what was shown of each corner, and what became of the dials."""
-    table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "found")
-    for each in found.corners:
-        table.add_row(
-            each.corner.name,
-            f"{100 * each.rise:+.1f} pp",
-            f"{100 * each.lower:+.1f} to {100 * each.upper:+.1f}",
-            str(each.prompts),
-            str(each.needed),
-            each.found.value,
-        )
-    console.print(table)
-    say(console, f"the base model: {found.base:.1%} violations; margin {100 * margin:g} pp")
-    if len(found.families) > 1:
-        told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
-        say(console, f"the base model's by family: {told}")
-    if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
-        names = ", ".join(full)
-        say(console, f"in {names} the base model itself violates nearly always, so a rise can hardly show there")
-    if found.dropped:
-        left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
-        say(console, f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}")
-    if unknown := [each.corner.name for each in found.corners if each.found is Safety.OPEN]:
-        needed = max(each.needed for each in found.corners if each.found is Safety.OPEN)
-        remedy = f"Give adapt.safety.suite {needed} prompts, or widen adapt.safety.margin"
-        say(console, f"not shown to be safe, and kept: {', '.join(unknown)}. {remedy}")
 
 
 async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
