@@ -72,7 +72,7 @@ class Answers:
 
 def chance(easy: NDArray[np.bool_], right: NDArray[np.bool_]) -> Floats:
     """That an answer is liked."""
-    return np.where(easy, 0.75, 0.05) + 0.2 * right
+    return np.where(easy, 0.75, 0.05).astype(np.float64) + 0.2 * right
 
 
 def answers(trainer: PolicyTrainer, world: PromptWorld, number: int, *, grouped: bool, stale: float = 0.0) -> Answers:

@@ -10,7 +10,8 @@ early values that promise more than they keep is rewarded for it until the regre
 A false alarm of either kind is meant to come in at most one of a hundred weeks of a tenant: an alarm is raised from the state of every
 fourth hour alone, at a level of 0.01 / 42 a look (Bonferroni, so that it does not matter how the looks hang together). People are few, and
 some come more often, so errors are those of clusters, each residual scaled for its share of the mean that it is measured from, and bounds
-are Student's (Bell and McCaffrey, 2002, Survey Methodology 28; Imbens and Kolesar, 2016, Rev. Econ. Stat. 98).
+are Student's, with the freedom that is left where people differ (Bell and McCaffrey, 2002, Survey Methodology 28; Imbens and Kolesar, 2016,
+Rev. Econ. Stat. 98).
 
 A fold: the rows alone decide. A tenant's link is learned from its own people alone, since another's feedback is not to be trusted with it.
 Pure.
@@ -108,7 +109,7 @@ class SurrogateQuality:
     `correlation`: of prediction and truth; None if all truths are equal. `error`: the standard error of its Fisher transform, people as
     clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error, at
     least a thousandth of the truths' standard deviation; both None with fewer than 20 people on a side. `freedom` and `gap_freedom`: the
-    degrees of freedom of these errors, one less than the people would be that come equally often and tell as much.
+    degrees of freedom of these errors: one less than the people, and fewer where some come more often.
 
     Example: ``SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02)``
     """
@@ -448,7 +449,7 @@ def _quality(rows: Sequence[TruthPair]) -> SurrogateQuality:
     people = {person: i for i, person in enumerate(dict.fromkeys(row.person for row in rows))}
     owner_R = np.array([people[row.person] for row in rows])
     predicted_R, truth_R = np.array([row.predicted for row in rows]), np.array([row.truth for row in rows])
-    correlation, error = _correlation(predicted_R, truth_R, owner_R)
+    correlation, error, freedom = _correlation(predicted_R, truth_R, owner_R)
     control_R, gap, gap_error, gap_freedom = np.array([row.control for row in rows]), None, None, MANY
     live, control = (_clustered((predicted_R - truth_R)[side_R], owner_R[side_R]) for side_R in (~control_R, control_R))
     if min(live.people, control.people) >= LEAST_PEOPLE:
@@ -466,7 +467,7 @@ def _quality(rows: Sequence[TruthPair]) -> SurrogateQuality:
         error=error,
         gap=gap,
         gap_error=gap_error,
-        freedom=_freedom(np.bincount(owner_R) / len(rows)),
+        freedom=freedom,
         gap_freedom=gap_freedom,
     )
 
@@ -480,9 +481,19 @@ class _Side(NamedTuple):
     people: int
 
 
-def _freedom(share_P: Floats) -> float:
-    """One less than the number of people whose equal shares would have the same sum of squares; at least 1."""
-    return max(1.0, 1.0 / float((share_P**2).sum()) - 1.0)
+def _freedom(values_R: Floats, owner_R: NDArray[np.int64]) -> float:
+    """Degrees of freedom of the clustered variance of the mean of these values, whose mean is 0; at least 1.
+
+    One less than Satterthwaite's number of people, where a person adds to the variance by what rows, and people, are seen to differ.
+    """
+    count_P = np.bincount(owner_R)
+    rows, square = len(values_R), float((values_R**2).mean())
+    pairs = float((count_P.astype(np.float64) ** 2).sum()) - rows
+    sums_P = np.bincount(owner_R, weights=values_R)
+    between = max(0.0, (float((sums_P**2).sum()) - rows * square) / pairs) if pairs else 0.0
+    between = min(square, between)
+    parts_P = count_P * (square - between) + count_P.astype(np.float64) ** 2 * between
+    return max(1.0, float(parts_P.sum() ** 2 / (parts_P**2).sum()) - 1.0) if square else 1.0
 
 
 def _clustered(values_R: Floats, owner_R: NDArray[np.int64]) -> _Side:
@@ -492,18 +503,22 @@ def _clustered(values_R: Floats, owner_R: NDArray[np.int64]) -> _Side:
     share_P = np.bincount(owner_R)[people] / len(values_R)
     sums_P = np.bincount(owner_R, weights=values_R - mean)[people]
     # a person's residuals are too small by their own part in the mean
-    variance = float((sums_P**2 / (1.0 - share_P)).sum()) / len(values_R) ** 2
-    return _Side(mean, variance, _freedom(share_P), len(people))
+    clustered = float((sums_P**2 / (1.0 - share_P)).sum()) / len(values_R) ** 2
+    # few people may seem to differ less than turns of strangers would, which is chance (Angrist and Pischke, 2009, section 8.2)
+    variance = max(clustered, float(values_R.var()) / (len(values_R) - 1))
+    return _Side(mean, variance, _freedom(values_R - mean, owner_R), len(people))
 
 
-def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float | None, float]:
-    """The correlation, 0 for predictions that are all equal and None for such truths, and its error by leaving out each person."""
+def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float | None, float, float]:
+    """The correlation, 0 for predictions that are all equal and None for such truths; its error by leaving out each person; and that
+    error's degrees of freedom.
+    """
     p_R, t_R = predicted_R - predicted_R.mean(), truth_R - truth_R.mean()
     columns = (np.ones(len(p_R)), p_R, t_R, p_R * p_R, t_R * t_R, p_R * t_R)
     by_person_CP = np.stack([np.bincount(owner_R, weights=column) for column in columns])
     total_C = by_person_CP.sum(axis=1)
     if not t_R.any():
-        return None, 0.0
+        return None, 0.0, MANY
 
     def z(sums: Floats) -> Floats:
         n, p, t, pp, tt, pt = sums
@@ -515,4 +530,7 @@ def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64
     without_P = z(total_C[:, None] - by_person_CP)
     count = len(without_P)
     error = math.sqrt((count - 1) / count * float(((without_P - without_P.mean()) ** 2).sum()))
-    return float(np.tanh(z(total_C))), error
+    correlation = float(np.tanh(z(total_C)))
+    scaled_p_R, scaled_t_R = p_R / (p_R.std() or 1.0), t_R / t_R.std()
+    influence_R = scaled_p_R * scaled_t_R - correlation * (scaled_p_R**2 + scaled_t_R**2) / 2.0
+    return correlation, error, _freedom(influence_R - influence_R.mean(), owner_R)

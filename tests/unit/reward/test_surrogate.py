@@ -523,7 +523,7 @@ def a_window(rng, people, control, activity, own, gap):
     ("world", "windows", "least", "most"),
     [
         ((200, 35, 1.3, 1.0, 0.0), 600, 0, 1),  # by four plain standard errors it is three
-        ((120, 30, 0.7, 0.3, 0.6), 100, 90, 100),
+        ((120, 30, 0.3, 0.3, 0.6), 100, 90, 100),
     ],
 )
 def test_an_even_world_raises_no_alarm_about_a_gap_and_an_uneven_one_does(world, windows, least, most):
