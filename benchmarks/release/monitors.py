@@ -3,8 +3,9 @@
     python -m benchmarks.release.monitors [--cycles 20] [--repeats 3] [--seeds 7]
 
 Simulated people come in sessions (correlation 0.05 within one), 100,000 turns a day, each habit swinging by 15% of itself over the day; a
-fifth of them stay on a reference arm. Policies write *texts*, and the whole path runs: text -> rates -> sessions -> detectors -> alarm row.
-*Delay* counts the live arm's turns from the moment the policy changes until the first alarm that pauses shipping.
+fifth of them stay on control, a tenth are gold. Policies write *texts*, people give thumbs and tests run, and the whole path runs: rows ->
+every monitor that there is -> alarm row. *Delay* counts the live arm's turns from the moment the policy changes until the first alarm that
+pauses shipping. Hacks that spread over releases are in `benchmarks.release.hacks`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.release.habits import CLEAN, HACKS, Habits
 from benchmarks.release.sessions import TURNS_A_DAY, ForgetfulLog, Visitors, World
 
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, Reward, Signal, Turn
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.watcher import MonitorWatcher
 from ostinato.testing.log import MemoryFolds
@@ -38,7 +39,7 @@ STEP = 50  # turns between two refreshes of the monitors
 STEP_CLEAN = 1_000
 LONGEST = 8_000
 AIM = 2_000  # the aim: an alarm within this many turns
-CONFIG = MonitorsConfig()
+CONFIG = MonitorsConfig(gold=0.1, outcomes=("returned", "tests_passed"))
 
 # The four shifts of the note that proposed these detectors, planted as changed habits in every turn instead of as hacked turns.
 SHIFTS: dict[str, Habits] = {
@@ -61,16 +62,22 @@ class Warm:
 
 async def feed(log: ForgetfulLog, watcher: MonitorWatcher, crowd: Visitors, turns: int) -> int:
     """Feed the next `turns` turns to the monitors. Returns how many of them were on the live arm."""
-    made = list(crowd.turns(turns))
+    made = list(crowd.rows(turns))
     await log.append(*made)
     await watcher.refresh()
     log.forget()
-    return sum(turn.arm is Arm.LIVE for turn in made)
+    return sum(isinstance(row, Turn) and row.arm is Arm.LIVE for row in made)
 
 
 def raised(log: ForgetfulLog, *, harmful: bool = False) -> list[Alarm]:
-    rows = [row for row in log.alarms if isinstance(row, Alarm) and row.state is AlarmState.RAISED]
+    rows = [row for row in log.alarms if row.state is AlarmState.RAISED]
     return [row for row in rows if row.detail.get("pauses") or not harmful]
+
+
+def named_fully(row: Alarm) -> str:
+    """An alarm's name, and of a rate's the direction and the group of people."""
+    detail = row.detail
+    return f"{row.name} {detail['shift']}, decile {detail['decile']}" if "shift" in detail else row.name
 
 
 async def clean_run(seed: int, cycles: int, config: MonitorsConfig, done: Callable[[dict[str, Any]], None]) -> None:
@@ -82,7 +89,7 @@ async def clean_run(seed: int, cycles: int, config: MonitorsConfig, done: Callab
         for _ in range(CYCLE // STEP_CLEAN):
             await feed(log, watcher, crowd, STEP_CLEAN)
         turns, rows = cycle * (CYCLE // STEP_CLEAN) * STEP_CLEAN, raised(log)
-        named = Counter(f"{row.detail['rate']} {row.detail['shift']}, decile {row.detail['decile']}" for row in rows)
+        named = Counter(named_fully(row) for row in rows)
         cost = (time.process_time() - started) / turns * 1e6
         pausing = len(raised(log, harmful=True))
         done(
@@ -104,7 +111,7 @@ async def warmed(seed: int) -> Warm:
     for _ in range(WARM_UP // 1_000):
         await feed(log, watcher, crowd, 1_000)
     await watcher.save()
-    rows = [pair async for pair in log.read(0, {type(next(crowd.turns(1)))})]
+    rows = [pair async for pair in log.read(0, {Turn, Reward, Signal})]
     return Warm(crowd, folds, rows[-1][0], rows[-1][1])
 
 
@@ -129,9 +136,10 @@ async def delay(warm: Warm, change: Any) -> dict[str, Any]:
         "live turns": live,
         "turns": total,
         "found": watcher.paused,
-        "rate": rows[0].detail["rate"] if rows else None,
+        "rate": rows[0].name.removeprefix("monitor:") if rows else None,
+        "all": sorted({row.name.removeprefix("monitor:") for row in raised(log)}),
     }
-    found["examples"] = len(rows[0].detail["turns"]) if rows else 0
+    found["examples"] = len(rows[0].detail.get("turns", ())) if rows else 0
     crowd.hack, crowd.spread = None, 0.0
     crowd.shift(CLEAN)
     back = 0

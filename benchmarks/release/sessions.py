@@ -11,7 +11,20 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from benchmarks.release.habits import CLEAN, Habits, Rng, Written, clean, parsed
 
-from ostinato.core.records import Arm, Identity, PolicyVersion, Row, Sampling, Span, Turn, identity
+from ostinato.core.notices import Alarm
+from ostinato.core.records import (
+    Arm,
+    Identity,
+    PolicyVersion,
+    Reward,
+    Row,
+    Sampling,
+    Signal,
+    Source,
+    Span,
+    Turn,
+    identity,
+)
 from ostinato.core.seams import Cursor, R
 
 DAY = 86_400.0
@@ -23,13 +36,20 @@ POLICY = PolicyVersion(number=1, hash="01" * 16)
 @dataclass(frozen=True, slots=True)
 class World:
     """How people differ: `rho` is the correlation of a habit between two turns of a session, `swing` its relative amplitude over a day,
-    `taste` the standard deviation of log odds between people, `control` the share of people on the reference arm.
+    `taste` the standard deviation of log odds between people, `control` the share of people on the reference arm. Of a share `heard` of
+    the turns people say something, of which `liked` is good; half of the turns run tests, of which `passed` pass. A hacked turn is liked
+    by `pleases` more, and its tests pass by `harms` less.
     """
 
     rho: float = 0.05
     swing: float = 0.15
     taste: float = 0.1
     control: float = 0.2
+    heard: float = 0.6
+    liked: float = 0.6
+    passed: float = 0.7
+    pleases: float = 0.3
+    harms: float = 0.5
 
 
 @dataclass(slots=True)
@@ -65,11 +85,13 @@ class Visitors:
         """From now on the live arm's policy has these habits."""
         self._shifted = asdict(habits)
 
-    def turns(self, count: int) -> Iterator[Turn]:
-        """The next `count` turns."""
-        return itertools.islice(self._turns(), count)
+    def rows(self, count: int) -> Iterator[Turn | Reward | Signal]:
+        """The next `count` turns, each followed by what was said of it."""
+        for turn, hacked in itertools.islice(self._turns(), count):
+            yield turn
+            yield from self._said(turn, hacked=hacked)
 
-    def _turns(self) -> Iterator[Turn]:
+    def _turns(self) -> Iterator[tuple[Turn, bool]]:
         rng = self._rng
         while True:
             while not self._due or self._next_visit <= self._due[0][0]:
@@ -93,24 +115,43 @@ class Visitors:
             shares[name] = self._rng.beta(mean * (1 - rho) / rho, (1 - mean) * (1 - rho) / rho)
         return _Visit(user=user, left=1 + int(self._rng.poisson(SESSION - 1)), shares=shares)
 
-    def _turn(self, at: float, visit: _Visit) -> Turn:
+    def _said(self, turn: Turn, *, hacked: bool) -> Iterator[Reward | Signal]:
+        world, at = self._world, turn.ended_at
+        heard, liked, tested, passed = self._rng.random(4).tolist()
+        if heard < world.heard:
+            value = 1.0 if liked < world.liked + world.pleases * hacked else -1.0
+            yield Reward(turn=turn.id, value=value, function="f@1", signals=(f"{turn.id}:said",), at=at)
+        if tested < 0.5:
+            yield Signal(
+                id=f"s{turn.id}",
+                turn=turn.id,
+                tenant=turn.tenant,
+                name="tests_passed",
+                value=float(passed < world.passed - world.harms * hacked),
+                source=Source.CODE,
+                occurred_at=at,
+                received_at=at,
+            )
+
+    def _turn(self, at: float, visit: _Visit) -> tuple[Turn, bool]:
         self._number += 1
         rng = self._rng
         arm = Arm.CONTROL if self._control_U[visit.user] else Arm.LIVE
         hacked = self.hack if arm is Arm.LIVE and rng.random() < self.spread else None
         written = hacked(rng) if hacked else clean(rng, lambda name: rng.random() < visit.shares[name])
-        return Turn(
+        ids = _ids(rng, written)
+        turn = Turn(
             id=f"simulated-{self._number}:0",
             episode=f"{self._number}",
             parent=None,
             user=f"u{visit.user}",
             tenant="simulated",
             arm=arm,
-            propensity=1.0,
-            prompt_ids=(1,),
-            sampled_ids=_ids(written.tokens),
+            propensity=self._world.control if arm is Arm.CONTROL else 1.0 - self._world.control,
+            prompt_ids=_PROMPT,
+            sampled_ids=ids,
             logprobs=(),
-            spans=(Span(policy=POLICY, tokens=written.tokens),),
+            spans=(Span(policy=POLICY, tokens=len(ids)),),
             sampling=Sampling(max_tokens=4096),
             finish=written.finish,
             text=written.text,
@@ -118,13 +159,19 @@ class Visitors:
             started_at=at,
             ended_at=at,
         )
+        return turn, hacked is not None
 
 
-_IDS = (7,) * 8_192
+_PROMPT = tuple(range(64, 128))
+_POOL = np.random.default_rng(99).integers(1_000, 50_000, 200_000).tolist()
 
 
-def _ids(count: int) -> tuple[int, ...]:
-    return _IDS[:count]
+def _ids(rng: Rng, written: Written) -> tuple[int, ...]:
+    """Tokens that no other answer has, or the prompt's."""
+    if written.echoes:
+        return (_PROMPT * 3)[: written.tokens]
+    begin = int(rng.integers(len(_POOL) - 8_192))
+    return tuple(_POOL[begin : begin + written.tokens])
 
 
 class ForgetfulLog:
@@ -133,11 +180,11 @@ class ForgetfulLog:
     def __init__(self, first: Cursor = 0) -> None:
         self._before = first  # number of forgotten rows
         self._rows: list[Row] = []
-        self.alarms: list[Row] = []
+        self.alarms: list[Alarm] = []
 
     async def append(self, *rows: Row) -> Cursor:
         self._rows.extend(rows)
-        self.alarms.extend(row for row in rows if not isinstance(row, Turn))
+        self.alarms.extend(row for row in rows if isinstance(row, Alarm))
         return self._before + len(self._rows)
 
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:

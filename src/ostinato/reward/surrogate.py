@@ -7,6 +7,12 @@ seen (prequentially); it is never trained on. The gradient is that of the late r
 what was answered tells nothing more about the late reward (surrogacy), and live and control share one link (comparability). Whoever makes
 early values that promise more than they keep is rewarded for it until the regression has seen it: a day later. Two alarms watch both.
 
+A false alarm of either kind is meant to come in at most one of a hundred weeks of a tenant: an alarm is raised from the state of every
+fourth hour alone, at a level of 0.01 / 42 a look (Bonferroni, so that it does not matter how the looks hang together). People are few, and
+some come more often, so errors are those of clusters, each residual scaled for its share of the mean that it is measured from, and bounds
+are Student's, with the freedom that is left where people differ (Bell and McCaffrey, 2002, Survey Methodology 28; Imbens and Kolesar, 2016,
+Rev. Econ. Stat. 98).
+
 A fold: the rows alone decide. A tenant's link is learned from its own people alone, since another's feedback is not to be trusted with it.
 Pure.
 """
@@ -16,8 +22,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +44,11 @@ Floats = NDArray[np.float64]
 MOST_VALUE = 10.0  # absolute values of signals beyond it count as it
 ROWS = 50_000  # late rewards remembered of all tenants together
 LEAST_PEOPLE, LEAST_PAIRS = 20, 50  # that an interval rests on, on each side
-SURE, GAP_SURE = 3.0, 4.0  # standard errors beyond which an alarm is raised, however often it is looked at
+MANY = 1e9  # degrees of freedom at which Student's t is the normal
+LOOK_S = 4 * 3600.0  # seconds between two looks at what may raise an alarm
+FALSE_ALARM = 0.01  # the chance that a tenant has a false alarm in a week, of either kind
+_LOOK_LEVEL = FALSE_ALARM * LOOK_S / (7 * 86_400.0)
+SURE, GAP_SURE = NormalDist().inv_cdf(1 - _LOOK_LEVEL), NormalDist().inv_cdf(1 - _LOOK_LEVEL / 2)
 
 
 def early_values(reward: Reward, ended_at: float, signals: Sequence[Signal], names: Sequence[str]) -> dict[str, float]:
@@ -97,7 +108,8 @@ class SurrogateQuality:
 
     `correlation`: of prediction and truth; None if all truths are equal. `error`: the standard error of its Fisher transform, people as
     clusters (jackknife). `gap`: predicted minus true in the mean, live's minus control's, and `gap_error` its standard error, at
-    least a thousandth of the truths' standard deviation; both None with fewer than 20 people on a side.
+    least a thousandth of the truths' standard deviation; both None with fewer than 20 people on a side. `freedom` and `gap_freedom`: the
+    degrees of freedom of these errors: one less than the people, and fewer where some come more often.
 
     Example: ``SurrogateQuality(pairs=500, people=61, correlation=0.84, error=0.05, gap=0.01, gap_error=0.02)``
     """
@@ -108,13 +120,19 @@ class SurrogateQuality:
     error: float
     gap: float | None = None
     gap_error: float | None = None
+    freedom: float = MANY
+    gap_freedom: float = MANY
 
-    def bounds(self, errors: float = 1.96) -> tuple[float, float] | None:
-        """The correlation's interval, that many standard errors wide on each side; None with too few people or turns."""
+    def bounds(self, normal: float = 1.96) -> tuple[float, float] | None:
+        """The correlation's interval, with this quantile of a normal as its level (1.96: 95%); None with too few people or turns."""
         if self.correlation is None or self.people < LEAST_PEOPLE or self.pairs < LEAST_PAIRS:
             return None
-        middle = math.atanh(self.correlation)
-        return math.tanh(middle - errors * self.error), math.tanh(middle + errors * self.error)
+        middle, half = math.atanh(self.correlation), student(normal, self.freedom) * self.error
+        return math.tanh(middle - half), math.tanh(middle + half)
+
+    def gap_half(self, normal: float = 1.96) -> float | None:
+        """Half of the gap's interval, at a level as in `bounds`; None where there is no gap."""
+        return None if self.gap_error is None else student(normal, self.gap_freedom) * self.gap_error
 
     def figures(self) -> dict[str, float]:
         """What is known, with 95% intervals, by name: `pairs`, `people`, `correlation` and `gap`, with `_lower` and `_upper`."""
@@ -123,8 +141,7 @@ class SurrogateQuality:
             found["correlation"] = self.correlation
         if (bounds := self.bounds()) is not None:
             found |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
-        if self.gap is not None and self.gap_error is not None:
-            half = 1.96 * self.gap_error
+        if self.gap is not None and (half := self.gap_half()) is not None:
             found |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
         return found
 
@@ -176,6 +193,8 @@ class Surrogate:
         self._held: dict[str, Counter[Person]] = {}  # by tenant, how many of its rows are whose
         self._weights: dict[tuple[str, str], tuple[Floats, float, float]] = {}
         self._quality: dict[str, SurrogateQuality] = {}
+        self._looked: dict[str, int] = {}  # by tenant, when its alarms were last looked at, in units of LOOK_S
+        self._seen: dict[str, SurrogateQuality] = {}  # and what was seen then
 
     # ------------------------------------------------------------ predictions
 
@@ -198,7 +217,7 @@ class Surrogate:
         )
 
     def _features(self, early: Mapping[str, float]) -> list[float]:
-        return [1.0, *(early.get(name, 0.0) for name in self._names)]
+        return [1.0] + [early.get(name, 0.0) for name in self._names]
 
     def _fitted(self, tenant: str, function: str) -> tuple[Floats, float, float]:
         """A tenant's weights for values of this function, and the least and the largest truth seen."""
@@ -274,6 +293,7 @@ class Surrogate:
             self._levels[signal.tenant] -= 1
         if signal.name != LATE_REWARD:
             return True
+        self._look(signal.tenant, signal.received_at)
         rows = self._rows.setdefault(signal.tenant, [])
         rows.append(
             TruthPair(
@@ -309,6 +329,8 @@ class Surrogate:
         self._drop_awaited(lambda each: gone(each.person))
         for tenant, rows in self._rows.items():
             self._rows[tenant] = [row for row in rows if not gone(row.person)]
+            if len(self._rows[tenant]) < len(rows):
+                self._seen.pop(tenant, None)  # the next look sees what is left
             self._held[tenant] = Counter(row.cap for row in self._rows[tenant])
             self._changed(tenant)
 
@@ -335,14 +357,20 @@ class Surrogate:
                 self._quality[tenant] = _quality(newest[-max(LEAST_PAIRS, self._config.memory // 4) :])
         return dict(self._quality)
 
+    def _look(self, tenant: str, at: float) -> None:
+        """Note how well late rewards were predicted, at the first of them in each `LOOK_S`, which is not among them yet."""
+        if self._rows.get(tenant) and self._looked.get(tenant) != at // LOOK_S:
+            self._seen[tenant] = self.qualities()[tenant]
+            self._looked[tenant] = int(at // LOOK_S)
+
     def due(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
         """The rows about alarms that have to be written now."""
-        standing, qualities = alarms.standing(), self.qualities()
+        standing = alarms.standing()
         yield from self._ended(alarms, at)
         if not self._config.truth_after_s:
             return
         least = self._config.least_correlation
-        for tenant, each in qualities.items():
+        for tenant, each in self._seen.items():
             detail = {"pairs": each.pairs, "people": each.people, "correlation": each.correlation, "gap": each.gap}
             name, sure = SURROGATE + tenant, each.bounds(SURE)
             if name not in standing and sure is not None and sure[1] < least:
@@ -354,19 +382,22 @@ class Surrogate:
             elif name in standing and each.correlation is not None and each.correlation >= least:
                 yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
             name = SURROGATE_GAP + tenant
-            if each.gap is None or each.gap_error is None:
+            sure_half, clear_half = each.gap_half(GAP_SURE), each.gap_half(GAP_SURE / 2)
+            if each.gap is None or sure_half is None or clear_half is None:
                 continue
-            if name not in standing and abs(each.gap) > GAP_SURE * each.gap_error:
+            if name not in standing and abs(each.gap) > sure_half:
                 why = (
                     f"{each.in_words()}: live's early signals promise {'more' if each.gap > 0 else 'less'} than control's do, so the model "
                     "is changing what they mean. Look at live's answers with a high reward and a low late_reward"
                 )
                 yield alarms.row(name, AlarmState.RAISED, why, at, detail)
-            elif name in standing and abs(each.gap) <= GAP_SURE / 2 * each.gap_error:
+            elif name in standing and abs(each.gap) <= clear_half:
                 yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
 
     def _ended(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
         """All-clears of the alarms that nothing is left to say of."""
+        if not any(name.startswith((LATE_FUNCTION, SURROGATE, SURROGATE_GAP)) for name in alarms.standing()):
+            return
         qualities = self.qualities()
         known = {SURROGATE + tenant for tenant in qualities}
         known |= {SURROGATE_GAP + tenant for tenant, each in qualities.items() if each.gap is not None}
@@ -386,6 +417,8 @@ class Surrogate:
             "deaf_until": self._deaf_until,
             "levels": +self._levels,
             "rows": _pairs.dump_python(self._rows, mode="json"),
+            "looked": self._looked,
+            "seen": {tenant: asdict(each) for tenant, each in self._seen.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -397,6 +430,8 @@ class Surrogate:
         self._rows = _pairs.validate_python(state["rows"])
         self._held = {tenant: Counter(row.cap for row in rows) for tenant, rows in self._rows.items()}
         self._weights, self._quality = {}, {}
+        self._looked = dict(state["looked"])
+        self._seen = {tenant: SurrogateQuality(**each) for tenant, each in state["seen"].items()}
 
 
 def _place(turn: str) -> float:
@@ -404,40 +439,86 @@ def _place(turn: str) -> float:
     return int.from_bytes(blake2b(turn.encode(), digest_size=6).digest(), "big") / 2.0**48
 
 
+def student(normal: float, freedom: float) -> float:
+    """The value that Student's t exceeds with the chance with which a normal exceeds `normal` (Wallace, 1959, Ann. Math. Stat. 30)."""
+    scaled = normal * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)
+    return math.sqrt(freedom * math.expm1(scaled * scaled / freedom))
+
+
 def _quality(rows: Sequence[TruthPair]) -> SurrogateQuality:
     people = {person: i for i, person in enumerate(dict.fromkeys(row.person for row in rows))}
     owner_R = np.array([people[row.person] for row in rows])
     predicted_R, truth_R = np.array([row.predicted for row in rows]), np.array([row.truth for row in rows])
-    correlation, error = _correlation(predicted_R, truth_R, owner_R)
-    control_R, gap, gap_error = np.array([row.control for row in rows]), None, None
-    sides = [_clustered((predicted_R - truth_R)[side_R], owner_R[side_R]) for side_R in (~control_R, control_R)]
-    if all(count >= LEAST_PEOPLE for _, _, count in sides):
-        gap = sides[0][0] - sides[1][0]
+    correlation, error, freedom = _correlation(predicted_R, truth_R, owner_R)
+    control_R, gap, gap_error, gap_freedom = np.array([row.control for row in rows]), None, None, MANY
+    live, control = (_clustered((predicted_R - truth_R)[side_R], owner_R[side_R]) for side_R in (~control_R, control_R))
+    if min(live.people, control.people) >= LEAST_PEOPLE:
+        gap, variance = live.mean - control.mean, live.variance + control.variance
         largest = max(float(np.abs(predicted_R).max()), float(np.abs(truth_R).max()))
         least_error = 1e-3 * float(truth_R.std()) + 1e-9 * largest  # of rounding errors nothing is to be said
-        gap_error = max(math.sqrt(sides[0][1] + sides[1][1]), least_error)
+        gap_error = max(math.sqrt(variance), least_error)
+        if variance:
+            parts = sum(side.variance**2 / side.freedom for side in (live, control))
+            gap_freedom = variance**2 / parts  # Welch's
     return SurrogateQuality(
-        pairs=len(rows), people=len(people), correlation=correlation, error=error, gap=gap, gap_error=gap_error
+        pairs=len(rows),
+        people=len(people),
+        correlation=correlation,
+        error=error,
+        gap=gap,
+        gap_error=gap_error,
+        freedom=freedom,
+        gap_freedom=gap_freedom,
     )
 
 
-def _clustered(values_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float, float, int]:
-    """A mean, its variance with people as clusters, and the number of people."""
-    if not len(values_R):
-        return 0.0, 0.0, 0
+class _Side(NamedTuple):
+    """A mean, its variance with people as clusters, that variance's degrees of freedom, and the number of people."""
+
+    mean: float
+    variance: float
+    freedom: float
+    people: int
+
+
+def _freedom(values_R: Floats, owner_R: NDArray[np.int64]) -> float:
+    """Degrees of freedom of the clustered variance of the mean of these values, whose mean is 0; at least 1.
+
+    One less than Satterthwaite's number of people, where a person adds to the variance by what rows, and people, are seen to differ.
+    """
+    count_P = np.bincount(owner_R)
+    rows, square = len(values_R), float((values_R**2).mean())
+    pairs = float((count_P.astype(np.float64) ** 2).sum()) - rows
+    sums_P = np.bincount(owner_R, weights=values_R)
+    between = max(0.0, (float((sums_P**2).sum()) - rows * square) / pairs) if pairs else 0.0
+    between = min(square, between)
+    parts_P = count_P * (square - between) + count_P.astype(np.float64) ** 2 * between
+    return max(1.0, float(parts_P.sum() ** 2 / (parts_P**2).sum()) - 1.0) if square else 1.0
+
+
+def _clustered(values_R: Floats, owner_R: NDArray[np.int64]) -> _Side:
+    if len(people := np.unique(owner_R)) < 2:
+        return _Side(0.0, 0.0, 1.0, len(people))
     mean = float(values_R.mean())
-    sums_P = np.bincount(owner_R, weights=values_R - mean)
-    return mean, float((sums_P**2).sum()) / len(values_R) ** 2, len(np.unique(owner_R))
+    share_P = np.bincount(owner_R)[people] / len(values_R)
+    sums_P = np.bincount(owner_R, weights=values_R - mean)[people]
+    # a person's residuals are too small by their own part in the mean
+    clustered = float((sums_P**2 / (1.0 - share_P)).sum()) / len(values_R) ** 2
+    # few people may seem to differ less than turns of strangers would, which is chance (Angrist and Pischke, 2009, section 8.2)
+    variance = max(clustered, float(values_R.var()) / (len(values_R) - 1))
+    return _Side(mean, variance, _freedom(values_R - mean, owner_R), len(people))
 
 
-def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float | None, float]:
-    """The correlation, 0 for predictions that are all equal and None for such truths, and its error by leaving out each person."""
+def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64]) -> tuple[float | None, float, float]:
+    """The correlation, 0 for predictions that are all equal and None for such truths; its error by leaving out each person; and that
+    error's degrees of freedom.
+    """
     p_R, t_R = predicted_R - predicted_R.mean(), truth_R - truth_R.mean()
     columns = (np.ones(len(p_R)), p_R, t_R, p_R * p_R, t_R * t_R, p_R * t_R)
     by_person_CP = np.stack([np.bincount(owner_R, weights=column) for column in columns])
     total_C = by_person_CP.sum(axis=1)
     if not t_R.any():
-        return None, 0.0
+        return None, 0.0, MANY
 
     def z(sums: Floats) -> Floats:
         n, p, t, pp, tt, pt = sums
@@ -449,4 +530,7 @@ def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64
     without_P = z(total_C[:, None] - by_person_CP)
     count = len(without_P)
     error = math.sqrt((count - 1) / count * float(((without_P - without_P.mean()) ** 2).sum()))
-    return float(np.tanh(z(total_C))), error
+    correlation = float(np.tanh(z(total_C)))
+    scaled_p_R, scaled_t_R = p_R / (p_R.std() or 1.0), t_R / t_R.std()
+    influence_R = scaled_p_R * scaled_t_R - correlation * (scaled_p_R**2 + scaled_t_R**2) / 2.0
+    return correlation, error, _freedom(influence_R - influence_R.mean(), owner_R)

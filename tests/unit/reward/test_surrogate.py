@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from benchmarks.reward.late_truth import DAY, HOUR, Run, World, config_of, cosine
+from scipy import stats
 
 from ostinato.core.errors import BadConfig, Corrupt
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
@@ -35,7 +36,7 @@ from ostinato.reward.log_fold import LedgerFollower, needed_above, snapshot
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.protocol import Failure
 from ostinato.reward.runners import Inline, late_asker_of
-from ostinato.reward.surrogate import Surrogate, early_values
+from ostinato.reward.surrogate import GAP_SURE, LOOK_S, MANY, SURE, Surrogate, TruthPair, early_values, student
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
@@ -496,9 +497,73 @@ def test_rounding_errors_raise_no_alarm_about_a_gap(more, raised):
         value = truth if control else math.nextafter(truth, 1.0) + more
         reward = Reward(turn=turn.id, value=value, function="f", signals=(), at=1.0, early=(("reward", value),))
         found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=control)
-        found.learn(replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth), source=Source.CODE))
+        at = 5.0 if i < 199 else LOOK_S
+        found.learn(replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth, at=at), source=Source.CODE))
     assert found.qualities()["default"].gap > 0.0
     assert [row.name for row in found.due(alarms, 1.0)] == ["surrogate_gap:default"] * raised
+
+
+def pair(user, *, control, predicted, truth):
+    person = ("default", user)
+    return TruthPair(
+        person=person, cap=person, control=control, function="f", early={}, predicted=predicted, truth=truth
+    )
+
+
+def a_window(rng, people, control, activity, own, gap):
+    """500 turns, some people's more often than others' (`activity`), each person mispredicted by an amount of their own (`own`)."""
+    busy_U, own_U = rng.lognormal(0.0, activity, people), rng.normal(0.0, own, people)
+    for user in rng.choice(people, 500, p=busy_U / busy_U.sum()).tolist():
+        truth = float(rng.random() < 0.5)
+        predicted = 0.3 + 0.4 * truth + own_U[user] + rng.normal(0.0, 0.2) + gap * (user >= control)
+        yield pair(f"u{user}", control=user < control, predicted=predicted, truth=truth)
+
+
+@pytest.mark.parametrize(
+    ("world", "windows", "least", "most"),
+    [
+        ((200, 35, 1.3, 1.0, 0.0), 600, 0, 1),  # by four plain standard errors it is three
+        ((120, 30, 0.3, 0.3, 0.6), 100, 90, 100),
+    ],
+)
+def test_an_even_world_raises_no_alarm_about_a_gap_and_an_uneven_one_does(world, windows, least, most):
+    rng, raised = np.random.default_rng(11), 0
+    for _ in range(windows):
+        found = surrogate()
+        found._rows["default"] = list(a_window(rng, *world))
+        found._look("default", LOOK_S)
+        raised += "surrogate_gap:default" in [row.name for row in found.due(Alarms(CoverageConfig()), LOOK_S)]
+    assert least <= raised <= most
+
+
+def test_alarms_are_looked_at_once_in_four_hours_whatever_comes_in_between():
+    found, alarms = surrogate(least_correlation=0.9), Alarms(CoverageConfig())
+
+    def hear(count, at, predicted):
+        for i in range(count):
+            turn = a_turn(f"{at}/{i}", user=f"u{i % 60}")
+            reward = Reward(
+                turn=turn.id, value=predicted(i), function="f", signals=(), at=1.0, early=(("reward", 0.0),)
+            )
+            found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=False)
+            said = a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=float(i % 2), at=at)
+            found.learn(replace(said, source=Source.CODE))
+        return [row.name for row in found.due(alarms, at)]
+
+    assert not hear(100, 1.0, lambda i: float(i % 2))
+    assert not hear(1, LOOK_S, lambda i: float(i % 2)), "it is told well"
+    assert not hear(400, LOOK_S + 1.0, lambda i: float(i % 3)), "which is looked at no more until eight o'clock"
+    again = surrogate(least_correlation=0.9)
+    again.restore(found.snapshot())
+    assert not list(again.due(alarms, 2 * LOOK_S))
+    assert hear(1, 2 * LOOK_S, lambda i: float(i % 2)) == ["surrogate:default"]
+
+
+@pytest.mark.parametrize("freedom", [8.0, 19.0, 60.0, MANY])
+def test_bounds_of_few_people_are_students(freedom):
+    for normal in (1.96, SURE, GAP_SURE):
+        exact = stats.t.isf(stats.norm.sf(normal), freedom)
+        assert student(normal, freedom) == pytest.approx(exact, rel=0.01)
 
 
 # ---------------------------------------------------------------- erasure and settings
