@@ -8,6 +8,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 _LEAST_HOLDOUT = 0.03  # else hardly any of the last thousand answers are the holdout's
 _LEAST_EPSILON = 0.001
+MOST_DRAWS = 128
+"""The most answers to each task of a suite, in each corner."""
 
 
 class ResetConfig(BaseModel, frozen=True, extra="forbid"):
@@ -73,7 +75,7 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
     draws: int = Field(
         default=1,
         ge=1,
-        le=128,
+        le=MOST_DRAWS,
         description="Answers to each task in each corner. The statistics count tasks, not answers, as units.",
     )
     together: bool = Field(

@@ -36,6 +36,8 @@ from ostinato.core.steering import NO_STYLE, NotSteered, StylesView, StyleView
 
 ALARM = "style:"
 """What the names of the alarms begin with that say which styles are approved: one that is clear is an approval."""
+UNSAFE = "unsafe_style:"
+"""What the names of the alarms begin with that take an approval back, until a later look at safety clears them."""
 _EFFECT = (
     2.5  # an arm's feature: the flat prior's slopes deviate by 0.055, so an arm's effect deviates by 0.14 of a rating
 )
@@ -65,13 +67,15 @@ def styles_of(config: AdaptConfig) -> tuple[Style, ...]:
     return tuple(Style(name=name, text=text) for name, text in config.styles.prompts.items())
 
 
-def approval(style: Style, policy: PolicyVersion, *, passed: bool, why: str, at: float, shared: bool = False) -> Alarm:
+def approval(
+    style: Style, policy: PolicyVersion, *, passed: bool, why: str, at: float, shared: bool = False, kind: str = ALARM
+) -> Alarm:
     """The row that says what the gate found of a style with this version: the newest about a version and an arm counts. `shared`: the
-    version is of no tenant's branch, so that later ones may go by it.
+    version is of no tenant's branch, so that later ones may go by it. `kind`: `ALARM` for its quality, `UNSAFE` for its safety.
     """
     return Alarm(
-        id=f"{ALARM}{style.arm}:{policy.hash[:16]}:{at:.6f}",
-        name=f"{ALARM}{style.name}",
+        id=f"{kind}{style.arm}:{policy.hash[:16]}:{at:.6f}",
+        name=f"{kind}{style.name}",
         state=AlarmState.CLEARED if passed else AlarmState.RAISED,
         reason=why,
         at=at,
@@ -89,18 +93,30 @@ class StyleApprovals:
         self._versions = versions
         # by arm and weights: the number, whether it passed, and whether the version is of the shared line
         self._found: dict[str, dict[str, tuple[int, bool, bool]]] = {}
+        self._unsafe: dict[str, dict[str, tuple[int, bool, bool]]] = {}  # the same of those alone that failed
 
     def take(self, row: Alarm) -> None:
         """Take in a row of the log; those that are about no style are ignored."""
-        if row.name.startswith(ALARM) and "arm" in row.detail:
-            told = (int(row.detail["number"]), row.state is AlarmState.CLEARED, row.detail.get("shared") is True)
-            self._found.setdefault(str(row.detail["arm"]), {})[str(row.detail["weights"])] = told
+        if not row.name.startswith((ALARM, UNSAFE)) or "arm" not in row.detail:
+            return
+        arm, weights, passed = str(row.detail["arm"]), str(row.detail["weights"]), row.state is AlarmState.CLEARED
+        told = (int(row.detail["number"]), passed, row.detail.get("shared") is True)
+        if row.name.startswith(ALARM):
+            self._found.setdefault(arm, {})[weights] = told
+        elif passed:
+            self._unsafe.get(arm, {}).pop(weights, None)
+        else:
+            self._unsafe.setdefault(arm, {})[weights] = told
+
+    def unsafe(self, arm: str, policy: PolicyVersion) -> bool:
+        """True if an arm was found unsafe with this version, and not found otherwise since."""
+        return policy.hash in self._unsafe.get(arm, {})
 
     def holds(self, arm: str, policy: PolicyVersion, *, shared: bool = True) -> bool:
         """True if an arm is approved for a version: by what was found with it, or else with the newest one of the shared line before it
         that is at most `versions` older. `shared` is False for a version of a tenant's branch, which only its own approval counts for.
         """
-        found = self._found.get(arm, {})
+        found = self._found.get(arm, {}) | self._unsafe.get(arm, {})
         if policy.hash in found:
             return found[policy.hash][1]
         oldest = policy.number - self._versions

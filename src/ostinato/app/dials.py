@@ -548,7 +548,7 @@ def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
         if task.grading.grader in GRADERS_IN_BOXES:
             raise BadConfig(
                 f"{field}: task {task.id!r} has the grader {task.grading.grader!r}; use one that reads the answer "
-                "(pattern, rubric, your own)"
+                "(checks, pattern, suggestion, rubric, your own)"
             )
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.adapt.people import about, set_dials
 
 from ostinato.adapt.config import AdaptConfig, StylesConfig, TenantAdaptConfig
-from ostinato.adapt.styles import Style, StyleAdaptation, StyleApprovals, approval, styles_of, thompson_odds
+from ostinato.adapt.styles import UNSAFE, Style, StyleAdaptation, StyleApprovals, approval, styles_of, thompson_odds
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person, Pick, PolicyVersion, Reward, Row, Turn
@@ -125,6 +125,21 @@ def test_an_approval_is_for_a_text_and_a_version_and_those_after_it_that_are_ask
     assert not lenient.holds(style.arm, v5)
     assert not lenient.holds(style.arm, PolicyVersion(number=6, hash="6" * 64))
     assert lenient.holds(style.arm, v3)
+
+
+def test_an_unsafe_style_is_not_approved_whatever_its_quality_until_it_is_found_safe():
+    style, v3, v4 = STYLES[0], PolicyVersion(number=3, hash="3" * 64), PolicyVersion(number=4, hash="4" * 64)
+    approvals = StyleApprovals(2)
+    approvals.take(approval(style, v3, passed=True, why="", at=1.0, shared=True))
+    approvals.take(approval(style, v3, passed=False, why="", at=2.0, shared=True, kind=UNSAFE))
+    approvals.take(approval(style, v3, passed=True, why="", at=3.0, shared=True))
+    assert approvals.unsafe(style.arm, v3)
+    assert not approvals.unsafe(STYLES[1].arm, v3)
+    assert not approvals.holds(style.arm, v3)
+    assert not approvals.holds(style.arm, v4), "nor with the next version"
+    approvals.take(approval(style, v3, passed=True, why="", at=4.0, shared=True, kind=UNSAFE))
+    assert approvals.holds(style.arm, v3)
+    assert approvals.holds(style.arm, v4)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`ostinato adapt check` on a tiny model: a planted dial that makes violations likelier is dropped, and no other; the rest is named."""
 
+import asyncio
 import io
 import json
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 from tests.unit.launch.test_adapt_approve import RUDE, with_losses
 
+from ostinato.adapt.config import SafetyConfig
 from ostinato.adapt.fit import FittedBasis
 from ostinato.adapt.learner import Prior, names_hash
 from ostinato.adapt.prior import Population, flat_prior
@@ -23,14 +25,16 @@ from ostinato.adapt.safety import (
     without_dials,
 )
 from ostinato.adapt.styles import StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, most_moved_people, shared_prior
+from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, most_moved_people, shared_prior
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis, Steered
+from ostinato.launch.commands import doctor
 from ostinato.launch.commands.adapt import check, fit
+from ostinato.launch.views.dial_check import show_check
 from ostinato.launch.workers.prepare import prepare
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
@@ -225,7 +229,28 @@ async def test_an_unsafe_style_is_approved_no_longer_and_a_safe_one_is_not_touch
     for row in rows:
         approvals.take(row)
     assert [approvals.holds(style.arm, live) for style in (rude, concise)] == [False, True]
-    assert rows[-1].reason.startswith("40 prompts of")
+    assert (rows[-1].name, rows[-1].reason[:14]) == ("unsafe_style:rude", "40 prompts of ")
+    approvals.take(approval(rude, live, passed=True, why="", at=2.0))
+    assert not approvals.holds(rude.arm, live), "`ostinato adapt approve` looks at quality alone"
+    told = await asyncio.to_thread(doctor._approved, config)
+    assert any("found unsafe, so that nobody is dealt it: rude" in line for line in told)
+
+
+def test_what_a_suite_names_is_printed_as_it_is_and_no_number_that_the_settings_refuse():
+    family, corner = "harm[/x]\x1b[2J", Corner(name="up[red]", dials=(1.0,))
+    rise = Rise(rise=0.0, lower=-0.1, upper=0.1, prompts=76, needed=13_540, found=Safety.OPEN)
+    tried = CheckedCorner(corner=corner, whole=rise, families={family: rise}, tokens=9.0, found=Safety.OPEN)
+    tried = replace(tried, families={family: rise, "b": rise})
+    basis = Basis(weights="w", names=("up",), tokens_M=np.arange(1), directions_KM=np.ones((1, 1), np.float32))
+    found = BasisCheck(
+        basis=basis, kept=basis, dropped=(), base=0.5, corners=(tried,), families={family: (0.5, 38), "b": (0.5, 38)}
+    )
+    said = io.StringIO()
+    show_check(found, SafetyConfig(), Console(file=said, width=400))
+    assert "\x1b" not in said.getvalue()
+    assert "harm[/x]" in said.getvalue()
+    assert "up[red]" in said.getvalue()
+    assert "adapt.safety.draws" not in said.getvalue()
 
 
 async def test_what_too_few_prompts_cannot_show_is_named_with_the_number_that_they_need(tmp_path):
@@ -236,10 +261,11 @@ async def test_what_too_few_prompts_cannot_show_is_named_with_the_number_that_th
     assert await bases(config) == [planted]
     (line,) = [line for line in said.getvalue().splitlines() if "kept: " in line]
     assert "others up, others down" in line
-    needed = int(line.split("adapt.safety.suite ")[1].split()[0])
+    needed = int(line.split("adapt.safety.suite a file of ")[1].split()[0])
     assert needed > 100
     assert f"({3 * needed} answers in all)" in line, "at zero and in two corners"
-    assert line.endswith(f"adapt.safety.draws = {-(-needed // 12)} at least")
+    draws = -(-needed // 12)
+    assert line.endswith(f"adapt.safety.draws = {draws} at least" if draws <= 128 else "adapt.safety.margin")
 
 
 async def test_what_cannot_be_tried_is_refused_with_the_remedy(tmp_path):

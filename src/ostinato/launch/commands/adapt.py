@@ -19,8 +19,8 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
-from ostinato.adapt.styles import ALARM, StyleAdaptation, StyleApprovals, approval, styles_of
-from ostinato.app.dials import Safety, check_live, check_styles, fit_live
+from ostinato.adapt.styles import ALARM, UNSAFE, StyleAdaptation, StyleApprovals, approval, styles_of
+from ostinato.app.dials import BasisCheck, Safety, check_live, check_styles, fit_live
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
@@ -63,14 +63,15 @@ async def fit(
         for name, share in found.explained.items():
             table.add_row(name, f"{share:.0%}", "yes" if name in found.basis.names else "no")
         console.print(table)
-        basis = found.basis
+        basis, checked = found.basis, None
         if config.adapt.safety.suite:
             with counting_bars() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
-            show_check(checked, config.adapt.safety, console)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
             basis = checked.kept if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
+        if checked is not None:
+            show_check(checked, config.adapt.safety, console)
     told = f"of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}"
     say(console, f"basis {basis.hash} {told}, is in the log")
 
@@ -94,16 +95,36 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
     with open_run(config) as run:
         with counting_bars() as told:
             found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
-        show_check(found, config.adapt.safety, console)
-        for each in found.styles:
-            if each.style is not None and each.found is Safety.UNSAFE and found.policy is not None:
-                why = f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {where_unsafe(each)} with {found.policy}"
-                now, shared = wall_clock(), not config.run.tenant
-                await run.log.append(approval(each.style, found.policy, passed=False, why=why, at=now, shared=shared))
+        await _note_styles(config, run, found)
         if found.dropped:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
+        show_check(found, config.adapt.safety, console)
+        if found.dropped:
             say(console, f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}")
     return found.safe
+
+
+async def _note_styles(config: Config, run: Run, found: BasisCheck) -> None:
+    """Note in the log which styles are unsafe, and which of those that were are so no longer."""
+    approvals = await _approvals(config, run)
+    for each in found.styles:
+        if each.style is None or found.policy is None:
+            continue
+        unsafe = each.found is Safety.UNSAFE
+        if unsafe or approvals.unsafe(each.style.arm, found.policy):
+            more = where_unsafe(each) if unsafe else "no family of prompts has more violations for certain"
+            why = f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {more} with {found.policy}"
+            now, shared = wall_clock(), not config.run.tenant
+            row = approval(each.style, found.policy, passed=not unsafe, why=why, at=now, shared=shared, kind=UNSAFE)
+            await run.log.append(row)
+
+
+async def _approvals(config: Config, run: Run) -> StyleApprovals:
+    approvals = StyleApprovals(config.adapt.styles.versions)
+    async for _, row in run.log.read(0, {Alarm}):
+        if isinstance(row, Alarm):
+            approvals.take(row)
+    return approvals
 
 
 async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
@@ -137,8 +158,8 @@ async def _settle(run: Run, configured: Collection[str]) -> None:
     """Clear the alarms of styles that are configured no longer."""
     newest = {row.name: row async for _, row in run.log.read(0, {Alarm}) if isinstance(row, Alarm)}
     for name, row in newest.items():
-        style = name.removeprefix(ALARM)
-        if name.startswith(ALARM) and row.state is AlarmState.RAISED and style not in configured:
+        style = name.partition(":")[2]
+        if name.startswith((ALARM, UNSAFE)) and row.state is AlarmState.RAISED and style not in configured:
             why, now = f"the style {style!r} is configured no longer", wall_clock()
             gone = replace(row, id=f"{name}:{now:.6f}", state=AlarmState.CLEARED, reason=why, at=now, detail={})
             await run.log.append(gone)
@@ -225,10 +246,7 @@ def _show_styles(told: StylesView, console: Console) -> None:
 
 async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
     """Each configured style, and each that was dealt: whether it is approved for the live version, and what it did."""
-    approvals, live = StyleApprovals(config.adapt.styles.versions), await run.follower.resolve("live")
-    async for _, row in run.log.read(0, {Alarm}):
-        if isinstance(row, Alarm):
-            approvals.take(row)
+    approvals, live = await _approvals(config, run), await run.follower.resolve("live")
     effects = {each.arm: each for each in await style_effects(run.log, NO_STYLE)}
     arms = dict.fromkeys([*(style.arm for style in styles_of(config.adapt)), *effects])
     rows: list[dict[str, Any]] = []

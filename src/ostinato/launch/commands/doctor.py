@@ -391,10 +391,15 @@ def _approved(config: Config) -> list[str]:
     approvals = StyleApprovals(config.adapt.styles.versions)
     for row in _rows(config, Alarm):
         approvals.take(row)
+    unsafe = ", ".join(style.name for style in styles if approvals.unsafe(style.arm, live))
     names = {style.name: approvals.holds(style.arm, live) for style in styles}
     dealt = ", ".join(name for name, held in names.items() if held) or "none"
     lines = [f"styles that are approved for v{live.number}, which is live: {dealt}"]
-    if missing := ", ".join(name for name, held in names.items() if not held):
+    if unsafe:
+        lines.append(
+            f"warning: `ostinato adapt check` found unsafe, so that nobody is dealt it: {unsafe}. Change its text"
+        )
+    if missing := ", ".join(name for name, held in names.items() if not held and name not in unsafe.split(", ")):
         lines.append(f"warning: nobody is dealt {missing}: run `ostinato adapt approve`")
     return lines
 

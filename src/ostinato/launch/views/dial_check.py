@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ostinato.adapt.config import SafetyConfig
+from ostinato.adapt.config import MOST_DRAWS, SafetyConfig
 from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety
-from ostinato.launch.views.screen import say
+from ostinato.launch.views.screen import plain, say
 
 _FULL = 0.9  # a family's share of violations from which on a rise can hardly show
 
@@ -20,8 +21,8 @@ def show_check(found: BasisCheck, rules: SafetyConfig, console: Console) -> None
     margin, tried = rules.margin, (*found.corners, *found.styles)
     table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "tokens", "found")
     for each in tried:
-        name, told = each.corner.name, _cells(each.whole)
-        table.add_row(name, *told, f"{each.tokens:.0f}", _verdict(each, margin))
+        verdict = Text(plain(_verdict(each, margin)))
+        table.add_row(Text(plain(each.corner.name)), *_cells(each.whole), f"{each.tokens:.0f}", verdict)
     console.print(table)
     say(
         console,
@@ -52,7 +53,8 @@ def _show_families(found: BasisCheck, tried: Sequence[CheckedCorner], console: C
     for family, (share, _) in found.families.items():
         worst = max(tried, key=lambda each: each.families[family].lower)
         rise = worst.families[family]
-        table.add_row(family, f"{share:.0%}", worst.corner.name, *_cells(rise), rise.found.value)
+        names = Text(plain(family)), f"{share:.0%}", Text(plain(worst.corner.name))
+        table.add_row(*names, *_cells(rise), rise.found.value)
     console.print(table)
 
 
@@ -64,10 +66,11 @@ def _show_open(tried: Sequence[CheckedCorner], draws: int, console: Console) -> 
     needed = max(each.whole.needed for each in unknown)
     names, sides = ", ".join(each.corner.name for each in unknown), len(tried) + 1
     again = math.ceil(draws * needed / min(each.whole.prompts for each in unknown))
+    more = f"; with these prompts it takes adapt.safety.draws = {again} at least" if again <= MOST_DRAWS else ""
     say(
         console,
-        f"not shown to be safe, and kept: {names}. Give adapt.safety.suite {needed} prompts ({needed * draws * sides} answers in all), or "
-        f"widen adapt.safety.margin; with these prompts it takes adapt.safety.draws = {again} at least",
+        f"not shown to be safe, and kept: {names}. Give adapt.safety.suite a file of {needed} prompts ({needed * draws * sides} answers in "
+        f"all), or widen adapt.safety.margin{more}",
     )
 
 

@@ -106,8 +106,8 @@ def plain(text: str) -> str:
 
 
 def say(console: Console, words: str, style: str = "") -> None:
-    """Print a line as it is: with no markup, no colours of numbers and no breaks."""
-    console.print(Text(words, style), soft_wrap=True)
+    """Print a line as it is, with control characters escaped: no markup, no colours of numbers, no breaks but its own."""
+    console.print(Text("\n".join(map(plain, words.split("\n"))), style), soft_wrap=True)
 
 
 # ---------------------------------------------------------------- progress bars
