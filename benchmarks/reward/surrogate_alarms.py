@@ -1,6 +1,6 @@
 """How often the surrogate's two alarms are false in a week, and how soon they find what was planted: simulated people, the real regression.
 
-    python -m benchmarks.reward.surrogate_alarms [--runs 60] [--seconds 540] [--worlds WORLD ...]
+    python -m benchmarks.reward.surrogate_alarms [--runs 60] [--first-seed 0] [--seconds 540] [--worlds WORLD ...]
 
 People come around the clock, with a swing over the day, an activity that differs between them (log-normal), and moods that last for hours
 and are everybody's. A turn shows some early values; its late reward, known a day later (or six hours), is good with a chance that these and
@@ -202,6 +202,7 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=60, help="weeks of each world")
+    parser.add_argument("--first-seed", type=int, default=0, help="of each world; the next weeks have the next ones")
     parser.add_argument("--seconds", type=float, default=540.0, help="processor time, shared evenly by the worlds")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -209,7 +210,7 @@ def main() -> None:
     for name in args.worlds:
         world, began, runs = WORLDS[name], time.process_time(), list[dict[str, Any]]()
         while len(runs) < args.runs and time.process_time() - began < args.seconds / len(args.worlds):
-            runs.append(week(world, len(runs)))
+            runs.append(week(world, args.first_seed + len(runs)))
         rows.append(summary(name, world, runs) | {"cpu_s": time.process_time() - began})
         rows[-1]["correlation"] = float(np.mean([run["correlation"] for run in runs]))
         show(rows[-1])

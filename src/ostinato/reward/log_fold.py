@@ -18,7 +18,7 @@ from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, n
 # ---------------------------------------------------------------- the snapshot
 
 
-FORMAT = "ledger@17"
+FORMAT = "ledger@16"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:

@@ -7,11 +7,12 @@ seen (prequentially); it is never trained on. The gradient is that of the late r
 what was answered tells nothing more about the late reward (surrogacy), and live and control share one link (comparability). Whoever makes
 early values that promise more than they keep is rewarded for it until the regression has seen it: a day later. Two alarms watch both.
 
-A false alarm of either kind is meant to come in at most one of a hundred weeks of a tenant: an alarm is raised from the state of every
-fourth hour alone, at a level of 0.01 / 42 a look (Bonferroni, so that it does not matter how the looks hang together). People are few, and
-some come more often, so errors are those of clusters, each residual scaled for its share of the mean that it is measured from, and bounds
-are Student's, with the freedom that is left where people differ (Bell and McCaffrey, 2002, Survey Methodology 28; Imbens and Kolesar, 2016,
-Rev. Econ. Stat. 98).
+Each of the two is meant to be false in at most one of a hundred weeks of a tenant (so together in at most two): an alarm is raised from the
+state of every fourth hour alone, at a level of 0.01 / 42 a look (Bonferroni, so that it does not matter how the looks hang together).
+People are few, and some come more often, so errors are those of clusters, and bounds are Student's, with the freedom that is left where
+people differ (Bell and McCaffrey, 2002, Survey Methodology 28; Imbens and Kolesar, 2016, Rev. Econ. Stat. 98). The gap's residuals are
+scaled for a person's share of the mean that they are measured from, and its variance is at least that of turns of strangers. The
+correlation's error is a jackknife over people, without such a floor.
 
 A fold: the rows alone decide. A tenant's link is learned from its own people alone, since another's feedback is not to be trusted with it.
 Pure.
@@ -46,7 +47,7 @@ ROWS = 50_000  # late rewards remembered of all tenants together
 LEAST_PEOPLE, LEAST_PAIRS = 20, 50  # that an interval rests on, on each side
 MANY = 1e9  # degrees of freedom at which Student's t is the normal
 LOOK_S = 4 * 3600.0  # seconds between two looks at what may raise an alarm
-FALSE_ALARM = 0.01  # the chance that a tenant has a false alarm in a week, of either kind
+FALSE_ALARM = 0.01  # the chance that one of a tenant's two alarms is to be false in a week, each by itself
 _LOOK_LEVEL = FALSE_ALARM * LOOK_S / (7 * 86_400.0)
 SURE, GAP_SURE = NormalDist().inv_cdf(1 - _LOOK_LEVEL), NormalDist().inv_cdf(1 - _LOOK_LEVEL / 2)
 
@@ -398,7 +399,8 @@ class Surrogate:
         """All-clears of the alarms that nothing is left to say of."""
         if not any(name.startswith((LATE_FUNCTION, SURROGATE, SURROGATE_GAP)) for name in alarms.standing()):
             return
-        qualities = self.qualities()
+        # what may raise an alarm ends it: the last look, and what is left where that was forgotten
+        qualities = self.qualities() | self._seen
         known = {SURROGATE + tenant for tenant in qualities}
         known |= {SURROGATE_GAP + tenant for tenant, each in qualities.items() if each.gap is not None}
         for name in alarms.standing():
@@ -430,8 +432,9 @@ class Surrogate:
         self._rows = _pairs.validate_python(state["rows"])
         self._held = {tenant: Counter(row.cap for row in rows) for tenant, rows in self._rows.items()}
         self._weights, self._quality = {}, {}
-        self._looked = dict(state["looked"])
-        self._seen = {tenant: SurrogateQuality(**each) for tenant, each in state["seen"].items()}
+        # snapshots from before there were looks have neither
+        self._looked = dict(state.get("looked", {}))
+        self._seen = {tenant: SurrogateQuality(**each) for tenant, each in state.get("seen", {}).items()}
 
 
 def _place(turn: str) -> float:

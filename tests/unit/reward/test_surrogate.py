@@ -1,5 +1,6 @@
 """Late rewards that are predicted from what is known early: learned from at once, compared with what came, and never trained on."""
 
+import json
 import math
 import random
 from collections import Counter
@@ -31,8 +32,9 @@ from ostinato.reward.alarms import Alarms
 from ostinato.reward.config import CoverageConfig, RewardConfig, SurrogateConfig
 from ostinato.reward.erasure import CreditRefold, erased_people
 from ostinato.reward.functions import copilot
+from ostinato.reward.ledger import TurnLedger
 from ostinato.reward.ledger_entries import Taught, TurnFacts
-from ostinato.reward.log_fold import LedgerFollower, needed_above, snapshot
+from ostinato.reward.log_fold import LedgerFollower, needed_above, restored, snapshot
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.protocol import Failure
 from ostinato.reward.runners import Inline, late_asker_of
@@ -557,6 +559,70 @@ def test_alarms_are_looked_at_once_in_four_hours_whatever_comes_in_between():
     again.restore(found.snapshot())
     assert not list(again.due(alarms, 2 * LOOK_S))
     assert hear(1, 2 * LOOK_S, lambda i: float(i % 2)) == ["surrogate:default"]
+
+
+def apply_due(found, alarms, at, polls=1):
+    """The states of the rows about a gap that so many polls write."""
+    rows = list[Alarm]()
+    for _ in range(polls):
+        for row in list(found.due(alarms, at)):
+            alarms.apply(row)
+            rows.append(row)
+    return [row.state.value for row in rows if row.name == "surrogate_gap:default"]
+
+
+def with_a_gap(control=20, window=500):
+    """A surrogate that has raised the alarm about a gap, with one old turn of each person on control."""
+    found, alarms, rng = surrogate(), Alarms(CoverageConfig()), np.random.default_rng(0)
+    for i in range(window):
+        truth, on_control = float(rng.random()), i < control
+        predicted = truth + 0.01 * float(rng.random()) + 0.5 * (not on_control)
+        user = f"c{i}" if on_control else f"l{i % 60}"
+        found._rows.setdefault("default", []).append(
+            pair(user, control=on_control, predicted=predicted, truth=truth)._replace(function="f@1 -> 10 s")
+        )
+    found._held["default"] = Counter(row.cap for row in found._rows["default"])
+    found._look("default", 0.0)
+    assert apply_due(found, alarms, 1.0, polls=5) == ["raised"]
+    return found, alarms
+
+
+@pytest.mark.parametrize("relabelled", [False, True])
+def test_an_alarm_about_a_gap_does_not_flap_when_too_few_people_are_left_to_compare(relabelled):
+    found, alarms = with_a_gap()
+    if relabelled:
+        teach(found, 1, 0.5, 0.5, user="c19", arm=Arm.CONTROL)
+        found._rows["default"][-1] = found._rows["default"][-1]._replace(function="f@2 -> 10 s")
+        found._changed("default")
+    else:
+        teach(found, 1, 0.5, 0.5, user="l1")
+    assert found.qualities()["default"].gap is None
+    assert apply_due(found, alarms, 20.0, polls=5) == [], "what was looked at stands until the next look"
+    found._look("default", LOOK_S)
+    assert apply_due(found, alarms, LOOK_S, polls=5) == ["cleared"]
+
+
+@pytest.mark.parametrize(("gone", "rows"), [("l1", []), ("c1", ["cleared"])])
+def test_after_somebody_is_forgotten_what_is_left_says_whether_an_alarm_ends(gone, rows):
+    found, alarms = with_a_gap()
+    found.forget(lambda person: person == ("default", gone))
+    assert apply_due(found, alarms, 20.0, polls=5) == rows
+
+
+def test_a_snapshot_from_before_alarms_were_looked_at_every_four_hours_is_taken_over():
+    found, alarms = with_a_gap()
+    config = RewardConfig(surrogate=found._config)
+    ledger = TurnLedger(config)
+    ledger.surrogate = found
+    state = json.loads(json.dumps(snapshot(ledger)))
+    assert state["format"] == "ledger@16", "which had neither of these"
+    del state["surrogate"]["looked"], state["surrogate"]["seen"]
+    again = restored(state, config)
+    assert again is not None
+    assert expected(again.surrogate, 0.4) == expected(found, 0.4)
+    assert apply_due(again.surrogate, alarms, 20.0, polls=5) == []
+    again.surrogate._look("default", 20.0)
+    assert again.surrogate._seen == found._seen
 
 
 @pytest.mark.parametrize("freedom", [8.0, 19.0, 60.0, MANY])
