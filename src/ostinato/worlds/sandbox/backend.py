@@ -428,7 +428,7 @@ class Boxes:
         for source in {os.path.realpath(source) for source in spec.mounts.values()} - self._without_sockets:
             await asyncio.to_thread(spec_validation.check_no_socket, source)
             self._without_sockets.add(source)
-        layers = [await self._zygote.layer(layer) for layer in reversed(spec.layers)]
+        layers = [await self._zygote.layer("layers", layer) for layer in reversed(spec.layers)]
         return await self._started(spec, Stack(own=("f",), layers=tuple(f"h{number}" for number in layers)), ())
 
     async def _started(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
@@ -439,7 +439,7 @@ class Boxes:
         flags = protocol.StartFlag.OVERLAY | protocol.StartFlag.OWN_NET
         flags |= protocol.StartFlag.PROC if self._zygote.hello["proc"] else protocol.StartFlag(0)
         flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)
-        binds = [(f"h{await self._zygote.layer(source)}", place) for place, source in spec.mounts.items()]
+        binds = [(f"h{await self._zygote.layer('mounts', source)}", place) for place, source in spec.mounts.items()]
         message = spec_validation.pack_start(
             flags, spec.limits, spec.workdir, stack.lowers, layers=len(stack.layers), mounts=len(mounts), binds=binds
         )
