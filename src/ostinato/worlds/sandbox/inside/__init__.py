@@ -1,3 +1,3 @@
-"""What runs in the sandbox's own processes, by path and on the standard library alone. The host reads the formats that
-`compare` and `groups` share with it.
+"""What runs in the sandbox's own processes, by path and on the standard library alone. The host's side imports from it the format of
+`compare`, the end of the control groups, and what `view` shows.
 """
