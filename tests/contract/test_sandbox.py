@@ -570,6 +570,15 @@ async def test_a_mount_that_is_lost_while_its_start_waits_is_named(kind, instead
         await made.close()
 
 
+@pytest.mark.parametrize("field", ["layers", "mounts"])
+async def test_gvisor_is_not_started_for_a_directory_that_was_lost(field, tmp_path, monkeypatch):
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend.shutil.which", lambda _: "/no/runsc")
+    lost = str(tmp_path / "lost")
+    spec = SandboxSpec(layers=(lost,)) if field == "layers" else SandboxSpec(mounts={"/opt/shown": lost})
+    with pytest.raises(BadRequest, match=f"{field}: .*/lost' is no directory"):
+        await GVisorBoxes()._launch(spec, None)
+
+
 async def test_a_file_in_the_place_of_a_layer_ends_no_box(namespaces, tmp_path):
     """It may take the directory's place after every check, when the keeper opens it."""
     (tmp_path / "layer").write_text("x")
