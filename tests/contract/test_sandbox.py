@@ -16,10 +16,10 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.e2b_server import e2b_server
 from tests.fakes.mounts import mounts_beside
 
-from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, NotFound, SandboxRefused, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.core.seams import Backend, Sandbox
-from ostinato.worlds.sandbox import Boxes
+from ostinato.worlds.sandbox import Boxes, SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 
@@ -341,7 +341,7 @@ async def test_a_program_in_the_way_of_a_fork_is_named(backend, box):
 
 
 async def test_a_fork_waits_for_a_program_that_is_ending(backend, box, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.sandbox.box._FREEZE_TRIES", 6_000)  # a busy machine ends it late
+    monkeypatch.setattr("ostinato.worlds.sandbox.backend._FREEZE_TRIES", 6_000)  # a busy machine ends it late
     if not await forks_or_refuses(backend, box):
         return
     await sh(box, "sleep 0.3 &")
@@ -533,6 +533,61 @@ async def test_mounts_show_directories_of_the_host_read_only(backend, tmp_path):
 async def test_mounts_that_would_hide_something_are_refused(backend, mounts):
     with pytest.raises(BadRequest, match=r"mounts|layers"):
         await backend.start(SandboxSpec(mounts=mounts, limits=SMALL))
+
+
+@pytest.mark.parametrize("shown_before", [False, True])
+@pytest.mark.parametrize("instead", ["nothing", "a file"])
+@pytest.mark.parametrize("kind", [Boxes, GVisorBoxes])
+async def test_a_mount_that_is_lost_while_its_start_waits_is_named(kind, instead, shown_before, tmp_path, monkeypatch):
+    if kind is GVisorBoxes and shutil.which("runsc") is None:
+        pytest.skip("runsc is not installed")
+    made, waiting = kind(SandboxConfig(boxes=1)), asyncio.Event()
+    source = tmp_path / "shown"
+    source.mkdir()
+    tmp_path.chmod(0o755)
+    spec = SandboxSpec(mounts={"/opt/shown": str(source)}, limits=SMALL)
+    try:
+        first = await made.start(spec if shown_before else SandboxSpec(limits=SMALL))
+        start = made._places.start
+
+        async def started(launch, hosts):
+            waiting.set()
+            return await start(launch, hosts)
+
+        monkeypatch.setattr(made._places, "start", started)
+        second = asyncio.create_task(made.start(spec))
+        await waiting.wait()
+        source.rmdir()
+        if instead == "a file":
+            source.write_text("x")
+        await first.stop()
+        with pytest.raises(BadRequest, match=r"mounts: .*/shown' is no directory") as refused:
+            await second
+        assert refused.value.field == "mounts"
+        third = await made.start(SandboxSpec(limits=SMALL))
+        assert (await sh(third, "echo on")).stdout == b"on\n"
+    finally:
+        await made.close()
+
+
+@pytest.mark.parametrize("field", ["layers", "mounts"])
+async def test_gvisor_is_not_started_for_a_directory_that_was_lost(field, tmp_path, monkeypatch):
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend.shutil.which", lambda _: "/no/runsc")
+    lost = str(tmp_path / "lost")
+    spec = SandboxSpec(layers=(lost,)) if field == "layers" else SandboxSpec(mounts={"/opt/shown": lost})
+    with pytest.raises(BadRequest, match=f"{field}: .*/lost' is no directory"):
+        await GVisorBoxes()._launch(spec, None)
+
+
+async def test_a_file_in_the_place_of_a_layer_ends_no_box(namespaces, tmp_path):
+    """It may take the directory's place after every check, when the keeper opens it."""
+    (tmp_path / "layer").write_text("x")
+    box = await namespaces.start(SandboxSpec(limits=SMALL))
+    zygote = namespaces._zygote
+    with pytest.raises(SandboxRefused, match="'open the layer' failed: Not a directory"):
+        await zygote._open_layer(await zygote.opened(), str(tmp_path / "layer"))
+    assert (await sh(box, "echo on")).stdout == b"on\n"
+    assert await zygote.layer("layers", str(tmp_path)) == 0
 
 
 async def gone(box):

@@ -12,8 +12,8 @@ from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Reward
 from ostinato.core.report import ItemScore
 from ostinato.launch.commands.worlds.demo import Plan, worlds_demo_overrides
 from ostinato.reward.accounting import Accounting
-from ostinato.status.observed_run import Observed, Phases, Solved, beside_control, last_word
-from ostinato.status.observed_run import worlds_report as report
+from ostinato.status.observed_run import Observed
+from ostinato.status.worlds_figures import Phases, Solved, beside_control, last_word, worlds_report
 from ostinato.testing.records import a_turn
 from ostinato.worlds.tasks.tasksets import save
 
@@ -51,7 +51,7 @@ def page(seen, asked=(300, 1)):
         {"kind": "group"},
         {"kind": "measured", "split": "held_out", "solved": 30, "of": 120},
     ]
-    return report(seen, V9, PHASES, solved, measured=lines, found=BALANCED, asked=asked, seed=0, model="smol")
+    return worlds_report(seen, V9, PHASES, solved, measured=lines, found=BALANCED, asked=asked, seed=0, model="smol")
 
 
 def tried(*more, bar=True):

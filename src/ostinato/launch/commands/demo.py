@@ -35,8 +35,7 @@ from ostinato.launch.workers.release import gateway
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
-from ostinato.status import observed_run as figures
-from ostinato.status.observed_run import Observed, RunObserver
+from ostinato.status import observed_run
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.run_report import RunReport
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
@@ -220,7 +219,7 @@ async def _run(
     url: str,
     log: Log,
 ) -> None:
-    start, observer = wall_clock(), RunObserver(home(config), log)
+    start, observer = wall_clock(), observed_run.RunObserver(home(config), log)
     stats = await traffic(config, scenario, seed, url, minutes, observer, console)
     end = wall_clock()
     with console.status("waiting for the last feedback to mature"):
@@ -246,13 +245,13 @@ async def _run(
         curves=findings.curves,
         suggested=findings.suggested,
         calibration=findings.calibration,
-        releases=figures.marks(seen, start),
-        gates=figures.gates(seen, start),
-        deltas=figures.deltas(seen),
-        pauses=figures.pauses(seen),
+        releases=observed_run.marks(seen, start),
+        gates=observed_run.gates(seen, start),
+        deltas=observed_run.deltas(seen),
+        pauses=observed_run.pauses(seen),
         held_out=findings.held_out,
-        accounting=figures.accounting_rows(found),
-        summary=figures.summary(seen, findings.arms, extra),
+        accounting=observed_run.accounting_rows(found),
+        summary=observed_run.summary(seen, findings.arms, extra),
         notes=findings.notes,
     )
     (out / "report.json").write_text(page.to_json(), encoding="utf-8")
@@ -269,7 +268,7 @@ async def traffic(
     seed: int,
     url: str,
     minutes: float,
-    observer: RunObserver,
+    observer: observed_run.RunObserver,
     console: Console,
 ) -> UserStats:
     """Run the simulated users, and the screen that follows them."""
@@ -291,7 +290,7 @@ async def traffic(
     return working.result()
 
 
-def _panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
+def _panel(seen: observed_run.Observed, head: str, arms: RenderableType) -> RenderableType:
     """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
     parts: list[RenderableType] = [Text(head, "bold"), arms]
     if seen.steps:

@@ -30,9 +30,8 @@ from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paire
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
 from ostinato.launch.views.screen import arms_table
-from ostinato.status import observed_run as figures
+from ostinato.status import observed_run
 from ostinato.status.arms import WINDOWS, acceptance_by_arm
-from ostinato.status.observed_run import Observed, last_third
 from ostinato.status.run_report import (
     CalibratedFamily,
     Calibration,
@@ -139,13 +138,13 @@ class Copilot:
             users = UsersConfig(model=config.model.served_as)
             return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, _unseen)
 
-    def arms(self, seen: Observed, now: float) -> RenderableType:
+    def arms(self, seen: observed_run.Observed, now: float) -> RenderableType:
         """The recent acceptance of each arm."""
         recent = acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
         return arms_table(recent, "simulated users", "last 2 min")
 
     def findings(
-        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+        self, seen: observed_run.Observed, start: float, end: float, scores: HeldOutScores, config: Config
     ) -> ScenarioFindings:
         """Acceptance over time, and the result on the held-out functions."""
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
@@ -155,15 +154,15 @@ class Copilot:
         gain = f"{100 * difference.mean:+.1f} pp, 95% {bounds}, {items} items"
         sides = (("base", scores.base, scores.base_scores), ("final", scores.final, scores.final_scores))
         return ScenarioFindings(
-            curves=figures.curves(seen, start, end),
-            arms=figures.acceptance_rows(seen, start, end),
+            curves=observed_run.curves(seen, start, end),
+            arms=observed_run.acceptance_rows(seen, start, end),
             suite=[("held-out suite, final minus base", gain)],
             notes=(
                 "The users are simulated: programs that run the suggested body against hidden tests, with 5% wrong labels.",
                 "The held-out families are never asked for by users; base and final are measured with fresh seeds.",
             ),
             held_out=tuple(
-                figures.held_out(f"{name} (v{policy.number})", suite_mean(of), items) for name, policy, of in sides
+                observed_run.held_out(f"{name} (v{policy.number})", suite_mean(of), items) for name, policy, of in sides
             ),
         )
 
@@ -175,7 +174,7 @@ def _unseen(_: RequestOutcome) -> None:
 # ---------------------------------------------------------------- tab: suggestions
 
 
-def share_curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
+def share_curves(seen: observed_run.Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
     """(share of requests with a suggestion, share of suggestions accepted) per arm, in equal windows from `start` to `end`.
 
     A window with fewer than two users of an arm has no point, because it does not show how much users differ.
@@ -203,7 +202,7 @@ def _curves(points: dict[Arm, list[CurvePoint]]) -> tuple[Curve, ...]:
     return tuple(Curve(arm=arm.value, points=tuple(line)) for arm, line in points.items())
 
 
-def recent_suggestions(seen: Observed, now: float) -> Table:
+def recent_suggestions(seen: observed_run.Observed, now: float) -> Table:
     """The arms over the last two minutes."""
     recent = seen.between(now - RECENT_S, now + 1.0)
     newest = {turn.arm: turn.oldest for turn, _ in recent}
@@ -223,9 +222,9 @@ def recent_suggestions(seen: Observed, now: float) -> Table:
     return table
 
 
-def arm_summary(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
+def arm_summary(seen: observed_run.Observed, start: float, end: float) -> list[tuple[str, str]]:
     """Both shares per arm over the last third of the run, and live against control: label, value."""
-    last = by_user(last_third(seen, start, end))
+    last = by_user(observed_run.last_third(seen, start, end))
     found: list[tuple[str, str]] = []
     for arm, tallies in sorted(last.items(), key=lambda pair: pair[0] is Arm.CONTROL):
         of = (("suggestions per request", tallies.suggested), ("accept rate", tallies.accepted))
@@ -342,12 +341,12 @@ class Tab:
         users = USERS.model_copy(update={"model": config.model.served_as})
         return await run_users(url, make_typists(lines, users, seed), lines, grade, seconds, seed, users, _unseen)
 
-    def arms(self, seen: Observed, now: float) -> RenderableType:
+    def arms(self, seen: observed_run.Observed, now: float) -> RenderableType:
         """How often something is suggested, and how much of it is accepted."""
         return recent_suggestions(seen, now)
 
     def findings(
-        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+        self, seen: observed_run.Observed, start: float, end: float, scores: HeldOutScores, config: Config
     ) -> ScenarioFindings:
         """Both shares over time, and on the held-out lines where suggestions are made."""
         suggested, accepted = share_curves(seen, start, end)

@@ -212,11 +212,13 @@ class Crew:
     cluster: RayCluster
     say: Event
     workers: list[PlacedWorker] = field(default_factory=list[PlacedWorker])
+    _admin_key: str = ""
     _shown_at: float = 0.0
     _failing: dict[str, str] = field(default_factory=dict[str, str])
     _out_of_reach: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
 
     def __post_init__(self) -> None:
+        self._admin_key = self.place.admin_key()  # once: the gateway goes on with the key that it started with
         self.workers += [self._worker(name, name) for name in WORKERS]
 
     @property
@@ -315,7 +317,7 @@ class Crew:
             command=kind,
             settings=json.dumps(plain(settings), indent=1),
             home=str(own),
-            admin_key=self.place.admin_key() if kind in ("serve", *_ASKING) else "",
+            admin_key=self._admin_key if kind in ("serve", *_ASKING) else "",
             cwd=os.getcwd(),
         )
         return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)

@@ -30,8 +30,6 @@ from ostinato.status.gateway_address import read_address
 
 _T = TypeVar("_T")
 _Amounts = Mapping[str, float]
-_LOOK_S = 1.0
-_START_S = 15.0  # added to `patience_s`, because a node puts files in place and starts a process
 
 # ---------------------------------------------------------------- on the worker's node
 
@@ -451,6 +449,9 @@ class RayCluster:
         return RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
 
 
+_LOOK_S = 1.0
+
+
 class _Asked(Generic[_T]):
     """A query to Ray's head, which may be slow: a thread runs it at most once a second, and all callers share the answer."""
 
@@ -502,6 +503,9 @@ class RayPlace:
     def leave(self) -> None:
         """Give the place back, whatever still runs there."""
         self._ray.kill(self._actor, no_restart=True)
+
+
+_START_S = 15.0  # added to `patience_s`, because a node puts files in place and starts a process
 
 
 class _Calls:

@@ -105,9 +105,14 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def plain_lines(text: str) -> str:
+    """As `plain`, but line ends stay."""
+    return "\n".join(plain(line) for line in text.split("\n"))
+
+
 def say(console: Console, words: str, style: str = "") -> None:
-    """Print a line as it is, with control characters escaped: no markup, no colours of numbers, no breaks but its own."""
-    console.print(Text("\n".join(map(plain, words.split("\n"))), style), soft_wrap=True)
+    """Print lines as `plain_lines` has them: with no markup, no colours of numbers and no breaks of its own."""
+    console.print(Text(plain_lines(words), style), soft_wrap=True)
 
 
 # ---------------------------------------------------------------- progress bars

@@ -175,7 +175,7 @@ def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, comp
 
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
-_RULES = 2  # raise this when the same settings would judge a change differently: earlier attempts are then tried again
+_RULES = 3  # raise this when the same settings would judge a change differently: earlier attempts are then tried again
 TASK_WORKDIR = "/work"
 TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
 

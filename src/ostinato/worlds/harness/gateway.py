@@ -274,10 +274,9 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 _LOADING = 503
 _MOST_BYTES = 64 * 2**20
-_REFUSALS = (400, 413, 422)
+_REFUSALS = (400, 413, 422)  # HTTP statuses that a retry would get again
 _NOT_SERVED = ("not_found", "model_not_found", "method_not_allowed")
 _PASSED = (*_REFUSALS, 429)  # an agent that sends too many requests must not be able to end its rollout as torn
-"""HTTP statuses that a retry would get again."""
 
 
 class NotServed(BadRequest):

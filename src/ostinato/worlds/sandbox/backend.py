@@ -127,6 +127,11 @@ class ProgramRun:
             for fd in fds[2:]:
                 os.close(fd)
 
+    @property
+    def flooded(self) -> bool:
+        """True if it printed more than it may."""
+        return any(pipe.flooded for pipe in self.pipes)
+
     async def ended(self, grace: float = _GRACE_S) -> protocol.BoxReply:
         """Pid 1's answer once the program has ended, which it is made to if it prints too much. Raises Unavailable."""
         waiting = {self._ended, *(pipe.ended for pipe in self.pipes)}
@@ -134,7 +139,7 @@ class ProgramRun:
             async with asyncio.timeout(protocol.LONGEST * self._timeout + grace):
                 while not self._ended.done():
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    if any(pipe.flooded for pipe in self.pipes):
+                    if self.flooded:
                         self._line.end(self._number)
         except TimeoutError as error:
             raise Unavailable("the sandbox does not answer") from error
@@ -146,10 +151,9 @@ class ProgramRun:
     def result(self, answer: protocol.BoxReply) -> ExecResult:
         """The result of a program that has ended so."""
         stdout, stderr = (pipe.take_rest() for pipe in self.pipes)
-        flooded = any(pipe.flooded for pipe in self.pipes)
-        reason = "output" if flooded else protocol.REASONS[answer.reason]
+        reason = "output" if self.flooded else protocol.REASONS[answer.reason]
         return ExecResult(
-            code=-9 if flooded else answer.code,
+            code=-9 if self.flooded else answer.code,
             stdout=stdout,
             stderr=stderr,
             timed_out=reason == "timeout",
@@ -428,7 +432,7 @@ class Boxes:
         for source in {os.path.realpath(source) for source in spec.mounts.values()} - self._without_sockets:
             await asyncio.to_thread(spec_validation.check_no_socket, source)
             self._without_sockets.add(source)
-        layers = [await self._zygote.layer(layer) for layer in reversed(spec.layers)]
+        layers = [await self._zygote.layer("layers", layer) for layer in reversed(spec.layers)]
         return await self._started(spec, Stack(own=("f",), layers=tuple(f"h{number}" for number in layers)), ())
 
     async def _started(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
@@ -439,7 +443,7 @@ class Boxes:
         flags = protocol.StartFlag.OVERLAY | protocol.StartFlag.OWN_NET
         flags |= protocol.StartFlag.PROC if self._zygote.hello["proc"] else protocol.StartFlag(0)
         flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)
-        binds = [(f"h{await self._zygote.layer(source)}", place) for place, source in spec.mounts.items()]
+        binds = [(f"h{await self._zygote.layer('mounts', source)}", place) for place, source in spec.mounts.items()]
         message = spec_validation.pack_start(
             flags, spec.limits, spec.workdir, stack.lowers, layers=len(stack.layers), mounts=len(mounts), binds=binds
         )
@@ -569,7 +573,17 @@ class SingleRuns:
                 leaving.callback(os.close, fds[1])
             await self._zygote.start(self._start[bool(files)], fds)
             line.sent()
-            answer = await run.ended(_ZYGOTE_GRACE_S)
+            began = asyncio.get_running_loop().time()
+            try:
+                answer = await run.ended(_ZYGOTE_GRACE_S)
+            except Unavailable:
+                if not run.flooded:
+                    raise
+                # no answer changes this result, and another try would end all other runs with the zygote
+                took = asyncio.get_running_loop().time() - began
+                answer = protocol.BoxReply(
+                    operation=protocol.Operation.EXEC, code=-9, reason=0, seconds=took, text="", fds=()
+                )
             if answer.operation == protocol.Operation.REFUSED:
                 raise protocol.refusal(answer.text, os.strerror(answer.code))
             return run.result(answer)

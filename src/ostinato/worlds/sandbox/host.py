@@ -17,6 +17,7 @@ from ostinato.core.errors import SandboxRefused, Unavailable
 from ostinato.worlds.sandbox.inside.groups import sweep_groups
 from ostinato.worlds.sandbox.launcher import build, system_call_filter
 from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, once, refusal, send
+from ostinato.worlds.sandbox.spec_validation import check_directory
 
 _ZYGOTE = Path(__file__).parent / "inside" / "zygote.py"
 _START_S = 20.0
@@ -112,8 +113,12 @@ class Zygote:
                     self.close()
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
-    async def layer(self, path: str) -> int:
-        """The zygote's number for a directory of the host, opened at first use. Raises SandboxRefused, Unavailable."""
+    async def layer(self, field: str, path: str) -> int:
+        """The zygote's number for a directory of the host, opened at first use. `field` of the spec names it.
+
+        Raises BadRequest if it is no directory any more, SandboxRefused, Unavailable.
+        """
+        check_directory(field, path)  # the start may have waited for a place since its spec was checked
         path = os.path.realpath(path)
         async with self._asking:
             control = await self.opened()

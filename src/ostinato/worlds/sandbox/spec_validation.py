@@ -52,8 +52,13 @@ def check_spec(spec: SandboxSpec) -> None:
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
     for field, sources in (("layers", spec.layers), ("mounts", spec.mounts.values())):
         for source in sources:
-            if not os.path.isdir(source):
-                raise BadRequest(f"{field}: {source!r} is no directory", field=field)
+            check_directory(field, source)
+
+
+def check_directory(field: str, path: str) -> None:
+    """Raise BadRequest, which names the field, unless there is a directory."""
+    if not os.path.isdir(path):
+        raise BadRequest(f"{field}: {path!r} is no directory", field=field)
 
 
 def _check_workdir(workdir: str) -> None:

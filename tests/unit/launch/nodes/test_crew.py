@@ -16,8 +16,7 @@ from ostinato.config import load
 from ostinato.launch.commands import up
 from ostinato.launch.commands.compute import Sharing, write_wish
 from ostinato.launch.commands.up import Crew
-from ostinato.launch.placing import ray_cluster as keeper_module
-from ostinato.launch.placing import ray_cluster as remote_worker
+from ostinato.launch.placing import ray_cluster
 from ostinato.launch.placing.supervision import Supervisor
 from ostinato.status.gateway_address import read_address
 from ostinato.status.worker_status import read_board
@@ -31,10 +30,10 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.05)
     monkeypatch.setattr(up, "_LOOK_S", 0.05)
     monkeypatch.setattr(up, "EVERY_S", 0.1)
-    monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
+    monkeypatch.setattr(ray_cluster, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 
 def configured(tmp_path):
@@ -54,8 +53,8 @@ def configured(tmp_path):
 class Running:
     """A crew that is kept, its cluster, and what was said."""
 
-    def __init__(self, tmp_path):
-        self.config = configured(tmp_path)
+    def __init__(self, tmp_path, config=None):
+        self.config = config or configured(tmp_path)
         self.place, self.said = home(self.config), []
         self.nodes = Nodes(disks=tmp_path / "disks")
         self.crew = Crew(self.config, self.place, self.nodes, lambda who, what: self.said.append((who, what)))
@@ -69,8 +68,8 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path):
-    run = Running(tmp_path)
+async def running(tmp_path, config=None):
+    run = Running(tmp_path, config)
     tasks = asyncio.create_task(run.supervisor.run()), asyncio.create_task(run.crew.keep(run.supervisor))
     try:
         await until(lambda: all(worker.was_ready for worker in run.crew.workers))
@@ -113,6 +112,18 @@ async def test_a_node_has_the_keys_that_its_worker_needs_and_no_more(tmp_path):
             "release",
             "rollout",
         }
+
+
+async def test_a_worker_that_comes_later_has_the_key_that_the_gateway_started_with(tmp_path):
+    config = configured(tmp_path)
+    config = config.model_copy(update={"serve": config.serve.model_copy(update={"admin_key": None})})
+    async with running(tmp_path, config) as run:
+        key = (run.disk_of("serve") / "admin.key").read_text()
+        (run.place.root / "admin.key").unlink()
+        write_wish(run.place.scale, 1)
+        await until(lambda: len(run.crew.workers) == 5 and run.worker("rollout").was_ready)
+        assert (run.disk_of("rollout") / "admin.key").read_text() == key
+        assert not (run.place.root / "admin.key").exists()
 
 
 async def test_workers_that_share_a_directory_have_each_the_settings_that_are_theirs(tmp_path):

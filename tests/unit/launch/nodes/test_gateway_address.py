@@ -8,8 +8,7 @@ import pytest
 from tests.deadlines import PATIENT_S
 from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
-from ostinato.launch.placing import ray_cluster as keeper_module
-from ostinato.launch.placing import ray_cluster as remote_worker
+from ostinato.launch.placing import ray_cluster
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.ray_cluster import PlacedWorker
 from ostinato.status.gateway_address import read_address
@@ -19,8 +18,8 @@ EVERYWHERE, REACHED = "http://0.0.0.0:8321", "http://10.0.0.7:8321"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
-    monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
+    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 
 def placed_worker(home, name, nodes):

@@ -36,8 +36,9 @@ from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
 from ostinato.run_directory import EVALUATION_REF
-from ostinato.status.observed_run import Phases, RunObserver, Solved, last_word, worlds_report
+from ostinato.status.observed_run import RunObserver
 from ostinato.status.progress_lines import last_lines
+from ostinato.status.worlds_figures import Phases, Solved, last_word, worlds_report
 from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")

@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import NotFound
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import plain, plain_lines
 from ostinato.status.worlds.run_worlds import RolloutDetail, RolloutQuery, RunWorlds, WorldsNow
 from ostinato.status.worlds.tasks import SolvedShare
 from ostinato.status.worlds.transcript import RolloutStep
@@ -199,12 +199,14 @@ def step_of(step: RolloutStep) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{head}  {step.finish}  {step.seconds:.1f} s", "bold")]
     if step.missing or step.redacted:
         parts.append(Text("no longer in the log" if step.missing else "its text was erased", "yellow"))
-    parts += [Text.assemble((f"{plain(said.role) or 'given'}: ", "cyan"), _lines(said.text)) for said in step.given]
+    parts += [
+        Text.assemble((f"{plain(said.role) or 'given'}: ", "cyan"), plain_lines(said.text)) for said in step.given
+    ]
     if step.reasoning is not None:
-        parts.append(Text.assemble(("reasoning: ", "dim"), (_lines(step.reasoning.text), "dim")))
+        parts.append(Text.assemble(("reasoning: ", "dim"), (plain_lines(step.reasoning.text), "dim")))
     if step.answer is not None:
-        parts.append(Text.assemble(("answer: ", "green"), _lines(step.answer.text)))
-    parts += [Text(f"call {plain(call.name)} {_lines(call.arguments)}", "magenta") for call in step.calls]
+        parts.append(Text.assemble(("answer: ", "green"), plain_lines(step.answer.text)))
+    parts += [Text(f"call {plain(call.name)} {plain_lines(call.arguments)}", "magenta") for call in step.calls]
     return Group(*parts)
 
 
@@ -230,8 +232,3 @@ def outcome_of(detail: RolloutDetail) -> RenderableType:
 
 def _diff_line(line: str) -> Text:
     return Text(plain(line), {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], ""))
-
-
-def _lines(text: str) -> str:
-    """A text of several lines without control characters that a terminal would obey."""
-    return "\n".join(plain(line) for line in text.split("\n"))

@@ -62,7 +62,7 @@ def inputs_of(job: dict[str, Any]) -> list[Any]:
 
 def check(job: dict[str, Any]) -> None:
     """Write whether the relation holds for each group."""
-    space: dict[str, Any] = {"__name__": "relating"}
+    space: dict[str, Any] = {"__name__": "checking"}
     exec(compile(job["holds"], "<holds>", "exec"), space)
     for group in job["groups"]:
         try:

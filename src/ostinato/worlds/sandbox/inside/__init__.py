@@ -1,1 +1,3 @@
-"""What runs in the sandbox's own processes, by path and on the standard library alone; nothing else imports it."""
+"""What runs in the sandbox's own processes, by path and on the standard library alone. The host's side imports from it the format of
+`compare`, the end of the control groups, and what `view` shows.
+"""

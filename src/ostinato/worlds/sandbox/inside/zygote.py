@@ -75,9 +75,11 @@ def idmap(owner: int) -> int:
 
 def open_layer(path: str, root: bool) -> int:
     """An unattached, read-only copy of the mount at a directory of the host."""
-    owner = os.stat(path).st_uid
     with k.step("open the layer"):
-        tree = k.open_tree(-100, path)
+        place = os.open(path, os.O_PATH | os.O_DIRECTORY)  # a file could not be attached, which would end the zygote
+        owner = os.stat(place).st_uid
+        tree = k.open_tree(place, "")
+        os.close(place)
     with k.step("make the layer read-only"):
         k.set_attributes(tree, "", k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
     if root and owner != NOBODY:

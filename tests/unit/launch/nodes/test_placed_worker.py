@@ -10,8 +10,7 @@ from tests.deadlines import PATIENT_S
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, alive, order, supervised, until
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.placing import ray_cluster as keeper_module
-from ostinato.launch.placing import ray_cluster as remote_worker
+from ostinato.launch.placing import ray_cluster
 from ostinato.launch.placing.ray_cluster import PlacedWorker
 from ostinato.launch.placing.supervision import Condition
 from ostinato.status.gateway_address import read_address
@@ -19,8 +18,8 @@ from ostinato.status.gateway_address import read_address
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
-    monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
+    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 
 async def test_a_worker_without_a_node_says_what_it_waits_for_and_is_not_taken_for_hung(tmp_path):
