@@ -264,12 +264,12 @@ class Siege:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def raw(self, data: bytes) -> bytes:
-        """All that comes back over a connection of its own."""
+        """All that comes back over a connection of its own, which the server must close: TimeoutError where it does not."""
         with self.connect() as connection:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(data)
             answer = b""
-            with contextlib.suppress(TimeoutError, ConnectionResetError):
+            with contextlib.suppress(ConnectionResetError):
                 while piece := connection.recv(65_536):
                     answer += piece
             return answer
