@@ -200,7 +200,7 @@ class Asker:
 
 
 class Siege:
-    """A run, its URL, and who is around: the customers acme, its rival bolt, cora and dora, who may do little, the operator, an outsider."""
+    """A run, its URL, and who is around: the customers acme, its rival bolt, and cora and dora, who may do little; others."""
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
