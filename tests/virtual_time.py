@@ -23,14 +23,15 @@ class _Selector(selectors.DefaultSelector):
         self.threads, self._jumps = 0, jumps
 
     def select(self, timeout=_EVER):
+        if time.monotonic() - self.began > WHOLE_PROGRAM_S:
+            self.began = time.monotonic()  # what is cancelled now has as long to end
+            raise TimeoutError(f"nothing has come for {WHOLE_PROGRAM_S:g} s that could end this test")
         found = super().select(0)
         if found or (timeout is not _EVER and timeout <= 0):
             return found
         if timeout is not _EVER and self._jumps and not self.threads:
             self.now += timeout
             return []
-        if time.monotonic() - self.began > WHOLE_PROGRAM_S:
-            raise TimeoutError(f"nothing has come for {WHOLE_PROGRAM_S:g} s that could end this test")
         return super().select(_LOOK_S)
 
 

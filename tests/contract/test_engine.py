@@ -157,13 +157,20 @@ async def test_bad_requests_name_their_field(engine):
     assert engine.stats()["running"] == 0
 
 
-async def test_closing_the_iterator_stops_the_work(engine):
-    stream = engine.generate(ask(max_tokens=60, n=4, temperature=0.0))
-    await anext(stream)
-    await stream.aclose()
-    async with asyncio.timeout(WHOLE_PROGRAM_S):
-        while engine.stats()["running"]:
-            await asyncio.sleep(0.005)
+async def test_closing_the_iterator_stops_the_work(engine, servers):
+    """Held after its first tokens, so that it cannot come to its end."""
+    for server in servers:
+        server.slow_s = 0.05
+    with StepGate(engine) if isinstance(engine, TorchEngine) else contextlib.nullcontext():
+        stream = engine.generate(ask(max_tokens=60, n=4, temperature=0.0))
+        await anext(stream)
+        for server in servers:
+            server.held = True
+        assert engine.stats()["running"] == 4
+        await stream.aclose()
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while engine.stats()["running"] or any(server.open for server in servers):
+                await asyncio.sleep(0.005)
 
 
 async def test_one_sample_may_be_ended_and_the_others_go_on(engine):

@@ -242,12 +242,12 @@ async def test_streams_and_graders_are_bounded(run):
 async def test_cancelling_waits_for_no_answer(run):
     async with Endpoint(full=math.inf) as endpoint:
         running = asyncio.create_task(run(endpoint))
-        while endpoint.open < 10:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while endpoint.open < 10:
+                await asyncio.sleep(0.01)
         running.cancel()
-        async with asyncio.timeout(300):
-            with pytest.raises(asyncio.CancelledError):
-                await running
+        await asyncio.wait([running], timeout=WHOLE_PROGRAM_S)
+        assert running.cancelled()
 
 
 async def test_popular_tasks_repeat(run):

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.unit.adapt.people import RULES, cache_at, folded, log_of, packed, traffic
@@ -26,6 +28,7 @@ async def main(directory, rows):
     while len(log.rows) < len(kept):
         log.rows = kept[: len(log.rows) + 3]
         await fold.catch_up()
+        print("saving", flush=True)
         await fold.save()
         print(fold.cursor, flush=True)
         sys.stdin.readline()  # until it is let, so that it is not through before it is killed
@@ -35,18 +38,23 @@ asyncio.run(main(Path(sys.argv[1]), traffic(6, 150)))
 
 
 def test_a_process_killed_at_any_time_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """kill -9 after the first, the second, ... saved place that the child tells, in the middle of its next write."""
-    reached = 0
-    for kill in (1, 2, 4, 7):
+    """kill -9 after the first, the second, ... saved place that the child tells, after a part of the time of its next write."""
+    reached, rng = 0, random.Random(5)
+    for kill in (1, 2, 4, 7, 1, 2, 1):
         command = [sys.executable, "-c", CHILD, str(tmp_path)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         with subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) as child:
             assert child.stdin is not None
             assert child.stdout is not None
-            places = []
+            places, took_s = [], 0.0
             for _ in range(kill):
+                assert child.stdout.readline() == b"saving\n"
+                began = time.perf_counter()
                 places.append(int(child.stdout.readline()))
+                took_s = time.perf_counter() - began
                 child.stdin.write(b"\n")
+            assert child.stdout.readline() == b"saving\n"
+            time.sleep(rng.random() * took_s)
             os.kill(child.pid, signal.SIGKILL)
         assert places[0] > reached
         reached = places[-1]

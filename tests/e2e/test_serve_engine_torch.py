@@ -145,12 +145,13 @@ async def test_another_tenants_call_gets_a_row_and_changes_no_bit(tmp_path):
         expected = [await drawn(tiny.engine, request) for request in (many, few)]
         assert tiny.engine.stats()["preemptions"] == 0
         with StepGate(tiny.engine, steps=2):  # the flood has a token of each sample when the other call comes
-            flood = asyncio.create_task(drawn(tiny.engine, many))
-            while tiny.engine.stats()["running"] < 4:
-                await asyncio.sleep(0)
-            asked = asyncio.create_task(drawn(tiny.engine, few))
-            while not tiny.engine.stats()["waiting"] and not tiny.engine.stats()["preemptions"]:
-                await asyncio.sleep(0)
+            async with asyncio.timeout(WHOLE_PROGRAM_S):
+                flood = asyncio.create_task(drawn(tiny.engine, many))
+                while tiny.engine.stats()["running"] < 4:
+                    await asyncio.sleep(0)
+                asked = asyncio.create_task(drawn(tiny.engine, few))
+                while not tiny.engine.stats()["waiting"] and not tiny.engine.stats()["preemptions"]:
+                    await asyncio.sleep(0)
         assert await asked == expected[1]
         assert not flood.done(), "it was not the end of the others that made room"
         assert await flood == expected[0]

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 
+from tests.deadlines import WHOLE_PROGRAM_S
+
 
 class PacedClock:
     """Goes on when it is told to. While it is `held`, the engine, which looks at it before each step, takes one step at each `step`."""
@@ -30,9 +32,10 @@ class PacedClock:
 
     async def until(self, condition):
         """Step by step, until this holds."""
-        while not condition():
-            self.step()
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while not condition():
+                self.step()
+                await asyncio.sleep(0.001)
 
     async def first(self, stream):
         """The first chunk of a stream, with no more steps than it takes."""

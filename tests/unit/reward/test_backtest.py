@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.unit.reward.hanging import time_begins_with_a_hang
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, Finish, NoReward, Pending, Quarantine, Reward, Source
@@ -115,6 +115,8 @@ def fate(turn, signals, now):
         raise KeyError("colour")
     if turn.text == "die":
         os._exit(7)
+    if turn.text == "hang":
+        open(__file__ + ".hangs", "w").close()
     while turn.text == "hang":
         time.sleep(1)
     if turn.text == "nonsense":
@@ -129,9 +131,10 @@ def fate(turn, signals, now):
 def isolated(tmp_path, monkeypatch):
     (tmp_path / "naughty.py").write_text(NAUGHTY)
     monkeypatch.syspath_prepend(tmp_path)
+    time_begins_with_a_hang(monkeypatch, tmp_path / "naughty.py.hangs")
 
-    def open_(name: str = "naughty:fate", answer_s: float = PATIENT_S) -> Isolated:
-        return Isolated(name, {}, answer_s=answer_s, load_s=60.0, max_abs=100.0, memory_bytes=4 << 30)
+    def open_(name: str = "naughty:fate") -> Isolated:
+        return Isolated(name, {}, answer_s=0.05, load_s=60.0, max_abs=100.0, memory_bytes=4 << 30)
 
     return open_
 
@@ -159,7 +162,7 @@ async def test_whatever_a_function_does_the_other_turns_are_asked_about(log, iso
 
 async def test_a_function_that_always_hangs_is_given_up(log, isolated, monkeypatch):
     monkeypatch.setattr("ostinato.reward.backtest.MOST_LOST", 2)
-    _, found = await outcomes(log, isolated(answer_s=0.05), ["hang"] * 150)
+    _, found = await outcomes(log, isolated(), ["hang"] * 150)
     reasons = [each.reason.partition(":")[0] for each in found.values()]
     assert reasons.count("reward_hung") == 2
     assert reasons.count("given_up") == 150 - reasons.count("reward_hung")

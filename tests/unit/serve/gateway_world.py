@@ -175,8 +175,8 @@ def events(raw):
     return [line if line == b"[DONE]" else json.loads(line) for line in lines]
 
 
-async def eventually(condition):
-    async with asyncio.timeout(PATIENT_S):
+async def eventually(condition, timeout_s=PATIENT_S):
+    async with asyncio.timeout(timeout_s):
         while not condition():  # what is waited for has no event
             await asyncio.sleep(0.005)
 

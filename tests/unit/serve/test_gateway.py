@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from gateway_world import ADMIN, ASK, V0, V1, HeldLog, events, eventually, world
+from tests.deadlines import PATIENT_S
 from tests.fakes.conversations import talk
 from tests.virtual_time import in_virtual_time
 
@@ -106,16 +107,20 @@ async def test_the_turn_is_durable_before_the_end_is_shown():
     log = HeldLog()
     async with world(log=log, real=True) as w:
         shown = []
-        async with w.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as reply:
-            async for line in reply.aiter_lines():
-                shown.append((line, len(log.turns())))
-                if '"content":"h"' in line:
-                    log.go.set()
+
+        async def read():
+            async with w.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as reply:
+                async for line in reply.aiter_lines():
+                    shown.append((line, len(log.turns())))
+
+        reading = asyncio.create_task(read())
+        await asyncio.wait_for(log.asked.wait(), PATIENT_S)
+        await eventually(lambda: any('"content":"h"' in line for line, _ in shown))  # text needs no stored turn
+        await asyncio.sleep(0.1)  # in which the end would come, were it not held
+        log.go.set()
+        await reading
         ends = [turns for line, turns in shown if '"finish_reason":"stop"' in line or "[DONE]" in line]
         assert ends == [1, 1], "the end was shown before the turn was in the log"
-        assert any('"content":"h"' in line and turns == 0 for line, turns in shown), (
-            "text streams before the turn is stored"
-        )
 
 
 async def test_three_choices_are_three_turns():

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from functools import partial
 
 import pytest
 from tests import virtual_time
@@ -76,6 +77,28 @@ def test_what_nothing_can_end_fails(monkeypatch, jumps):
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
     loop.close()
+
+
+async def beats():
+    while True:
+        await asyncio.sleep(0.05)
+
+
+async def never_beside_a_heartbeat():
+    beating = asyncio.create_task(beats())
+    await asyncio.Event().wait()
+    beating.cancel()
+
+
+@pytest.mark.parametrize(
+    ("jumps", "endless"),
+    [(True, never_beside_a_heartbeat), (True, partial(until, lambda: False)), (False, partial(until, lambda: False))],
+    ids=["heartbeat", "until", "until in held time"],
+)
+def test_what_turns_for_ever_fails_too(monkeypatch, jumps, endless):
+    monkeypatch.setattr(virtual_time, "WHOLE_PROGRAM_S", 0.1)
+    with pytest.raises(TimeoutError, match="could end this test"):
+        virtual_time._on(partial(VirtualTimeLoop, jumps=jumps), endless)()
 
 
 def test_its_decorators_run_the_test():

@@ -1,6 +1,7 @@
 """A log in Postgres that is dumped while it is written, and restored into another database, holds what was acknowledged before."""
 
 import asyncio
+import itertools
 import subprocess
 from dataclasses import replace
 from urllib.parse import urlsplit, urlunsplit
@@ -8,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from tests.contract.test_log import ROWS, TURN, read
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.postgres_server import binaries
 from tests.unit.record.postgres.test_postgres_log import signals, sql
 
@@ -36,33 +38,32 @@ def run(program, *arguments):
 
 async def test_dump_under_load_restored_elsewhere_goes_on_where_it_was_taken(tmp_path, in_postgres, elsewhere):
     config, file = in_postgres(segment_rows=40), tmp_path / "monday.dump"
-    rows = [replace(signal, id=f"s{i}") for i, signal in enumerate(signals(2_000))]
+    five = signals(5)
     acknowledged, stop = 0, asyncio.Event()
 
     async def write(log):
         nonlocal acknowledged
-        for start in range(0, len(rows), 5):
+        for group in itertools.count():
             if stop.is_set():
                 return
-            acknowledged = await log.append(*rows[start : start + 5])
+            acknowledged = await log.append(*(replace(each, id=f"s{group}-{i}") for i, each in enumerate(five)))
+
+    def dump():
+        """What was acknowledged when it ended."""
+        output = "--format=custom", f"--file={file}"
+        run("pg_dump", *output, f"--schema={config.namespace}", config.url)
+        return acknowledged
 
     with PostgresLog.open(config) as log:
         first = await log.append(*ROWS)
         await PostgresFolds(LogServer.of(config)).save("desk", first, {"open": [1]})
         writing = asyncio.create_task(write(log))
-        while acknowledged < first + 100:  # several segments
-            await asyncio.sleep(0)
-        before = acknowledged
-        dumping = asyncio.create_task(
-            asyncio.to_thread(
-                run, "pg_dump", "--format=custom", f"--schema={config.namespace}", f"--file={file}", config.url
-            )
-        )
-        while (
-            not dumping.done() or acknowledged == before
-        ):  # it is written meanwhile, and for longer where the dump was the quicker
-            await asyncio.sleep(0)
-        await dumping
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
+            while acknowledged < first + 100:  # several segments
+                await asyncio.sleep(0)
+            before = acknowledged
+            while await asyncio.to_thread(dump) == before:  # nothing was written meanwhile
+                before = acknowledged
         stop.set()
         await writing
         written = await read(log)

@@ -1,11 +1,14 @@
 """The graders of text: a pattern in the last message, and a suggestion that may be silent."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.worlds.grading import grade
 from ostinato.worlds.grading.grade import PatternGrader, SuggestionGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
@@ -44,21 +47,31 @@ async def test_only_the_beginning_of_an_answer_is_searched():
     assert (await PatternGrader().grade(task(pattern="y"), rollout("n" * 20_000 + "y"))).value == 0.0
 
 
-async def test_a_pattern_that_never_ends_ends_with_its_time_and_holds_nobody_up():
+async def test_a_pattern_that_never_ends_ends_with_its_time_and_holds_nobody_up(monkeypatch):
     data = {"pattern": "^(a|aa)+(b|c)+$"}
     endless = Task(id="t", family="f", messages=(), grading=Grading(grader="pattern", data=data, timeout_s=0.5))
-    seen = []
+    turns, searched, honest = [], [], grade.read_pattern(endless).search
+
+    def search(text, **how):
+        searched.append(time.monotonic())
+        try:
+            return honest(text, **how)
+        finally:
+            searched.append(time.monotonic())
 
     async def neighbour():
         while True:
             await asyncio.sleep(0)
-            seen.append(1)
+            turns.append(time.monotonic())
 
+    monkeypatch.setattr(grade, "read_pattern", lambda task: SimpleNamespace(search=search))
     beside = asyncio.create_task(neighbour())
     with pytest.raises(Unavailable, match=r"task 't': .*0\.5 s \(grading\.timeout_s\)"):
         await PatternGrader().grade(endless, rollout("a" * 5_000))
     beside.cancel()
-    assert len(seen) > 1
+    began, ended = searched
+    edge = (ended - began) / 10  # where the interpreter's lock goes from one thread to the other
+    assert any(began + edge < at < ended - edge for at in turns)
 
 
 # ---------------------------------------------------------------- suggestions
