@@ -651,8 +651,8 @@ async def test_a_box_is_never_started_on_another_zygotes_layers(namespaces, tmp_
     """Between the look-up of a layer's number and the start the zygote is replaced by one that counts anew."""
     look_up = namespaces._zygote.layer
 
-    async def replaced_after(path):
-        number = await look_up(path)
+    async def replaced_after(field, path):
+        number = await look_up(field, path)
         namespaces._zygote.close()
         return number
 
