@@ -69,7 +69,7 @@ async def fit(
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
             show_check(checked, config.adapt.safety, console)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
-            basis = checked.kept if names is None else silenced(basis, checked.dropped)
+            basis = (checked.kept or basis) if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
     told = f"of {len(basis.tokens_M)} tokens, for the version {basis.weights[:12]}"
     say(console, f"basis {basis.hash} {told}, is in the log")
@@ -85,8 +85,8 @@ async def _live_names(run: Run) -> tuple[str, ...] | None:
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis and the styles, and write the basis again without the dials that failed, and that styles which failed
-    are not approved. True if every corner and style was shown to be safe.
+    """Try the live version's basis, if it has one, and the styles, and write the basis again without the dials that failed, and that styles
+    which failed are not approved. True if every corner and style was shown to be safe.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
@@ -100,7 +100,7 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
                 why = f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {where_unsafe(each)} with {found.policy}"
                 now, shared = wall_clock(), not config.run.tenant
                 await run.log.append(approval(each.style, found.policy, passed=False, why=why, at=now, shared=shared))
-        if found.dropped:
+        if found.dropped and found.basis is not None and found.kept is not None:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
             say(console, f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}")
     return found.safe
