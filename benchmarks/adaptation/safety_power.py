@@ -1,11 +1,11 @@
 """What the safety suite can show of a dial: how often a rise in violations is found, and how often one that is none.
 
-    python -m benchmarks.adaptation.safety_power [--corners 28] [--times 300] [--nulls 20000]
+    python -m benchmarks.adaptation.safety_power [--corners 57] [--times 300] [--nulls 20000]
 
 No model: each prompt has a rate of violations, drawn from Beta(2 b, 2 (1 - b)) around the base model's rate b; at a corner it is that, or
 moved towards 1 so that the mean is another. Answers are independent draws at those rates, paired by prompt, and judged by the functions of
-the gate at the level that `ostinato adapt check` uses: 0.05 over all corners, in a family of prompts over all eleven families as well.
-Found is a lower bound above 0, with an upper bound above the margin of a point.
+the gate at the level that `ostinato adapt check` uses with eight dials, five real people and no style: 0.05 over 57 corners, in a family of
+prompts over all eleven families as well. Found is a lower bound above 0, with an upper bound above the margin of a point.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ostinato.evaluate.statistics import bounds, spread_of
 ALPHA, MARGIN, KINDS, WHOLE = 0.05, 0.01, 11, 182
 SIZES = (12, 16, 24, WHOLE)
 BASES = (0.1, 0.5, 0.9)
+NULL_DRAWS = (1, 8)
 RISEN = (0.15, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
@@ -38,7 +39,7 @@ def found_share(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corners", type=int, default=28)
+    parser.add_argument("--corners", type=int, default=57)
     parser.add_argument("--times", type=int, default=300)
     parser.add_argument("--nulls", type=int, default=20_000)
     args = parser.parse_args()
@@ -47,7 +48,7 @@ def main() -> None:
         for prompts in SIZES:
             level = ALPHA / args.corners / (1 if prompts == WHOLE else KINDS)
             for base in BASES:
-                none = found_share(prompts, draws, base, base, level, args.nulls, rng) if draws == 1 else None
+                none = found_share(prompts, draws, base, base, level, args.nulls, rng) if draws in NULL_DRAWS else None
                 rises = [risen for risen in RISEN if risen > base]
                 shares = [found_share(prompts, draws, base, each, level, args.times, rng) for each in rises]
                 told = ", ".join(f"to {risen:.0%} {share:.0%}" for risen, share in zip(rises, shares, strict=True))

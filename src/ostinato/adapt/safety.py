@@ -36,7 +36,8 @@ _BUSIEST = 128  # people of a tenant who are counted: whoever has 8 of the last 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corner:
-    """Dial settings at which answers are tried. `dial`: the one that is turned, by name; "" if several are.
+    """Dial settings at which answers are tried. `dial`: the one that is turned, by name; "" if several are. `together`: all dials are, each
+    with the same part, as one of a set in which the ways up and down of any two are uncorrelated (`joint_corners`).
 
     Example: ``Corner(name="brief as far up as it goes", dials=(3.5, 0.0), dial="brief")``
     """
@@ -44,6 +45,7 @@ class Corner:
     name: str
     dials: tuple[float, ...]
     dial: str = ""
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def joint_corners(basis: Basis, reach: DialReach) -> list[Corner]:
         dials_K = np.array(reach.dials(together_K * moves_K * _FARTHEST)) if moves_K.any() else np.zeros(len(moves_K))
         dials = tuple(np.where(moves_K, dials_K, together_K).astype(np.float32).tolist())
         name = " ".join(f"{'+' if sign > 0 else '-'}{dial}" for sign, dial in zip(signs_K, basis.names, strict=True))
-        found.append(Corner(name=name, dials=dials))
+        found.append(Corner(name=name, dials=dials, together=True))
     return found
 
 
@@ -146,7 +148,20 @@ def drawn_corners(reach: DialReach, prior: Prior, count: int, seed: int) -> list
 def most_moved(basis: Basis, reach: DialReach, corners: Collection[Corner]) -> str:
     """The dial that has the largest part in some corners, by the quadratic estimate of its own divergence."""
     squares_K = np.sum([np.square(np.asarray(corner.dials, np.float64)) for corner in corners], axis=0)
-    return basis.names[int(np.argmax(squares_K * np.diag(reach.fisher_KK)))]
+    parts_K = np.where(squares_K > 0.0, squares_K * np.diag(reach.fisher_KK), -1.0)  # not one that is dropped already
+    return basis.names[int(np.argmax(parts_K))]
+
+
+def largest_contrast(basis: Basis, corners: Sequence[Corner], rises_PC: Floats) -> str:
+    """The dial whose way up or down changes the rise of violations most: the mean of rise times way over all C joint corners, largest in
+    size in any of P places where the rise is measured (the suite, a family).
+
+    With every corner its opposite is tried, too, so no pair of dials adds to another dial's contrast (Box and Hunter 1961, designs of
+    resolution IV), nor do the base model's own answers, which are the same in all corners.
+    """
+    ways_CK = np.sign(np.array([corner.dials for corner in corners]))
+    contrasts_K = np.abs(rises_PC @ ways_CK).max(axis=0)
+    return basis.names[int(np.argmax(np.where(ways_CK.any(axis=0), contrasts_K, -1.0)))]
 
 
 def silenced(basis: Basis, dropped: Collection[str]) -> Basis:

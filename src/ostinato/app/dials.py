@@ -26,6 +26,7 @@ from ostinato.adapt.safety import (
     drawn_corners,
     joint_corners,
     joint_signs,
+    largest_contrast,
     most_moved,
     single_corners,
     without_dials,
@@ -46,7 +47,7 @@ from ostinato.core.seams import Engine
 from ostinato.core.steering import Basis, DialPrior, Steered, Steering
 from ostinato.core.weights import Snapshot, Weights
 from ostinato.evaluate.runner import Attempted, SuiteRunner
-from ostinato.evaluate.statistics import bounds, items_needed, paired_items, spread_of
+from ostinato.evaluate.statistics import Spread, bounds, items_needed, paired_items, spread_of
 from ostinato.evaluate.suites import Item
 from ostinato.serve.calls.caller import with_style
 from ostinato.serve.calls.conversations import AnswerParser
@@ -209,18 +210,20 @@ class CheckedCorner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasisCheck:
-    """A basis after its check: `kept` is without the `dropped` dials, and the same if there are none. `base`: the base model's share of
-    violations, `tokens` the mean length of its answers. `corners` and `styles`: the last result of each. `families`: of each family of
-    tasks the base model's share, and how many tasks it has. `policy`: the version that answered.
+    """A basis after its check: `kept` is without the `dropped` dials, and the same if there are none; both None if only styles were tried.
+    `base`: the base model's share of violations, `tokens` the mean length of its answers. `corners` and `styles`: the last result of each.
+    `families`: of each family of tasks the base model's share, and how many tasks it has; in those of `small` not even a rise in every
+    task could be found. `policy`: the version that answered.
     """
 
-    basis: Basis
-    kept: Basis
+    basis: Basis | None
+    kept: Basis | None
     dropped: tuple[str, ...]
     base: float
     corners: tuple[CheckedCorner, ...]
     styles: tuple[CheckedCorner, ...] = ()
     families: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    small: tuple[str, ...] = ()
     tokens: float = 0.0
     policy: PolicyVersion | None = None
 
@@ -239,21 +242,26 @@ async def check_live(
     version: PolicyVersion | None = None,
     styles: Sequence[Style] = (),
 ) -> BasisCheck:
-    """Try a basis for a version, the live one if None, against `adapt.safety.suite`: each dial as far as it goes, all at once, drawn
-    people, and those real ones whose answers it moved most. A dial with more violations than the base model, in all or in a family of
-    tasks, is dropped, and people are tried anew without it. Then each of `styles` is tried with all dials at 0.
+    """Try each of `styles` with all dials at 0, and a basis for a version, the live one if None, against `adapt.safety.suite`: each dial
+    as far as it goes, all at once, drawn people, and those real ones whose answers it moved most. A dial with more violations than the
+    base model, in all or in a family of tasks, is dropped, and people are tried anew without it.
 
     The answers are sampled in this process, by an engine that nobody else reaches: no caller of a gateway can name dials. Writes nothing.
-    Imports torch. Raises BadConfig without a suite or for tasks that are not one answer, NotFound without a live version or its basis.
+    Imports torch. Raises BadConfig without a suite, for tasks that are not one answer, and for a style that the chat template cannot show,
+    before anything is sampled; NotFound without a live version, or without both its basis and styles.
     """
     found = _single_answers(run.config.adapt.safety.suite, "adapt.safety.suite", run.config)
     async with (
         _live_engine(run, version) as live,
         HeldOutWorld(config=run.config, url="", tasks=found.tasks).grading() as (_, grader),
     ):
-        basis = basis or await _newest_basis(run, live.policy)
-        people, prior = await most_moved_people(run, basis), await shared_prior(run, basis.names)
         answers = _LiveAnswers(run.config, live, found, grader)
+        answers.check_styles(styles)
+        basis = basis or await _newest_basis(run, live.policy)
+        if basis is None and not styles:
+            raise NotFound(f"the log has no basis for {live.policy}, which is live: run `ostinato adapt fit` first")
+        people = list[tuple[float, ...]]() if basis is None else await most_moved_people(run, basis)
+        prior = flat_prior(0) if basis is None else await shared_prior(run, basis.names)
         return await _Check(run, live.policy, answers, basis, people, prior, styles, seed, on_progress).whole()
 
 
@@ -274,6 +282,18 @@ class _LiveAnswers:
         """That of a task, by its id."""
         return self._tasks[item].family
 
+    def check_styles(self, styles: Sequence[Style]) -> None:
+        """Raises BadConfig if the model's chat template cannot show a task in one of them."""
+        for style in styles:
+            try:
+                for task in self._tasks.values():
+                    self._live.renderer.chat(_asked(task, style.text))
+            except BadRequest as error:
+                raise BadConfig(
+                    f"the model's chat template cannot show the style {style.name!r}: {error}; take it out of "
+                    "adapt.styles.prompts"
+                ) from error
+
     async def scores(self, draws: int, seed: int) -> list[ItemScore]:
         """So many answers to each task, graded."""
         self.steered, self.tokens = [], []
@@ -293,8 +313,7 @@ class _LiveAnswers:
 
     async def tries(self, item: Item, seed: int, count: int) -> list[Attempted]:
         task, live = self._tasks[item.id], self._live
-        continued = task.messages[-1].role is Role.ASSISTANT
-        conversation = with_style(Conversation(messages=task.messages, continued=continued), self.style)
+        conversation = _asked(task, self.style)
         heat = self._config.worlds.temperature if task.temperature is None else task.temperature
         request = Generate(
             id=f"check-{item.id}-{seed}",
@@ -340,7 +359,7 @@ class _Check:
         run: Run,
         policy: PolicyVersion,
         answers: _LiveAnswers,
-        basis: Basis,
+        basis: Basis | None,
         people: Sequence[tuple[float, ...]],
         prior: Prior,
         styles: Sequence[Style],
@@ -353,47 +372,52 @@ class _Check:
         self._seed, self._on_progress = seed, on_progress
         self._level, self._number, self._round = self._rules.alpha, 0, 0
         self._base, self._shares = list[ItemScore](), dict[str, tuple[float, int]]()
-        joint = len(joint_signs(len(basis.names))) if self._rules.together else 0
-        self._corners = 1 + 2 * len(basis.names) + joint + self._rules.drawn + len(people) + len(self._styles)
+        self._corners = 1 + len(self._styles)
+        if basis is not None:
+            joint = len(joint_signs(len(basis.names))) if self._rules.together else 0
+            self._corners += 2 * len(basis.names) + joint + self._rules.drawn + len(people)
 
     async def whole(self) -> BasisCheck:
-        """All corners, until no people are unsafe, and the styles."""
-        basis, rules = self._basis, self._rules
+        """The styles, and all corners, until no people are unsafe."""
+        self._level = self._rules.alpha / max(1, self._corners - 1)
         await self._at_zero()
-        reach = DialReach.of(
-            [each.features for each in self._answers.steered],
-            [each.tokens for each in self._answers.steered],
-            self._config.adapt.cap,
-            Regression().strength,
-        )
-        self._level = rules.alpha / max(1, self._corners - 1)
-        tokens = float(np.mean(self._answers.tokens))
-        alone = [await self._checked(corner) for corner in single_corners(basis, reach)]
-        dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
-        several: list[CheckedCorner] = []
-        while len(dropped) < len(basis.names):
-            several = [await self._checked(corner) for corner in self._several(reach, dropped)]
-            unsafe = [each.corner for each in several if each.found is Safety.UNSAFE]
-            if not unsafe:
-                break
-            dropped.append(most_moved(basis, reach, unsafe))
-            self._round += 1  # what is shown of the rest is shown by fresh answers
-            await self._at_zero()
+        tokens, basis = float(np.mean(self._answers.tokens)), self._basis
+        steered = self._answers.steered
+        styles = tuple([await self._styled(style) for style in self._styles])
+        corners, dropped = list[CheckedCorner](), list[str]()
+        if basis is not None:
+            features, counts = [each.features for each in steered], [each.tokens for each in steered]
+            reach = DialReach.of(features, counts, self._config.adapt.cap, Regression().strength)
+            corners, dropped = await self._dials(basis, reach)
         return BasisCheck(
             basis=basis,
-            kept=without_dials(basis, dropped) if dropped else basis,
+            kept=basis if basis is None or not dropped else without_dials(basis, dropped),
             dropped=tuple(dropped),
             base=1.0 - sum(each.score for each in self._base) / len(self._base),
-            corners=(*alone, *(several if len(dropped) < len(basis.names) else ())),
-            styles=tuple([await self._styled(style) for style in self._styles]),
+            corners=tuple(corners),
+            styles=styles,
             families=self._shares,
+            small=self._small(),
             tokens=tokens,
             policy=self._policy,
         )
 
+    async def _dials(self, basis: Basis, reach: DialReach) -> tuple[list[CheckedCorner], list[str]]:
+        """The last result of each corner, and the dials that are dropped."""
+        alone = [await self._checked(corner) for corner in single_corners(basis, reach)]
+        dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
+        while len(dropped) < len(basis.names):
+            several = [await self._checked(corner) for corner in self._several(basis, reach, dropped)]
+            if not any(each.found is Safety.UNSAFE for each in several):
+                return [*alone, *several], dropped
+            dropped.append(_blamed(basis, reach, several))
+            self._round += 1  # what is shown of the rest is shown by fresh answers
+            await self._at_zero()
+        return alone, dropped
+
     async def _at_zero(self) -> None:
         """The base model's answers."""
-        self._base = await self._scores((0.0,) * len(self._basis.names))
+        self._base = await self._scores(None)
         self._shares = self._families()
 
     def _families(self) -> dict[str, tuple[float, int]]:
@@ -406,11 +430,20 @@ class _Check:
             for family, items in scores.items()
         }
 
-    def _several(self, reach: DialReach, dropped: Sequence[str]) -> list[Corner]:
-        """Drawn and real people, with the dropped dials at 0."""
-        names = self._basis.names
+    def _small(self) -> tuple[str, ...]:
+        """The families in which a rise in every task would not be found."""
+        level = self._level / len(self._shares)
+        return tuple(
+            family
+            for family, (_, count) in self._shares.items()
+            if self._rise(np.ones(count), level).found is not Safety.UNSAFE
+        )
+
+    def _several(self, basis: Basis, reach: DialReach, dropped: Sequence[str]) -> list[Corner]:
+        """All dials at once, drawn and real people, with the dropped dials at 0."""
+        names = basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]
-        joint = joint_corners(without_dials(self._basis, dropped), reach.only(kept)) if self._rules.together else []
+        joint = joint_corners(without_dials(basis, dropped), reach.only(kept)) if self._rules.together else []
         drawn = drawn_corners(reach.only(kept), self._prior.only(kept), self._rules.drawn, self._seed)
         found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in (*joint, *drawn)]
         for number, dials in enumerate(self._people, 1):
@@ -420,14 +453,12 @@ class _Check:
 
     async def _styled(self, style: Style) -> CheckedCorner:
         self._answers.style = style.text
-        try:
-            zeros = (0.0,) * len(self._basis.names)
-            return replace(await self._checked(Corner(name=f"style {style.name}", dials=zeros)), style=style)
-        except BadRequest as error:
-            raise _cannot_show(style, error) from error
+        found = await self._checked(Corner(name=f"style {style.name}", dials=()))
+        self._answers.style = ""
+        return replace(found, style=style)
 
     async def _checked(self, corner: Corner) -> CheckedCorner:
-        scores = await self._scores(corner.dials)
+        scores = await self._scores(corner.dials or None)
         items, gains_I, _ = paired_items(scores, self._base)
         families = {
             family: np.array([self._answers.family(item) == family for item in items]) for family in self._shares
@@ -446,22 +477,54 @@ class _Check:
     def _rise(self, differences_I: Floats, level: float) -> Rise:
         spread, margin = spread_of(differences_I), self._rules.margin
         found = bounds(spread, lower_alpha=level, upper_alpha=level)
+        lower = found.lower
+        if spread.constant and spread.mean > 0:  # the exact bound alone shows less than if one prompt had risen less
+            lower = max(lower, bounds(_with_pair(differences_I), lower_alpha=level, upper_alpha=level).lower)
         return Rise(
             rise=found.mean,
-            lower=found.lower,
+            lower=lower,
             upper=found.upper,
             prompts=found.n,
             needed=items_needed(spread, margin, alpha=level),
-            found=Safety.SAFE if found.upper <= margin else Safety.UNSAFE if found.lower > 0 else Safety.OPEN,
+            found=Safety.SAFE if found.upper <= margin else Safety.UNSAFE if lower > 0 else Safety.OPEN,
         )
 
-    async def _scores(self, dials: tuple[float, ...]) -> list[ItemScore]:
-        adapt = self._config.adapt
-        self._answers.steering = Steering(basis=self._basis, dials=dials, cap=adapt.cap, budget=adapt.answer_budget)
+    async def _scores(self, dials: tuple[float, ...] | None) -> list[ItemScore]:
+        """Answers with these dials, graded; None: all at 0."""
+        adapt, basis, steering = self._config.adapt, self._basis, None
+        if basis is not None:
+            told = dials or (0.0,) * len(basis.names)
+            steering = Steering(basis=basis, dials=told, cap=adapt.cap, budget=adapt.answer_budget)
+        self._answers.steering = steering
         found = await self._answers.scores(self._rules.draws, self._seed + _ROUND * self._round)
         self._number += 1
         self._on_progress("corners", min(self._number, self._corners), self._corners)
         return found
+
+
+def _blamed(basis: Basis, reach: DialReach, several: Sequence[CheckedCorner]) -> str:
+    """The dial to drop if some corners of several dials are unsafe. Of the joint ones all count, since every dial has the same part in
+    each: the dial whose way changes the violations most, where they are unsafe. Of people the dial with the largest part.
+    """
+    joint = [each for each in several if each.corner.together]
+    wrong = [each for each in joint if each.found is Safety.UNSAFE]
+    if not wrong:
+        return most_moved(basis, reach, [each.corner for each in several if each.found is Safety.UNSAFE])
+    families = {name for each in wrong for name, rise in each.families.items() if rise.found is Safety.UNSAFE}
+    rises = [[each.families[name].rise for each in joint] for name in sorted(families)]
+    if any(each.whole.found is Safety.UNSAFE for each in wrong):
+        rises.append([each.whole.rise for each in joint])
+    return largest_contrast(basis, [each.corner for each in joint], np.array(rises))
+
+
+def _with_pair(differences_I: Floats) -> Spread:
+    """Equal differences with one pseudo-item at +1 and one at -1 beside them, as `spread_of` does with few unequal ones (Bonett and Price
+    2012). A corner that changes no prompt's rate makes all n rise from 0 to 1 with a chance of 4^-n at most, in independent answers.
+    """
+    sample_I = np.append(differences_I, [1.0, -1.0])
+    error = float(sample_I.std(ddof=1)) / sample_I.size**0.5
+    mean, size = float(sample_I.mean()), sample_I.size
+    return Spread(mean=mean, centre=mean, error=error, n=size, df=size - 1, constant=False)
 
 
 # ---------------------------------------------------------------- styles
@@ -501,14 +564,12 @@ async def check_styles(
         HeldOutWorld(config=config, url="", tasks=found.tasks).grading() as (_, grader),
     ):
         answers, checked = _LiveAnswers(config, live, found, grader), list[CheckedStyle]()
+        answers.check_styles(styles)
         base = await answers.scores(rules.draws, seed)
         for number, style in enumerate(styles, 1):
             on_progress("styles", number - 1, len(styles))
             answers.style = style.text
-            try:
-                gains_I = paired_items(await answers.scores(rules.draws, seed), base)[1]
-            except BadRequest as error:
-                raise _cannot_show(style, error) from error
+            gains_I = paired_items(await answers.scores(rules.draws, seed), base)[1]
             level = rules.alpha / len(styles)
             told = bounds(spread_of(gains_I), lower_alpha=level, upper_alpha=level)
             checked.append(
@@ -525,8 +586,10 @@ async def check_styles(
         return live.policy, checked
 
 
-def _cannot_show(style: Style, error: BadRequest) -> BadConfig:
-    return BadConfig(f"the model's chat template cannot show the style {style.name!r}: {error}")
+def _asked(task: Task, style: str) -> Conversation:
+    """A task's messages in a style, a text."""
+    continued = task.messages[-1].role is Role.ASSISTANT
+    return with_style(Conversation(messages=task.messages, continued=continued), style)
 
 
 def _spread(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[float, ...]:
@@ -553,13 +616,11 @@ def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
     return found
 
 
-async def _newest_basis(run: Run, live: PolicyVersion) -> Basis:
-    """The live version's. Raises NotFound."""
+async def _newest_basis(run: Run, live: PolicyVersion) -> Basis | None:
+    """The live version's."""
     rows = [row async for _, row in run.log.read(0, {SteeringBasis}) if isinstance(row, SteeringBasis)]
     mine = [row for row in rows if row.weights == live.hash]
-    if not mine:
-        raise NotFound(f"the log has no basis for {live}, which is live: run `ostinato adapt fit` first")
-    return mine[-1].basis()
+    return mine[-1].basis() if mine else None
 
 
 async def shared_prior(run: Run, names: Sequence[str]) -> Prior:

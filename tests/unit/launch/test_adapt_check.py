@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 from dataclasses import replace
 
@@ -20,15 +21,26 @@ from ostinato.adapt.safety import (
     drawn_corners,
     joint_corners,
     joint_signs,
+    largest_contrast,
     most_moved,
     single_corners,
     without_dials,
 )
 from ostinato.adapt.styles import StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, most_moved_people, shared_prior
+from ostinato.app.dials import (
+    BasisCheck,
+    CheckedCorner,
+    Rise,
+    Safety,
+    _blamed,
+    _LiveAnswers,
+    most_moved_people,
+    shared_prior,
+)
 from ostinato.app.storage import open_run
 from ostinato.config import load
-from ostinato.core.errors import BadConfig
+from ostinato.core.conversation import Role
+from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.notices import Alarm
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis, Steered
@@ -36,6 +48,7 @@ from ostinato.launch.commands import doctor
 from ostinato.launch.commands.adapt import check, fit
 from ostinato.launch.views.dial_check import show_check
 from ostinato.launch.workers.prepare import prepare
+from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
 
@@ -53,7 +66,7 @@ def directions(*groups):
     return tokens_M, np.stack([np.isin(tokens_M, group).astype(np.float32) for group in groups])
 
 
-async def a_run(tmp_path, names, groups, *, count=40, more=(), hopeless=0, wordy=0):
+async def a_run(tmp_path, names, groups, *, count=40, more=(), hopeless=0, wordy=0, planted=True):
     """A run whose live version has a planted basis, and a suite that forbids many letters; the first `hopeless` tasks forbid everything,
     and the last `wordy` ask for many letters.
     """
@@ -92,7 +105,8 @@ async def a_run(tmp_path, names, groups, *, count=40, more=(), hopeless=0, wordy
         await prepare(run, lambda _: None)
         live = await run.follower.resolve("live")
         basis = Basis(names, *directions(*groups), live.hash)
-        await run.log.append(SteeringBasis.of(basis, at=1.0))
+        if planted:
+            await run.log.append(SteeringBasis.of(basis, at=1.0))
     return config, basis
 
 
@@ -124,6 +138,7 @@ async def test_a_family_in_which_the_base_model_always_violates_is_named_since_n
     assert "hopeless 100% of 4, letters" in told
     assert told.endswith("of 8")
     assert "in hopeless the base model itself violates nearly always" in said.getvalue()
+    assert "in hopeless there are too few prompts for adapt.safety.alpha" in said.getvalue(), "a rise in 4 of 4"
 
 
 async def test_people_are_drawn_from_the_prior_in_force_for_the_dials_that_are_left(tmp_path, monkeypatch):
@@ -200,6 +215,54 @@ async def test_dials_that_violate_only_together_are_found_without_people_if_they
     assert ("dropped: " in said.getvalue()) is together
 
 
+def a_rise(rise, found):
+    return Rise(rise=rise, lower=rise - 0.1, upper=rise + 0.1, prompts=24, needed=99, found=found)
+
+
+@pytest.mark.parametrize("harmful", range(8))
+def test_of_eight_dials_the_one_that_does_harm_in_one_family_in_company_is_dropped_though_another_lowers_the_rest(
+    harmful,
+):
+    groups = [range(128 + 4 * number, 132 + 4 * number) for number in range(8)]
+    basis = Basis(tuple("abcdefgh"), *directions(*groups), "w")
+    mixed = np.random.default_rng(0).normal(size=(4000, 8)) @ np.random.default_rng(1).normal(size=(8, 8))
+    reach = DialReach.of(mixed, [20] * 4000, 0.1, 0.05)
+    several = []
+    for corner in joint_corners(basis, reach):
+        found = Safety.UNSAFE if corner.dials[harmful] > 0.0 else Safety.OPEN
+        code = a_rise(0.5 * (found is Safety.UNSAFE), found)
+        whole = a_rise(-0.9 * (corner.dials[harmful - 1] > 0.0), Safety.SAFE)
+        several.append(CheckedCorner(corner=corner, whole=whole, families={"code": code}, tokens=9.0, found=found))
+    assert _blamed(basis, reach, several) == basis.names[harmful]
+
+
+async def test_a_family_of_twelve_in_which_every_prompt_rises_is_found_at_the_level_of_eight_dials(
+    tmp_path, monkeypatch
+):
+    """As many others fall, so the suite as a whole does not rise."""
+    attempted = _LiveAnswers._attempted
+
+    def turned(self, task, *args):
+        made, up = attempted(self, task, *args), self.steering.dials[0] > 0.0
+
+        async def grade():
+            return float(up is (task.family == "letters"))
+
+        object.__setattr__(made, "grade", grade)
+        return made
+
+    monkeypatch.setattr(_LiveAnswers, "_attempted", turned)
+    two_families_two_corners, eight_dials = 4, 57 * 11
+    alpha = 0.05 / eight_dials * two_families_two_corners
+    few = ["adapt.safety.margin=0.2", "adapt.safety.drawn=0", f"adapt.safety.alpha={alpha}"]
+    config, _ = await a_run(tmp_path, ("others",), (OTHERS,), count=24, wordy=12, more=few)
+    said = io.StringIO()
+    assert not await check(config, seed=1, console=Console(file=said, width=200))
+    (up,) = [line for line in said.getvalue().splitlines() if line.startswith("│ others up")]
+    assert "unsafe: more violations in wordy" in up
+    assert "too few prompts" not in said.getvalue()
+
+
 async def test_a_rise_in_one_family_is_found_though_another_falls_as_far(tmp_path):
     few = ["adapt.safety.margin=0.2", "adapt.safety.drawn=0"]
     config, _ = await a_run(tmp_path, ("letters",), (LETTERS,), count=48, wordy=24, more=few)
@@ -251,6 +314,39 @@ def test_what_a_suite_names_is_printed_as_it_is_and_no_number_that_the_settings_
     assert "harm[/x]" in said.getvalue()
     assert "up[red]" in said.getvalue()
     assert "adapt.safety.draws" not in said.getvalue()
+
+
+async def test_a_style_that_the_template_cannot_show_is_refused_before_any_answer(tmp_path, monkeypatch):
+    rendered, answered = HFRenderer.chat, []
+
+    def chat(self, conversation, *args, **how):
+        if any(message.role is Role.SYSTEM for message in conversation.messages):
+            raise BadRequest("no system messages")
+        return rendered(self, conversation, *args, **how)
+
+    async def scores(self, draws, seed):
+        answered.append(draws)
+
+    monkeypatch.setattr(HFRenderer, "chat", chat)
+    monkeypatch.setattr(_LiveAnswers, "scores", scores)
+    config, _ = await a_run(tmp_path, ("letters",), (LETTERS,), more=["adapt.styles.prompts.concise='Be brief.'"])
+    with pytest.raises(BadConfig, match="cannot show the style 'concise'"):
+        await check(config, seed=1, console=Console(file=io.StringIO()))
+    assert answered == []
+
+
+async def test_styles_are_tried_without_a_basis_and_without_both_there_is_nothing_to_try(tmp_path, monkeypatch):
+    with_losses(monkeypatch, RUDE)
+    few, rude = ["adapt.safety.margin=0.2"], f"adapt.styles.prompts.rude='{RUDE}'"
+    config, _ = await a_run(tmp_path, ("others",), (OTHERS,), more=[*few, rude], planted=False)
+    said = io.StringIO()
+    assert not await check(config, seed=1, console=Console(file=said, width=200))
+    assert "unsafe styles, dealt to nobody: rude\n" in said.getvalue()
+    assert "has no basis, so only styles were tried" in said.getvalue()
+    assert await bases(config) == []
+    none = config.adapt.model_copy(update={"styles": config.adapt.styles.model_copy(update={"prompts": {}})})
+    with pytest.raises(NotFound, match="adapt fit"):
+        await check(config.model_copy(update={"adapt": none}), seed=1, console=Console(file=io.StringIO()))
 
 
 async def test_what_too_few_prompts_cannot_show_is_named_with_the_number_that_they_need(tmp_path):
@@ -315,6 +411,31 @@ def test_any_two_dials_go_all_four_ways_together_and_no_combination_comes_twice(
         for other in range(one):
             assert len(np.unique(signs[:, [one, other]], axis=0)) == 4
     assert joint_signs(1).shape == (0, 1)
+
+
+def test_a_dial_that_does_harm_only_in_company_has_the_largest_contrast_of_eight_and_so_has_each_of_a_pair():
+    names = tuple("abcdefgh")
+    groups = [range(128 + 4 * number, 132 + 4 * number) for number in range(8)]
+    basis = Basis(names, *directions(*groups), "w")
+    rng = np.random.default_rng(0)
+    reach = DialReach.of(rng.normal(size=(4000, 8)) @ rng.normal(size=(8, 8)), [20] * 4000, 0.1, 0.05)
+    corners = joint_corners(basis, reach)
+    up = np.array([corner.dials for corner in corners]) > 0.0
+    for one, way in itertools.product(range(8), (True, False)):
+        unsafe = up[:, one] == way
+        assert largest_contrast(basis, corners, unsafe[None] * 1.0) == names[one]
+        for other, its_way in itertools.product(set(range(8)) - {one}, (True, False)):
+            both = unsafe & (up[:, other] == its_way)
+            noise = rng.normal(size=16) * 0.02
+            assert largest_contrast(basis, corners, both[None] + noise) in (names[one], names[other])
+
+
+def test_a_dial_that_is_dropped_already_is_not_chosen_again():
+    basis = Basis(("a", "b", "c"), *directions(LETTERS, OTHERS, range(200, 210)), "w")
+    corners = [Corner(name="", dials=(0.0, one, other), together=True) for one in (1.0, -1.0) for other in (1.0, -1.0)]
+    assert largest_contrast(basis, corners, np.zeros((1, 4))) == "b"
+    reach = DialReach(fisher_KK=np.zeros((3, 3)), tokens=20.0, cap=0.1, strength=0.05)
+    assert most_moved(basis, reach, corners) == "b"
 
 
 def test_all_dials_together_keep_their_proportions_and_the_cap():

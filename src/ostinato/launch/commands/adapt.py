@@ -68,7 +68,7 @@ async def fit(
             with counting_bars() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
             # one for another version than the live one keeps its dials, or those of the live one would be others than people's
-            basis = checked.kept if names is None else silenced(basis, checked.dropped)
+            basis = (checked.kept or basis) if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
         if checked is not None:
             show_check(checked, config.adapt.safety, console)
@@ -86,8 +86,8 @@ async def _live_names(run: Run) -> tuple[str, ...] | None:
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis and the styles, and write the basis again without the dials that failed, and that styles which failed
-    are not approved. True if every corner and style was shown to be safe.
+    """Try the live version's basis, if it has one, and the styles, and write the basis again without the dials that failed, and that styles
+    which failed are not approved. True if every corner and style was shown to be safe.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
@@ -96,10 +96,10 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
         with counting_bars() as told:
             found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
         await _note_styles(config, run, found)
-        if found.dropped:
+        if found.dropped and found.basis is not None and found.kept is not None:
             await run.log.append(SteeringBasis.of(found.kept, wall_clock()))
         show_check(found, config.adapt.safety, console)
-        if found.dropped:
+        if found.dropped and found.basis is not None and found.kept is not None:
             say(console, f"basis {found.kept.hash} is in the log in the place of {found.basis.hash}")
     return found.safe
 

@@ -35,7 +35,14 @@ def show_check(found: BasisCheck, rules: SafetyConfig, console: Console) -> None
             console,
             f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
         )
-    if found.dropped:
+    if found.small:
+        say(
+            console,
+            f"in {', '.join(found.small)} there are too few prompts for adapt.safety.alpha: not even a rise in all would show",
+        )
+    if found.basis is None:
+        say(console, "the version has no basis, so only styles were tried")
+    if found.dropped and found.basis is not None:
         left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
         say(console, f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}")
     if refused := [each.style.name for each in found.styles if each.style and each.found is Safety.UNSAFE]:
