@@ -7,7 +7,6 @@ from functools import partial, wraps
 
 from tests.deadlines import WHOLE_PROGRAM_S
 
-_EVER = None
 _LOOK_S = 1.0  # of real waiting at a time, for what wakes the loop at once
 
 
@@ -16,20 +15,17 @@ class _Selector(selectors.DefaultSelector):
 
     def __init__(self, *, jumps):
         super().__init__()
-        self.now, self.began = (
-            0.0,
-            time.monotonic(),
-        )  # asyncio counts in nanoseconds: after months of them it would lose count
-        self.threads, self._jumps = 0, jumps
+        self.now = 0.0  # not the machine's clock: added to months of seconds, nanoseconds would be lost
+        self.began, self.threads, self._jumps = time.monotonic(), 0, jumps
 
-    def select(self, timeout=_EVER):
+    def select(self, timeout=None):
         if time.monotonic() - self.began > WHOLE_PROGRAM_S:
             self.began = time.monotonic()  # what is cancelled now has as long to end
-            raise TimeoutError(f"nothing has come for {WHOLE_PROGRAM_S:g} s that could end this test")
+            raise TimeoutError(f"nothing that could end this test has come within {WHOLE_PROGRAM_S:g} s")
         found = super().select(0)
-        if found or (timeout is not _EVER and timeout <= 0):
+        if found or (timeout is not None and timeout <= 0):
             return found
-        if timeout is not _EVER and self._jumps and not self.threads:
+        if timeout is not None and self._jumps and not self.threads:
             self.now += timeout
             return []
         return super().select(_LOOK_S)
