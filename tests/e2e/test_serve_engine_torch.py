@@ -12,7 +12,7 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.step_gate import StepGate
 from tests.unit.serve.gateway_world import world
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, TooLarge, Unavailable
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
@@ -167,6 +167,8 @@ async def test_too_many_open_samples_are_refused(tmp_path):
                 await answer(tiny.engine, ask("second"))
             await stream.aclose()
         assert await answer(tiny.engine, ask("third"))
+        with pytest.raises(TooLarge, match=r"engine\.max_waiting lets 4"):  # and no number of tries would help
+            await answer(tiny.engine, ask("fourth", n=5))
 
 
 async def test_slots_with_the_same_weights_share_a_module(tmp_path):

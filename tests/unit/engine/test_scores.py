@@ -126,7 +126,7 @@ async def test_what_cannot_be_scored_is_refused(tmp_path):
         engine = tiny.engine
         assert await engine.score("live", PROMPT[:9], 9) == []
         assert len(await engine.score("live", PROMPT[: BLOCK * 8], 1)) == BLOCK * 8 - 1
-        with pytest.raises(TooLarge, match="exceed the context of 128"):
+        with pytest.raises(TooLarge, match="exceed the context: at most 128 can be scored"):
             await engine.score("live", PROMPT[: BLOCK * 8 + 1], 1)
         with pytest.raises(NotFound, match="nowhere"):
             await engine.score("nowhere", PROMPT[:9], 1)

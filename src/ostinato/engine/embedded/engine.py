@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import BadRequest, NotFound, Overloaded, TooLarge, Unavailable
+from ostinato.core.errors import NotFound, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.interpreter import take_short_turns
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
-from ostinato.engine.admission import check_request
+from ostinato.engine.admission import check_request, check_room, check_score
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack, round_to_fp8
 from ostinato.engine.embedded.kv import BlockPool, open_store
@@ -204,17 +204,12 @@ class TorchEngine:
         """Log-probabilities (temperature 1) of ids[start:], with the bits that sampling gives them. Its tokens take turns with those of
         open streams and share their prefix cache. Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
         """
-        worker, context = self._running(), self.capabilities().context
+        worker, can = self._running(), self.capabilities()
         self._policy(worker, slot)
-        if not 1 <= start <= len(ids):
-            raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
-        if len(ids) > context:
-            raise TooLarge(f"{len(ids)} tokens exceed the context of {context}.", field="ids")
-        if min(ids) < 0 or max(ids) >= self._renderer.vocab_size:
-            raise BadRequest(f"A token id lies outside [0, {self._renderer.vocab_size}).", field="ids")
+        check_score(ids, start, most=can.context, vocab_size=can.vocab_size)
         if start == len(ids):
             return []
-        self._check_room(1)
+        check_room(1, self._open, self.config.max_waiting)
         request = Generate(
             id="score", slot=slot, prompt_ids=tuple(ids[:-1]), sampling=Sampling(max_tokens=1), cache_salt=cache_salt
         )
@@ -309,13 +304,7 @@ class TorchEngine:
         self._policy(worker, request.slot)
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
-        self._check_room(request.n)
-
-    def _check_room(self, samples: int) -> None:
-        if self._open + samples > self.config.max_waiting:
-            raise Overloaded(
-                f"The engine is overloaded: {self._open} samples are open, of {self.config.max_waiting}; try again later."
-            )
+        check_room(request.n, self._open, self.config.max_waiting)
 
     async def _call(self, order: Callable[[], T]) -> T:
         """Run `order` on the worker thread between two steps and return what it returns or raises."""
