@@ -84,6 +84,12 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         return self.prefill_chunk or (_CHUNK if device == "cpu" else _GPU_CHUNK)
 
     @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        if self.kv_tokens < self.block:
+            raise ValueError(f"kv_tokens = {self.kv_tokens} hold no block of {self.block}: raise it, or lower engine.block")
+        return self
+
+    @model_validator(mode="after")
     def _check_urls(self) -> Self:
         if self.kind == "vllm" and not self.urls:
             raise ValueError("engine.kind 'vllm' needs at least one server in engine.urls")
