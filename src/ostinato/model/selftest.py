@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -106,10 +107,12 @@ def check_exact(
     make_memory: Callable[[int, int], Memory] = BlockMemory,
     pack: Pack | None = None,
     team: int | None = None,
+    block: int | None = None,
 ) -> None:
     """Compute two sequences, each in one pass under autograd as in the trainer, then cut up, together and alone, as in the engine.
 
-    With `team` the passes under autograd use that many threads, the others the number that the caller set.
+    With `team` the passes under autograd use that many threads, the others the number that the caller set. With `block` the engine's part
+    has a `BlockMemory` of blocks of so many tokens.
 
     Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
     `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig if the
@@ -124,6 +127,7 @@ def check_exact(
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
     with cpu.team(team or torch.get_num_threads()):
         whole = [_whole(model, ids[i], make_memory(1, total)) for i in range(2)]
+    make_memory = make_memory if block is None else partial(BlockMemory, block=block)
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
         pieces = [SequencePiece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
@@ -260,9 +264,10 @@ class ExactnessVerdict:
 
 
 def examine(
-    path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None
+    path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None, block: int = 32
 ) -> ExactnessVerdict:
-    """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first.
+    """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first, and the
+    engine's cache, in blocks of `block` tokens, those of the trainer.
 
     Builds enough layers to include every kind of layer, with random weights: kernels are not chosen by values. `pack` brings a model into
     the engine's form. Raises BadConfig for a model that our attention cannot express; a model that is merely not exact gets a verdict.
@@ -277,7 +282,7 @@ def examine(
         for count in threads:
             for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every team
                 with team(count):
-                    check_exact(model, pack=pack, team=autograd)
+                    check_exact(model, pack=pack, team=autograd, block=block)
         table.append("end to end: one pass, or cut up with a cache in company")
     except BadConfig as error:
         reason = str(error)
