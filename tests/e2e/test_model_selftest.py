@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.form import prepack
-from ostinato.model import selftest
+from ostinato.model import paged
 from ostinato.model.load import load_model
 from ostinato.model.numerics import GELU_TANH, ROTARY_BY_LAYER, ZERO_CENTERED
 from ostinato.model.paged import Reads
@@ -81,7 +81,7 @@ class OddBlocks(Reads):
 def test_attention_in_the_blocks_that_the_engine_is_set_to_is_tested(dense, monkeypatch):
     """The trainer's blocks have 32 tokens, whatever the engine's have."""
     assert examine(dense, torch.float32, block=64).exact
-    monkeypatch.setattr(selftest, "Reads", OddBlocks)
+    monkeypatch.setattr(paged, "Reads", OddBlocks)
     assert examine(dense, torch.float32).exact
     found = examine(dense, torch.float32, block=64)
     assert not found.exact

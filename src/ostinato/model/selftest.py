@@ -30,7 +30,7 @@ from ostinato.model.experts import experts_of
 from ostinato.model.linear import order_in_use
 from ostinato.model.load import empty_model
 from ostinato.model.numerics import definitions_of
-from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces, WholeAttend
+from ostinato.model.paged import Blocks, PagedAttend, PagedEntry, WholeAttend
 from ostinato.model.portable import library_operations
 
 
@@ -65,7 +65,7 @@ class BlockMemory:
         self._layers: dict[int, Blocks] = {}
 
     def __call__(self, pieces: Sequence[SequencePiece]) -> Attend:
-        return _Memory(self, [self._entry(piece) for piece in pieces])
+        return PagedAttend([self._entry(piece) for piece in pieces], self.block, self.blocks)
 
     def blocks(self, layer: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Blocks:
         """A layer's blocks, initially empty."""
@@ -76,24 +76,6 @@ class BlockMemory:
     def _entry(self, piece: SequencePiece) -> PagedEntry:
         last = self._total - 1 - piece.sequence * self._each
         return PagedEntry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self.block), -1))
-
-
-class _Memory:
-    """Attention of one pass over a `BlockMemory`."""
-
-    def __init__(self, memory: BlockMemory, entries: Sequence[PagedEntry]) -> None:
-        self._memory, self._reads = memory, Reads(entries, memory.block)
-        self._places = TokenPlaces.of(entries, memory.block)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        blocks = self._memory.blocks(layer, k.shape[1], k.shape[2], k.dtype)
-        blocks.write(k, v, self._places)
-        return self._reads.attend(q, blocks, scale, window)[0]
-
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
-        """The same attention as `PagedCache`, for code that runs all layers at once."""
-        held = [self._memory.blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
-        return PagedCache(self._reads, self._places, held)
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
