@@ -289,7 +289,7 @@ def filled(model: PreTrainedModel) -> PreTrainedModel:
     """Fill the model with weights that repeat a pool of random numbers, which is fast even for a large vocabulary."""
     weights = set(dict(model.named_parameters(remove_duplicate=False)))
     for seed, (name, tensor) in enumerate(model.state_dict().items()):
-        numbers = _numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
+        numbers = random_numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
         if tensor.dim() > 1:
             tensor.copy_(numbers * tensor.shape[-1] ** -0.5)
         else:
@@ -386,7 +386,8 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
             handle.remove()
 
 
-def _numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int) -> Tensor:
+def random_numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int = 1) -> Tensor:
+    """[rows, columns] normal numbers, quickly made: a large matrix repeats a pool of them."""
     pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(seed)).to(dtype)
     repeated = pool.repeat(-(-rows * columns // _POOL))
     return repeated[: rows * columns].view(rows, columns)
