@@ -146,7 +146,10 @@ class Loans:
         replica.woken.set()
 
     async def _return(self, replica: Replica, end_s: float) -> None:
-        fetching = asyncio.create_task(self._fleet.fetch(replica, self._home))
+        await asyncio.gather(self._fleet.fetch(replica, self._home), self._ended_or_cut(replica, end_s))
+        self._bring_back(replica)
+
+    async def _ended_or_cut(self, replica: Replica, end_s: float) -> None:
         try:
             async with asyncio.timeout(end_s):
                 await self._ended(replica)
@@ -154,8 +157,6 @@ class Loans:
             cut = self._cut(replica)
             self.cut_off += cut
             _LOG.info("%s is wanted back: %d samples are cut off", replica.server.url, cut)
-        await fetching
-        self._bring_back(replica)
 
     async def _ended(self, replica: Replica) -> None:
         while self._running("")[replica]:
