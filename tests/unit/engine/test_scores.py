@@ -153,6 +153,26 @@ async def test_weights_that_give_no_numbers_end_a_score_and_spoil_no_block(tmp_p
         assert await engine.score("live", PROMPT, 200) == wanted
 
 
+async def test_weights_that_give_no_numbers_leave_none_in_the_blocks_of_others(tmp_path):
+    """Values that no number can hold, of a prompt that was computed in part: 0 times one of them is no number, either."""
+    clock, short = PacedClock(), replace(ASK, prompt_ids=PROMPT[-5:], sampling=Sampling(max_tokens=2, seed=3))
+    async with tiny_engine(tmp_path, CONFIG, clock=clock) as tiny:
+        engine, good = tiny.engine, tiny_snapshot(tmp_path, 1, seed=0)
+        wanted = await sampled(engine, short)
+        name = "model.layers.0.self_attn.v_proj.weight"
+        far = np.full(good.weights[name].shape, 3e38, np.float32).view(np.uint8)
+        large = {**good.weights, name: replace(good.weights[name], data=far)}
+        await engine.load("canary", Snapshot(policy=PolicyVersion(number=2, hash="large"), weights=large))
+        before, clock.held = engine.stats()["prefill_tokens"], True
+        task = asyncio.create_task(sampled(engine, replace(ASK, id="large", slot="canary")))
+        await clock.until(lambda: engine.stats()["prefill_tokens"] == before + CHUNK)
+        task.cancel()
+        clock.go_on()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await sampled(engine, short) == wanted
+        assert engine.stats()["kv_blocks_used"] == 0
+
+
 def test_new_weights_and_preemption_begin_a_score_anew():
     pool = BlockPool(8)
     scheduler = Scheduler(pool, block=4, rows=4, chunk=4)
