@@ -637,11 +637,11 @@ class EngineThread(threading.Thread):
 
     def _routes(self, sample: Generation, length: int) -> bytes:
         """The encoded experts of the first `length` tokens, without the last, which nothing was computed from; empty for a dense model, for
-        a stream that was cut off, and if nothing is sampled.
+        a stream that was cut off, for a single token, and if nothing is sampled.
         """
         policy = self.policies.get(sample.request.slot)
         router = None if policy is None else routing.of(policy.model)
-        if router is None or sample.targets or len(sample.routes) < length - 1:
+        if router is None or sample.targets or not 1 < length <= len(sample.routes) + 1:
             return b""
         try:
             return routes.encode(np.stack(sample.routes[: length - 1]), router.experts)
