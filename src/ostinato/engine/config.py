@@ -70,7 +70,9 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         "with instructions for them, with model.kernels = 'torch'. With 'int8' and 'fp8' numerics are fast: the trainer corrects for the "
         "difference, and model.numerics = 'exact' is refused.",
     )
-    max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once. More get 503.")
+    max_waiting: int = Field(
+        default=1024, ge=1, description="Samples that may be open at once. More get 503, and a request for more of its own 413."
+    )
     threads: int = Field(
         default=0,
         ge=0,

@@ -5,9 +5,10 @@ import shlex
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.errors import BadConfig, BadWeights, StorageFull
 from ostinato.model import gguf_wheel
 from ostinato.model.checkpoint_validation import check_vocabulary, expert_count, read_config
 from ostinato.model.config import ModelConfig
@@ -320,6 +321,21 @@ def test_a_half_conversion_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
     path = gguf_wheel.convert(tmp_path, lambda _: None)
     assert (path / "config.json").is_file()
     assert [file.name for file in tmp_path.iterdir() if "partial" in file.name] == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_full_disk_is_named_in_a_conversion_which_leaves_nothing(tmp_path, monkeypatch, error):
+    def full(source, into):
+        (into / "model.safetensors").write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(gguf_wheel, "find_gguf", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(gguf_wheel, "_write", full)
+    with pytest.raises(StorageFull, match=r"No space left on device.*; make room there, or set model\.cache"):
+        gguf_wheel.convert(tmp_path / "cache", lambda _: None)
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == [f".{gguf_wheel.NAME}.lock"]
 
 
 def test_config_refuses_unknown_keys():
