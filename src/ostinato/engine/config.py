@@ -71,7 +71,9 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         "difference, and model.numerics = 'exact' is refused.",
     )
     max_waiting: int = Field(
-        default=1024, ge=1, description="Samples that may be open at once. More get 503, and a request for more of its own 413."
+        default=1024,
+        ge=1,
+        description="Samples that may be open at once. More get 503, and a request for more of its own 413.",
     )
     threads: int = Field(
         default=0,
@@ -88,7 +90,9 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
         if self.kv_tokens < self.block:
-            raise ValueError(f"kv_tokens = {self.kv_tokens} hold no block of {self.block}: raise it, or lower engine.block")
+            raise ValueError(
+                f"kv_tokens = {self.kv_tokens} hold no block of {self.block}: raise it, or lower engine.block"
+            )
         return self
 
     @model_validator(mode="after")

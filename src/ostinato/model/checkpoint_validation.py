@@ -22,6 +22,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 SEE = "the table of models in the documentation says which are supported"
 _MAX_JSON = 16 << 20
 _CONFIG = "config.json"
+GENERATION = "generation_config.json"
 _LAYERS, _WIDTH, _EXPERTS, _VOCABULARY = 1 << 10, 1 << 18, 1 << 14, 1 << 22
 _LARGEST = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), _LAYERS),
@@ -65,6 +66,8 @@ def check_directory(path: Path) -> None:
         )
     if weights != [path / _WEIGHTS] and not isinstance(read_json(path / _INDEX).get("metadata"), dict):
         raise BadWeights(f'{path}/{_INDEX} has no "metadata", which transformers asks for: add "metadata": {{}} to it')
+    if (path / GENERATION).is_file():
+        read_json(path / GENERATION)
     for file in weights:
         _check_weights(file)
     tokenizers = [path / name for name in _TOKENIZERS if (path / name).is_file()]
@@ -76,12 +79,9 @@ def check_directory(path: Path) -> None:
 
 def read_config(path: Path) -> Any:
     """The directory's configuration as the library's object. Raises BadConfig for an architecture that it has no causal model of."""
-    from transformers import (
-        CONFIG_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        AutoConfig,
-        is_torch_available,
-    )  # here: `ostinato up` checks without it
+    # here: `ostinato up` checks without them
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, is_torch_available
 
     where, kind = path / _CONFIG, str(_sizes_checked(path).get("model_type", ""))
     if kind not in CONFIG_MAPPING:
@@ -90,10 +90,12 @@ def read_config(path: Path) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise BadConfig(
             f"{where}: transformers cannot read it ({' '.join(str(error).split())}); copy it again from where the model came from"
         ) from error
+    if isinstance(config.get_text_config(), dict):
+        raise BadConfig(f"{where}: text_config is not for models of type {kind!r}; take it out")
     if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # without torch only texts are read
         raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")
     return config

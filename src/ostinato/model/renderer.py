@@ -23,7 +23,7 @@ from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
 from ostinato.model.answer_reader import Reader, format_for
 from ostinato.model.chat_template import ChatTemplate, Fences, encodable
-from ostinato.model.checkpoint_validation import check_ids, read_config, read_json
+from ostinato.model.checkpoint_validation import GENERATION, check_ids, read_config, read_json
 from ostinato.model.grammars import Grammars, GrammarTrial
 from ostinato.model.response_constraints import grammar_of
 
@@ -82,7 +82,6 @@ def _byte_level() -> dict[str, int]:
 
 
 FENCES = ("```", "~~~")
-_GENERATION = "generation_config.json"
 _HELD_CHARS = 1_000  # `encode` holds the interpreter's lock until it is done, which would stop all streams; a batch of one lets go of it
 
 
@@ -101,7 +100,7 @@ class HFRenderer:
         try:
             library = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             core = Tokenizer.from_str(library.backend_tokenizer.to_str())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             why = " ".join(str(error).split())
             if "trust_remote_code" in why:
                 why = "it is code that came with the model, which is never run"
@@ -303,8 +302,8 @@ class HFRenderer:
     def _find_stop_ids(self, path: Path, config: Any, library_end: Any) -> frozenset[int]:
         """End tokens by configuration, and the control token that the template puts after the last answer."""
         stated = {"config.json": getattr(config, "eos_token_id", None), "tokenizer_config.json": library_end}
-        if (path / _GENERATION).is_file():
-            stated[_GENERATION] = read_json(path / _GENERATION).get("eos_token_id")
+        if (path / GENERATION).is_file():
+            stated[GENERATION] = read_json(path / GENERATION).get("eos_token_id")
         ids = {id for name, value in stated.items() for id in _token_ids(path / name, value)}
         possible = {id for id in ids if 0 <= id < self.vocab_size}  # -1 stands for none in some files
         return frozenset(possible.union(self._control[token] for token in self._template.ends[:1]))

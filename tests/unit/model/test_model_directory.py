@@ -8,7 +8,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ostinato.core.errors import BadConfig, BadWeights, StorageFull
+from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.errors import BadConfig, BadRequest, BadWeights, StorageFull
 from ostinato.model import gguf_wheel
 from ostinato.model.checkpoint_validation import check_vocabulary, expert_count, read_config
 from ostinato.model.config import ModelConfig
@@ -196,6 +197,58 @@ def test_a_broken_generation_config_is_named_in_a_line(tiny, text):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rms_norm_eps", 1),
+        ("eos_token_id", "</s>"),
+        ("rope_parameters", "x"),
+        ("layer_types", ["full_attention"] * 5),
+        ("num_attention_heads", 3),
+        ("head_dim", 5),
+        ("text_config", {}),
+        ("output_attentions", True),
+        ("_attn_implementation", "flash_attention_2"),
+    ],
+)
+def test_a_configuration_that_the_library_refuses_is_named_in_a_line(tiny, name, value):
+    edit(tiny / "config.json", **{name: value})
+    with pytest.raises((BadConfig, BadWeights), match=r"^[^\n]+$"):
+        load_model(tiny, torch.float32)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '{"compile_config": 5}', '{"cache_implementation": "nope"}'])
+def test_what_the_library_makes_of_a_generation_config_is_no_traceback(tiny, text):
+    (tiny / "generation_config.json").write_text(text)
+    with pytest.raises(BadWeights, match=r"^[^\n]+$"):
+        load_model(tiny, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer_config.json", '{"eos_token": 5}'),
+        ("tokenizer_config.json", '{"extra_special_tokens": 5}'),
+        ("tokenizer_config.json", '{"response_template": 5}'),
+        ("special_tokens_map.json", '{"eos_token": 5}'),
+        ("added_tokens.json", '{"a": "x"}'),
+        ("tokenizer.json", "[]"),
+    ],
+)
+def test_a_tokenizer_that_the_library_cannot_make_is_named_in_a_line(tiny, file, text):
+    (tiny / file).write_text(text)
+    with pytest.raises(BadConfig, match=r"^[^\n]+$"):
+        HFRenderer(tiny)
+
+
+@pytest.mark.parametrize("text", ["{{ 1 // 0 }}", "{{ '{a}'.format() }}", "{% for i in range(10**9) %}{% endfor %}"])
+def test_a_template_that_fails_refuses_the_messages(tiny, text):
+    (tiny / "chat_template.jinja").write_text(text)
+    renderer = HFRenderer(tiny)
+    with pytest.raises(BadRequest, match="chat template refuses these messages"):
+        renderer.chat(Conversation(messages=(Message(role=Role.USER, text="hi"),)))
+
+
+@pytest.mark.parametrize(
     ("stated", "more"), [(None, set()), (7, {7}), ([7, 8], {7, 8}), (-1, set()), ([7, 10**9], {7})]
 )
 def test_the_ends_of_an_answer_are_those_that_any_file_states_and_the_model_can_sample(tiny, stated, more):
@@ -300,7 +353,9 @@ def test_a_full_disk_is_named_in_a_download(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/blobs/ab")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(BadConfig, match=r"cannot be downloaded \(OSError: .*No space left on device: '/cache/blobs/ab'\)"):
+    with pytest.raises(
+        BadConfig, match=r"cannot be downloaded \(OSError: .*No space left on device: '/cache/blobs/ab'\)"
+    ):
         resolve("owner/name", tmp_path)
 
 
