@@ -109,11 +109,9 @@ def _is_same(kind: type, width: int, eps: float, zero_centered: bool) -> bool:
     """True if a module of this class gives the same results as ours, up to rounding, for a test weight."""
     if width % LANES:
         return False
-    # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
-    scales = torch.tensor([[1e-3], [0.1], [1.0], [50.0]], dtype=torch.float32)
-    x = torch.linspace(-3, 3, 4 * width, dtype=torch.float32).view(4, width).sin() * scales
+    x = torch.linspace(-3, 3, 4 * width).view(4, width).sin() * torch.tensor([[1e-3], [0.1], [1.0], [50.0]])
     try:
-        theirs = kind(width, eps).float()
+        theirs = kind(width, eps)
         theirs.weight.copy_(torch.linspace(-1, 2, width))
         ours = RMSNorm(theirs.weight, eps, zero_centered=zero_centered)
         if not torch.allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-6):

@@ -299,7 +299,7 @@ def _trial(router: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     device, width = router.weight.device, router.weight.shape[1]
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(*shape, generator=source, dtype=torch.float32) * scale).to(device, dtype)
+        return (torch.randn(*shape, generator=source) * scale).to(device, dtype)
 
     drawn = {
         name: draw(*tensor.shape, scale=2 * width**-0.5)

@@ -368,17 +368,15 @@ async def test_a_server_that_answers_nonsense_while_it_goes_or_comes_back_is_not
 
 
 async def test_an_engine_that_is_closed_leaves_no_changeover_behind(monkeypatch):
-    fakes, fetching = fleet(3), asyncio.Event()
+    fakes, fetching = fleet(3, slow_s=0.005), asyncio.Event()
 
     async def stage(policy):
         fetching.set()
         await asyncio.Event().wait()
 
     async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
-        await loaded(engine)
-        engine.loans.lend(1)
-        _, replica = lender(engine, fakes)
-        await arrived(replica, "world")
+        fake, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=110)
+        fake.held = True  # what is open there does not end
         monkeypatch.setattr(replica.server.driver, "stage", stage)
         engine.loans.give_back(1, end_s=PATIENT_S)
         await fetching.wait()
@@ -386,3 +384,4 @@ async def test_an_engine_that_is_closed_leaves_no_changeover_behind(monkeypatch)
         for _ in range(20):  # turns of the loop in which what was cancelled ends
             await asyncio.sleep(0)
         assert [task for task in asyncio.all_tasks() if "fetch" in repr(task.get_coro())] == []
+        await asyncio.gather(*tasks)
