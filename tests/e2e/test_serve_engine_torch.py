@@ -18,8 +18,8 @@ from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.engine.embedded.kv import PagedAttention
 from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.paged import PagedAttend
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
@@ -243,7 +243,7 @@ async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch)
                 raise RuntimeError("planted")
 
             for way in ("__call__", "pages"):  # of one layer, and of all at once
-                monkeypatch.setattr(PagedAttention, way, broken)
+                monkeypatch.setattr(PagedAttend, way, broken)
         for stream in streams:
             assert [chunk async for chunk in stream][-1].finish is Finish.ERROR
         with pytest.raises(Unavailable) as caught:
