@@ -155,7 +155,9 @@ async def test_weights_that_give_no_numbers_end_a_score_and_spoil_no_block(tmp_p
 
 async def test_weights_that_give_no_numbers_leave_none_in_the_blocks_of_others(tmp_path):
     """Values that no number can hold, of a prompt that was computed in part: 0 times one of them is no number, either."""
-    config = CONFIG.model_copy(update={"prefill_chunk": 20})  # two of them fill no whole block, so that the last is anybody's
+    config = CONFIG.model_copy(
+        update={"prefill_chunk": 20}
+    )  # two of them fill no whole block, so that the last is anybody's
     clock, short = PacedClock(), replace(ASK, prompt_ids=PROMPT[-5:], sampling=Sampling(max_tokens=2, seed=3))
     async with tiny_engine(tmp_path, config, clock=clock) as tiny:
         engine, good = tiny.engine, tiny_snapshot(tmp_path, 1, seed=0)
