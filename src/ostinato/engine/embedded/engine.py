@@ -43,8 +43,7 @@ class TorchEngine:
         build: weights -> an eval module; raises BadWeights for weights that must not be served.
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
         config: sizes.
-        prepack: bring models into the engine's form when they are loaded (the same bits, fewer microseconds).
-        integers: integer format of the decoder's linear layers, even without `prepack`; None: they compute in the model's dtype.
+        integers: integer format of the decoder's linear layers; None: they compute in the model's dtype.
         contract: the numerics contract of this process, stamped on its samples; None if it was not measured.
         wide: a team of `config.threads` torch threads gives the same bits as one thread, so small steps may use them all.
         grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
@@ -67,7 +66,6 @@ class TorchEngine:
         renderer: Renderer,
         config: EngineConfig | None = None,
         *,
-        prepack: bool = True,
         integers: Integers | None = None,
         contract: Contract | None = None,
         wide: bool = False,
@@ -76,8 +74,7 @@ class TorchEngine:
         device: str = "cpu",
     ) -> None:
         self.config, self._device = config or EngineConfig(), device
-        self._build, self._renderer, self._prepack = build, renderer, prepack
-        self._integers = integers
+        self._build, self._renderer, self._integers = build, renderer, integers
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._loading = asyncio.Lock()
         # one thread: freed weights stay in the heap arena of the thread that allocated them, and the next version should reuse it
@@ -284,7 +281,7 @@ class TorchEngine:
             model = self._build(weights)
             if self.config.products == "fp8":
                 round_to_fp8(model)
-            elif backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
+            elif backend_of(model).kernels == "own":
                 prepack(model, self._integers)
         return model
 

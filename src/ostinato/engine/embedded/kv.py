@@ -126,7 +126,7 @@ class Store:
 
     def attend(self, entries: Sequence[PagedEntry]) -> PagedAttend:
         """Attention for one flattened forward over `entries`. A policy of another shape is not loaded, so every layer's blocks fit."""
-        return PagedAttend(entries, self.block, lambda layer, *_: self.layers[layer])
+        return PagedAttend(entries, self.block, lambda layer, kv_heads, dim, dtype: self.layers[layer])
 
     def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> None:
         """None: on a CPU there is nothing to gain."""

@@ -65,7 +65,7 @@ class Loans:
         self._ending: dict[Replica, asyncio.Task[None]] = {}
         self._since: dict[Replica, float] = {}
         self._seconds = 0.0
-        self.lent = self.returned = self.cut_off = 0
+        self.cut_off = 0
 
     def standing(self) -> LendingState:
         """The current counts."""
@@ -99,7 +99,6 @@ class Loans:
             replica.loan = Loan(home=self._home, to=self._to)
             replica.slots.clear()
             self._begin(replica, self._leave(replica))
-            self.lent += 1
         return len(going)
 
     def give_back(self, count: int, end_s: float) -> int:
@@ -114,7 +113,6 @@ class Loans:
         lent.sort(key=lambda each: (each.loan is not None and each.loan.stage == "lent", running[each]))
         for replica in lent[:count]:
             assert replica.loan is not None
-            self.returned += 1
             if replica.loan.stage == "leaving":  # it still holds its own version, so its open requests stay
                 self._stop(replica)
                 self._bring_back(replica)
