@@ -182,7 +182,7 @@ def _sound(pieces: Sequence[Scheduled], states_ND: Tensor) -> list[bool]:
     """
     if all(piece.last and piece.end - piece.start == 1 and not piece.sample.targets for piece in pieces):
         return [True] * len(pieces)
-    finite_N = states_ND.isfinite().all(-1).cpu()
+    finite_N = states_ND.abs().amax(-1).isfinite().cpu()  # a seventh of the time that isfinite() takes of all numbers
     return [bool(part.all()) for part in finite_N.split([piece.end - piece.start for piece in pieces])]
 
 
