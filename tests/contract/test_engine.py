@@ -157,6 +157,23 @@ async def test_bad_requests_name_their_field(engine):
     assert engine.stats()["running"] == 0
 
 
+@pytest.mark.parametrize(
+    ("ids", "start", "kind", "field"),
+    [
+        ([1, 2], 0, BadRequest, "start"),
+        ([1, 2], 3, BadRequest, "start"),
+        ([], 1, BadRequest, "start"),
+        ([1, -1], 1, BadRequest, "ids"),
+        ([1, 10**6], 1, BadRequest, "ids"),
+        ([1] * 513, 1, TooLarge, "ids"),
+    ],
+)
+async def test_what_cannot_be_scored_names_its_field(engine, ids, start, kind, field):
+    with pytest.raises(BadRequest) as caught:
+        await engine.score("live", ids, start)
+    assert (type(caught.value), caught.value.field) == (kind, field)
+
+
 async def test_closing_the_iterator_stops_the_work(engine, servers):
     """Held after its first tokens, so that it cannot come to its end."""
     for server in servers:

@@ -8,8 +8,10 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.form import prepack
+from ostinato.model import paged
 from ostinato.model.load import load_model
 from ostinato.model.numerics import GELU_TANH, ROTARY_BY_LAYER, ZERO_CENTERED
+from ostinato.model.paged import Reads
 from ostinato.model.selftest import BlockMemory, check_exact, check_layers, examine, shapes_of
 from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
 
@@ -64,6 +66,24 @@ def test_every_distinct_matrix_product_is_tested(sparse):
 def test_a_layer_that_depends_on_the_row_count_is_found(dense):
     """Planted in the engine's form: one row count of many is enough."""
     found = examine(dense, torch.float32, (1,), packing(lambda rows: rows == 8))
+    assert not found.exact
+    assert "differ between one pass and one with a cache" in found.reason
+
+
+class OddBlocks(Reads):
+    """Attention that has other bits in blocks of 64 tokens."""
+
+    def attend(self, q, held, scale, window):
+        out, lse = super().attend(q, held, scale, window)
+        return out * 1.001 if self.block == 64 else out, lse
+
+
+def test_attention_in_the_blocks_that_the_engine_is_set_to_is_tested(dense, monkeypatch):
+    """The trainer's blocks have 32 tokens, whatever the engine's have."""
+    assert examine(dense, torch.float32, block=64).exact
+    monkeypatch.setattr(paged, "Reads", OddBlocks)
+    assert examine(dense, torch.float32).exact
+    found = examine(dense, torch.float32, block=64)
     assert not found.exact
     assert "differ between one pass and one with a cache" in found.reason
 

@@ -12,14 +12,14 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.step_gate import StepGate
 from tests.unit.serve.gateway_world import world
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, TooLarge, Unavailable
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.engine.embedded.kv import PagedAttention
 from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.paged import PagedAttend
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
@@ -167,6 +167,8 @@ async def test_too_many_open_samples_are_refused(tmp_path):
                 await answer(tiny.engine, ask("second"))
             await stream.aclose()
         assert await answer(tiny.engine, ask("third"))
+        with pytest.raises(TooLarge, match=r"engine\.max_waiting lets 4"):  # and no number of tries would help
+            await answer(tiny.engine, ask("fourth", n=5))
 
 
 async def test_slots_with_the_same_weights_share_a_module(tmp_path):
@@ -241,7 +243,7 @@ async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch)
                 raise RuntimeError("planted")
 
             for way in ("__call__", "pages"):  # of one layer, and of all at once
-                monkeypatch.setattr(PagedAttention, way, broken)
+                monkeypatch.setattr(PagedAttend, way, broken)
         for stream in streams:
             assert [chunk async for chunk in stream][-1].finish is Finish.ERROR
         with pytest.raises(Unavailable) as caught:

@@ -312,7 +312,11 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
     path = model_path(config)
     about = {"dtype": str(dtype), "threads": list(threads), "block": config.engine.block}
     parts = {**_parts(config, path), **about}
-    return measured(places(config), "exact", parts, lambda: examine(path, dtype, threads, prepack), ExactnessVerdict)
+
+    def run() -> ExactnessVerdict:
+        return examine(path, dtype, threads, prepack, config.engine.block)
+
+    return measured(places(config), "exact", parts, run, ExactnessVerdict)
 
 
 @lru_cache

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 
-from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.core.errors import BadRequest, Overloaded, TooLarge
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.core.steering import Steering
@@ -66,6 +66,29 @@ def check_request(request: Generate, *, context: int, vocab_size: int, steers: S
             f"ask for at most {context - length}.",
             field="max_tokens",
         )
+
+
+def check_score(ids: Sequence[int], start: int, *, most: int, vocab_size: int) -> None:
+    """Refuse to score ids[start:] if the engine could not in any state.
+
+    Raises:
+        TooLarge: there are more than `most` ids.
+        BadRequest: `start` lies outside [1, len(ids)], or an id outside [0, vocab_size).
+    """
+    if not 1 <= start <= len(ids):
+        raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
+    if len(ids) > most:
+        raise TooLarge(f"{len(ids)} tokens exceed the context: at most {most} can be scored.", field="ids")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise BadRequest(f"A token id lies outside [0, {vocab_size}).", field="ids")
+
+
+def check_room(samples: int, running: int, most: int) -> None:
+    """Raise Overloaded if so many more samples than the `running` ones are open beyond `most`, TooLarge if they never fit."""
+    if samples > most:
+        raise TooLarge(f"n is {samples}, and engine.max_waiting lets {most} samples be open at once.", field="n")
+    if running + samples > most:
+        raise Overloaded(f"The engine is overloaded: {running} samples are open, of {most}; try again later.")
 
 
 def _check_sampling(sampling: Sampling, vocab_size: int) -> None:

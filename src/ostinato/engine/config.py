@@ -70,7 +70,11 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         "with instructions for them, with model.kernels = 'torch'. With 'int8' and 'fp8' numerics are fast: the trainer corrects for the "
         "difference, and model.numerics = 'exact' is refused.",
     )
-    max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once. More get 503.")
+    max_waiting: int = Field(
+        default=1024,
+        ge=1,
+        description="Samples that may be open at once. More get 503, and a request for more of its own 413.",
+    )
     threads: int = Field(
         default=0,
         ge=0,
@@ -82,6 +86,14 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     def chunk_on(self, device: str) -> int:
         """`prefill_chunk`, or its default on this device."""
         return self.prefill_chunk or (_CHUNK if device == "cpu" else _GPU_CHUNK)
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        if self.kv_tokens < self.block:
+            raise ValueError(
+                f"kv_tokens = {self.kv_tokens} hold no block of {self.block}: raise it, or lower engine.block"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_urls(self) -> Self:

@@ -68,7 +68,7 @@ class Format:
 def format_for(
     chat_template: str,
     control: Collection[str],
-    declared: Mapping[str, Any] | None = None,
+    declared: object = None,
     ends: Collection[str] = (),
 ) -> Format:
     """The format of a model: what its tokenizer declares, if it can be streamed, else that of its family, else Hermes.
@@ -84,6 +84,8 @@ def format_for(
     """
     family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), None)
     if declared is not None:
+        if not isinstance(declared, Mapping):
+            raise BadConfig("the tokenizer's response_template is none: it must be a JSON object")
         format = _compiled(dict(declared), control, ends, family)
         if not any(_holds_text(field) for field in (*format.calls, *format.reasoning, *format.text)):
             return format

@@ -456,7 +456,7 @@ class ChatTemplate:
             text = self._library.apply_chat_template(
                 messages, tools=tools or None, tokenize=False, add_generation_prompt=speak
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise _Unfit(f"the model's chat template refuses these messages: {error}") from error
         return cast("str", text)
 

@@ -22,6 +22,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 SEE = "the table of models in the documentation says which are supported"
 _MAX_JSON = 16 << 20
 _CONFIG = "config.json"
+GENERATION = "generation_config.json"
 _LAYERS, _WIDTH, _EXPERTS, _VOCABULARY = 1 << 10, 1 << 18, 1 << 14, 1 << 22
 _LARGEST = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), _LAYERS),
@@ -63,6 +64,10 @@ def check_directory(path: Path) -> None:
         raise BadWeights(
             f"{path}/config.json: quantised weights cannot be trained; give bf16, fp16 or fp32 safetensors"
         )
+    if weights != [path / _WEIGHTS] and not isinstance(read_json(path / _INDEX).get("metadata"), dict):
+        raise BadWeights(f'{path}/{_INDEX} has no "metadata", which transformers asks for: add "metadata": {{}} to it')
+    if (path / GENERATION).is_file():
+        read_json(path / GENERATION)
     for file in weights:
         _check_weights(file)
     tokenizers = [path / name for name in _TOKENIZERS if (path / name).is_file()]
@@ -74,12 +79,9 @@ def check_directory(path: Path) -> None:
 
 def read_config(path: Path) -> Any:
     """The directory's configuration as the library's object. Raises BadConfig for an architecture that it has no causal model of."""
-    from transformers import (
-        CONFIG_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        AutoConfig,
-        is_torch_available,
-    )  # here: `ostinato up` checks without it
+    # here: `ostinato up` checks without them
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, is_torch_available
 
     where, kind = path / _CONFIG, str(_sizes_checked(path).get("model_type", ""))
     if kind not in CONFIG_MAPPING:
@@ -88,10 +90,12 @@ def read_config(path: Path) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise BadConfig(
             f"{where}: transformers cannot read it ({' '.join(str(error).split())}); copy it again from where the model came from"
         ) from error
+    if isinstance(config.get_text_config(), dict):
+        raise BadConfig(f"{where}: text_config is not for models of type {kind!r}; take it out")
     if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # without torch only texts are read
         raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")
     return config
@@ -141,7 +145,7 @@ def weight_files(path: Path) -> list[Path]:
     named: set[str] = set()
     if _INDEX in found:
         _check_pulled(path / _INDEX)
-        shards = _read_json(path / _INDEX).get("weight_map", {})
+        shards = read_json(path / _INDEX).get("weight_map", {})
         if not isinstance(shards, dict):
             raise BadWeights(f"{path}/{_INDEX}: weight_map must be a JSON object from a tensor's name to a file's")
         named = set(map(str, cast("dict[str, Any]", shards).values()))
@@ -172,7 +176,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _adapter(path: Path) -> BadWeights:
-    base = str(_read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")[:200]
+    base = str(read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")[:200]
     command = _command(_MERGED, source=str(path), base=base)
     shown = repr(base)[1:-1]
     return BadWeights(
@@ -204,7 +208,7 @@ def _check_pulled(file: Path) -> None:
 def _sizes_checked(path: Path) -> dict[str, Any]:
     """The directory's config.json. Raises BadWeights, with the field's name, for a size that no model has."""
     file = path / _CONFIG
-    config = _read_json(file)
+    config = read_json(file)
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise BadWeights(f"{file}: text_config must be a JSON object")
@@ -219,7 +223,8 @@ def _sizes_checked(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises BadWeights."""
     try:
         if file.stat().st_size > _MAX_JSON:
             raise BadWeights(f"{file} is larger than {_MAX_JSON >> 20} MiB")

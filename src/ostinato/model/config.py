@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -75,8 +76,8 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     @property
     def served_as(self) -> str:
         """The name that clients send. Example: source "/models/Qwen3-0.6B" is served as "Qwen3-0.6B"."""
-        source = Path(self.source).expanduser()
-        return self.name or (source.name if source.is_dir() else self.source)
+        path = os.path.expanduser(self.source)
+        return self.name or (os.path.basename(os.path.abspath(path)) if os.path.isdir(path) else self.source)
 
 
 def stored_dtype(config: ModelConfig) -> torch.dtype:

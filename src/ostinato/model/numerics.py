@@ -76,28 +76,20 @@ def contract(
         else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
     )
     order = "" if not own else ORDERS["blocks" if model_dtype == torch.float32 else order_in_use()]
-    if own and mode == "exact" and not library and threads == 1:
-        libraries = [f"{name} {_version(name)}" for name in ("transformers", "llguidance")]
-        return Contract(
-            mode=mode,
-            order=order,
-            torch="",
-            blas=f"bits {probe(backend, model_dtype)}",
-            isa="",
-            threads=1,
-            block=block,
-            dtype=str(model_dtype).removeprefix("torch."),
-            quantisation=quantisation,
-            kernels=" ".join([*named, *libraries]),
-        )
-    compilers = ("numba", "llvmlite") if own else () if backend.device == "cpu" else ("triton",)
+    anywhere = own and mode == "exact" and not library and threads == 1  # the same bits on every machine
+    if anywhere:
+        compilers = ()
+    elif own:
+        compilers = ("numba", "llvmlite")
+    else:
+        compilers = () if backend.device == "cpu" else ("triton",)
     libraries = [f"{name} {_version(name)}" for name in ("transformers", *compilers, "llguidance")]
     return Contract(
         mode=mode,
         order=order,
-        torch=torch.__version__.partition("+")[0],
-        blas=f"{blas()} bits {probe(backend)}",
-        isa=isa() if backend.device == "cpu" else gpu(backend.device),
+        torch="" if anywhere else torch.__version__.partition("+")[0],
+        blas=f"bits {probe(backend, model_dtype)}" if anywhere else f"{blas()} bits {probe(backend)}",
+        isa="" if anywhere else isa() if backend.device == "cpu" else gpu(backend.device),
         threads=threads,
         block=block,
         dtype=str(model_dtype).removeprefix("torch."),

@@ -6,8 +6,9 @@ sequence so far. The engine's blocks are its KV cache; the trainer lays a packed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -162,27 +163,41 @@ class PagedCache:
     layers: Sequence[Blocks]
 
 
-class WholeAttend:
+class PagedAttend:
+    """Attention of one flattened forward pass over `entries`, whose keys and values it writes: the model's `attend`.
+
+    All indices are computed here, once per pass instead of once per layer. `blocks(layer, kv_heads, dim, dtype)` gives a layer's blocks.
+    """
+
+    def __init__(
+        self, entries: Sequence[PagedEntry], block: int, blocks: Callable[[int, int, int, torch.dtype], Blocks]
+    ) -> None:
+        self._reads, self._places, self._blocks = Reads(entries, block), TokenPlaces.of(entries, block), blocks
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]."""
+        held = self._blocks(layer, k.shape[1], k.shape[2], k.dtype)
+        held.write(k, v, self._places)
+        return self._reads.attend(q, held, scale, window)[0]
+
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
+        """The same attention as `PagedCache`, for code that runs all layers at once."""
+        held = [self._blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
+        return PagedCache(self._reads, self._places, held)
+
+
+class WholeAttend(PagedAttend):
     """Causal attention over whole sequences, concatenated, by the same arithmetic as engine and trainer.
 
     Example: ``hidden(model, ids_N, positions_N, WholeAttend([5, 3]))`` for a sequence of 5 tokens and one of 3.
     """
 
     def __init__(self, lengths: Sequence[int], block: int = 32) -> None:
-        entries: list[PagedEntry] = []
-        used = 0
-        for length in lengths:
-            count = -(-length // block)
-            entries.append(PagedEntry(start=0, end=length, blocks=range(used, used + count)))
-            used += count
-        self._reads, self._places, self._used = Reads(entries, block), TokenPlaces.of(entries, block), used
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        blocks = Blocks(self._used, k.shape[1], self._reads.block, k.shape[2], k.dtype)
-        blocks.write(k, v, self._places)
-        return self._reads.attend(q, blocks, scale, window)[0]
-
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
-        """The same attention as `PagedCache`, for code that runs all layers at once."""
-        made = [Blocks(self._used, kv_heads, self._reads.block, dim, dtype) for _ in range(layers)]
-        return PagedCache(self._reads, self._places, made)
+        ends = np.cumsum([0, *(-(-length // block) for length in lengths)]).tolist()
+        entries = [
+            PagedEntry(start=0, end=length, blocks=range(*places))
+            for length, places in zip(lengths, pairwise(ends), strict=True)
+        ]
+        super().__init__(
+            entries, block, lambda layer, kv_heads, dim, dtype: Blocks(ends[-1], kv_heads, block, dim, dtype)
+        )

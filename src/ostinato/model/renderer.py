@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
 from ostinato.model.answer_reader import Reader, format_for
 from ostinato.model.chat_template import ChatTemplate, Fences, encodable
-from ostinato.model.checkpoint_validation import check_ids, read_config
+from ostinato.model.checkpoint_validation import GENERATION, check_ids, read_config, read_json
 from ostinato.model.grammars import Grammars, GrammarTrial
 from ostinato.model.response_constraints import grammar_of
 
@@ -100,7 +100,7 @@ class HFRenderer:
         try:
             library = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             core = Tokenizer.from_str(library.backend_tokenizer.to_str())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             why = " ".join(str(error).split())
             if "trust_remote_code" in why:
                 why = "it is code that came with the model, which is never run"
@@ -301,11 +301,12 @@ class HFRenderer:
 
     def _find_stop_ids(self, path: Path, config: Any, library_end: Any) -> frozenset[int]:
         """End tokens by configuration, and the control token that the template puts after the last answer."""
-        found: list[Any] = [config.eos_token_id, library_end]
-        if (path / "generation_config.json").is_file():
-            found.append(GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id)
-        ids = {int(i) for item in found if item is not None for i in (item if isinstance(item, list) else [item])}
-        return frozenset(ids.union(self._control[token] for token in self._template.ends[:1]))
+        stated = {"config.json": getattr(config, "eos_token_id", None), "tokenizer_config.json": library_end}
+        if (path / GENERATION).is_file():
+            stated[GENERATION] = read_json(path / GENERATION).get("eos_token_id")
+        ids = {id for name, value in stated.items() for id in _token_ids(path / name, value)}
+        possible = {id for id in ids if 0 <= id < self.vocab_size}  # -1 stands for none in some files
+        return frozenset(possible.union(self._control[token] for token in self._template.ends[:1]))
 
 
 _MARK = "qzvnotevzq"  # that no template looks for
@@ -340,6 +341,14 @@ def _messages(segments: Sequence[str]) -> list[Message]:
         elif text.strip():
             return []
     return messages
+
+
+def _token_ids(file: Path, value: Any) -> list[int]:
+    """The ids that an `eos_token_id` names: none, one or several. Raises BadConfig for anything else."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(id) is not int for id in ids):
+        raise BadConfig(f"{file}: eos_token_id is {str(value)[:60]!r}; it must be a token's id or a list of them")
+    return ids
 
 
 def _control_tokens(core: Tokenizer) -> dict[str, int]:

@@ -40,7 +40,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 def _check_multiple(value: Any) -> None:
     least, most = MULTIPLES
     if isinstance(value, int | float) and not least <= value <= most:
-        raise _too_much(f"a multipleOf of {value:g}; give {least:g} to {most:g}")
+        # a whole number may be too long to be a float
+        raise _too_much(f"a multipleOf of {str(value)[:20]}; give {least:g} to {most:g}")
 
 
 def _nodes(value: Any) -> Iterator[Any]:

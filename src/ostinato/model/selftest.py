@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -29,7 +30,7 @@ from ostinato.model.experts import experts_of
 from ostinato.model.linear import order_in_use
 from ostinato.model.load import empty_model
 from ostinato.model.numerics import definitions_of
-from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces, WholeAttend
+from ostinato.model.paged import Blocks, PagedAttend, PagedEntry, WholeAttend
 from ostinato.model.portable import library_operations
 
 
@@ -64,7 +65,7 @@ class BlockMemory:
         self._layers: dict[int, Blocks] = {}
 
     def __call__(self, pieces: Sequence[SequencePiece]) -> Attend:
-        return _Memory(self, [self._entry(piece) for piece in pieces])
+        return PagedAttend([self._entry(piece) for piece in pieces], self.block, self.blocks)
 
     def blocks(self, layer: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Blocks:
         """A layer's blocks, initially empty."""
@@ -75,24 +76,6 @@ class BlockMemory:
     def _entry(self, piece: SequencePiece) -> PagedEntry:
         last = self._total - 1 - piece.sequence * self._each
         return PagedEntry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self.block), -1))
-
-
-class _Memory:
-    """Attention of one pass over a `BlockMemory`."""
-
-    def __init__(self, memory: BlockMemory, entries: Sequence[PagedEntry]) -> None:
-        self._memory, self._reads = memory, Reads(entries, memory.block)
-        self._places = TokenPlaces.of(entries, memory.block)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        blocks = self._memory.blocks(layer, k.shape[1], k.shape[2], k.dtype)
-        blocks.write(k, v, self._places)
-        return self._reads.attend(q, blocks, scale, window)[0]
-
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
-        """The same attention as `PagedCache`, for code that runs all layers at once."""
-        held = [self._memory.blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
-        return PagedCache(self._reads, self._places, held)
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
@@ -106,10 +89,12 @@ def check_exact(
     make_memory: Callable[[int, int], Memory] = BlockMemory,
     pack: Pack | None = None,
     team: int | None = None,
+    block: int | None = None,
 ) -> None:
     """Compute two sequences, each in one pass under autograd as in the trainer, then cut up, together and alone, as in the engine.
 
-    With `team` the passes under autograd use that many threads, the others the number that the caller set.
+    With `team` the passes under autograd use that many threads, the others the number that the caller set. With `block` the engine's part
+    has a `BlockMemory` of blocks of so many tokens.
 
     Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
     `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig if the
@@ -124,6 +109,7 @@ def check_exact(
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
     with cpu.team(team or torch.get_num_threads()):
         whole = [_whole(model, ids[i], make_memory(1, total)) for i in range(2)]
+    make_memory = make_memory if block is None else partial(BlockMemory, block=block)
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
         pieces = [SequencePiece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
@@ -260,9 +246,10 @@ class ExactnessVerdict:
 
 
 def examine(
-    path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None
+    path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None, block: int = 32
 ) -> ExactnessVerdict:
-    """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first.
+    """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first, and the
+    engine's cache, in blocks of `block` tokens, those of the trainer.
 
     Builds enough layers to include every kind of layer, with random weights: kernels are not chosen by values. `pack` brings a model into
     the engine's form. Raises BadConfig for a model that our attention cannot express; a model that is merely not exact gets a verdict.
@@ -277,7 +264,7 @@ def examine(
         for count in threads:
             for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every team
                 with team(count):
-                    check_exact(model, pack=pack, team=autograd)
+                    check_exact(model, pack=pack, team=autograd, block=block)
         table.append("end to end: one pass, or cut up with a cache in company")
     except BadConfig as error:
         reason = str(error)
@@ -302,7 +289,7 @@ def filled(model: PreTrainedModel) -> PreTrainedModel:
     """Fill the model with weights that repeat a pool of random numbers, which is fast even for a large vocabulary."""
     weights = set(dict(model.named_parameters(remove_duplicate=False)))
     for seed, (name, tensor) in enumerate(model.state_dict().items()):
-        numbers = _numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
+        numbers = random_numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
         if tensor.dim() > 1:
             tensor.copy_(numbers * tensor.shape[-1] ** -0.5)
         else:
@@ -399,7 +386,8 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
             handle.remove()
 
 
-def _numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int) -> Tensor:
+def random_numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int = 1) -> Tensor:
+    """[rows, columns] normal numbers, quickly made: a large matrix repeats a pool of them."""
     pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(seed)).to(dtype)
     repeated = pool.repeat(-(-rows * columns // _POOL))
     return repeated[: rows * columns].view(rows, columns)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ostinato.model.cpu import team
 from ostinato.model.linear import Linear, linear
 from ostinato.model.load import empty_model
-from ostinato.model.selftest import Pack, shapes_of
+from ostinato.model.selftest import Pack, random_numbers, shapes_of
 
 Clock = Callable[[], float]
 DType = Literal["bfloat16", "float32"]
@@ -35,7 +35,6 @@ _PARAMETERS = 12 << 20  # of all matrices that a call with few rows reads: more 
 _COPIES = 64  # of one matrix at most: a tiny model fits into the cache, in the engine, too
 _MOST = 2 << 20  # parameters of the part of a matrix that many rows are multiplied by
 _SLICE_S, _ROUNDS = 0.12, 8  # per comparison; the fastest round counts
-_POOL = 65_537
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +178,14 @@ def _run(
     inputs: int, outputs: int, rows: int, dtype: torch.dtype, pack: Pack | None
 ) -> tuple[Callable[[], object], int]:
     """A call that multiplies, and its number of floating-point operations."""
-    x = _numbers(rows, inputs, dtype)
+    x = random_numbers(rows, inputs, dtype)
     if rows >= MANY:
         outputs = min(outputs, max(64, _MOST // inputs))
-        weight = _numbers(outputs, inputs, dtype)
+        weight = random_numbers(outputs, inputs, dtype)
         return lambda: linear(x, weight), 2 * rows * inputs * outputs
     outputs = min(outputs, max(64, _PARAMETERS // inputs))
     copies = min(_COPIES, -(-_PARAMETERS // (inputs * outputs)))
-    layers = nn.Sequential(*(_layer(_numbers(outputs, inputs, dtype)) for _ in range(copies)))
+    layers = nn.Sequential(*(_layer(random_numbers(outputs, inputs, dtype)) for _ in range(copies)))
     if pack is not None:
         pack(layers)
     each = list(layers)
@@ -197,11 +196,6 @@ def _layer(weight: Tensor) -> nn.Module:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return Linear(layer)
-
-
-def _numbers(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return pool.repeat(-(-rows * columns // _POOL))[: rows * columns].view(rows, columns)
 
 
 def _times(runs: Sequence[Callable[[], object]], clock: Clock) -> list[float]:

@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import numpy as np
 
-from ostinato.core.errors import BadRequest, BadWeights, NotFound, Unavailable
+from ostinato.core.errors import BadWeights, NotFound, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate, Tops
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Snapshot, Swap, WeightArray
-from ostinato.engine.admission import check_request
+from ostinato.engine.admission import check_request, check_score
 
 STOP_ID = 256
 VOCAB_SIZE = 257
@@ -163,8 +163,7 @@ class FakeEngine:
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
         """The same made-up logprobs that `generate` reports."""
         self._policy(slot)
-        if not 1 <= start <= len(ids):
-            raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
+        check_score(ids, start, most=self.context, vocab_size=VOCAB_SIZE)
         return [_logprob(i) for i in ids[start:]]
 
     def slots(self) -> dict[str, PolicyVersion]:

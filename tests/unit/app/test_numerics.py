@@ -271,9 +271,9 @@ def examinations(monkeypatch):
     """The self-tests that were run."""
     calls = []
 
-    def examine(path, dtype, threads, pack):
+    def examine(path, dtype, threads, pack, block):
         assert pack is prepack
-        calls.append((dtype, threads))
+        calls.append((dtype, threads, block))
         return verdict_of(table=("linear 1 -> 2",), library=("gelu",))
 
     monkeypatch.setattr(selftest, "examine", examine)
@@ -287,10 +287,14 @@ def test_the_verdict_is_kept_for_other_processes_and_later_starts(source, examin
     assert engine_contract(config) == trainer_contract(config)
     machine._KNOWN.clear()  # as another process
     assert engine_contract(config).torch, "the library that the kept verdict names"
-    assert examinations == [(torch.bfloat16, (1,))]
+    assert examinations == [(torch.bfloat16, (1,), 32)]
     for changed in (["model.compute=fp32"], ["train.threads=2"], ["engine.block=64"]):
         engine_contract(load(None, [*words, *changed]))
-    assert examinations[1:] == [(torch.float32, (1,)), (torch.bfloat16, (1, 2)), (torch.bfloat16, (1,))]
+    assert examinations[1:] == [
+        (torch.float32, (1,), 32),
+        (torch.bfloat16, (1, 2), 32),
+        (torch.bfloat16, (1,), 64),
+    ]
     monkeypatch.setattr(
         "ostinato.model.numerics.probe", lambda *_: "0badf00d"
     )  # as after another library was installed

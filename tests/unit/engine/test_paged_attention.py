@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ostinato.engine.embedded.kv import KVShape, PagedAttention, Store
+from ostinato.engine.embedded.kv import KVShape, Store
 from ostinato.model.paged import PagedEntry, TokenPlaces
 
 HEADS, KV, DIM, BLOCK = 6, 2, 16, 16
@@ -43,7 +43,7 @@ def test_any_mix_equals_plain_attention(dtype, tolerance):
         news[0].append(kv[0][start:end])
         news[1].append(kv[1][start:end])
         expected.append(reference(q, *kv, start))
-    out = PagedAttention(store, entries)(0, torch.cat(queries), torch.cat(news[0]), torch.cat(news[1]), 0.25, 0)
+    out = store.attend(entries)(0, torch.cat(queries), torch.cat(news[0]), torch.cat(news[1]), 0.25, 0)
     assert out.dtype == dtype
     assert float((out.double() - torch.cat(expected)).abs().max()) < tolerance
 

@@ -11,6 +11,7 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.worker import Deadlines
+from ostinato.testing.tiny import tiny_moe
 from ostinato.testing.tiny_engine import tiny_engine
 
 LONG = Generate(
@@ -128,3 +129,12 @@ async def test_a_clock_that_goes_back_gives_nobody_less(tmp_path):
         clock.now -= 1e6
         clock.go_on()
         assert ids(first + [chunk async for chunk in stream]) == whole
+
+
+async def test_a_prompt_of_one_token_that_is_over_at_once_ends_alone(tmp_path):
+    """Of a mixture of experts, whose choices nobody made: an error here would end the engine."""
+    async with tiny_engine(tmp_path, write=tiny_moe) as tiny:
+        (last,) = await collect(tiny.engine, replace(LONG, prompt_ids=(65,), within_s=0.0))
+        assert (last.ids, last.routes, last.finish) == ((), b"", Finish.DEADLINE)
+        chunks = await collect(tiny.engine, replace(LONG, prompt_ids=(65,)))
+        assert (chunks[-1].finish in (Finish.STOP, Finish.LENGTH), chunks[-1].routes != b"") == (True, True)

@@ -7,6 +7,7 @@ import pytest
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.kv import BlockPool
 from ostinato.engine.embedded.scheduler import Generation, Scheduler
 
@@ -200,3 +201,10 @@ def test_a_step_with_all_rows_taken_costs_the_same_however_many_askers_wait():
         step(scheduler)
         step(scheduler)
     assert operations(lambda: step(many)) <= 1.1 * operations(lambda: step(few))
+
+
+def test_a_cache_that_holds_no_block_is_refused_when_it_is_set():
+    """It would refuse every request, and say that this model holds 0 tokens."""
+    assert EngineConfig(kv_tokens=64, block=64).kv_tokens == 64
+    with pytest.raises(ValueError, match=r"kv_tokens = 64 hold no block of 128"):
+        EngineConfig(kv_tokens=64, block=128)

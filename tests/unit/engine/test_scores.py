@@ -126,7 +126,7 @@ async def test_what_cannot_be_scored_is_refused(tmp_path):
         engine = tiny.engine
         assert await engine.score("live", PROMPT[:9], 9) == []
         assert len(await engine.score("live", PROMPT[: BLOCK * 8], 1)) == BLOCK * 8 - 1
-        with pytest.raises(TooLarge, match="exceed the context of 128"):
+        with pytest.raises(TooLarge, match="exceed the context: at most 128 can be scored"):
             await engine.score("live", PROMPT[: BLOCK * 8 + 1], 1)
         with pytest.raises(NotFound, match="nowhere"):
             await engine.score("nowhere", PROMPT[:9], 1)
@@ -151,6 +151,29 @@ async def test_weights_that_give_no_numbers_end_a_score_and_spoil_no_block(tmp_p
         assert engine.stats()["kv_blocks_used"] == 0
         await engine.load("live", good)
         assert await engine.score("live", PROMPT, 200) == wanted
+
+
+async def test_weights_that_give_no_numbers_leave_none_in_the_blocks_of_others(tmp_path):
+    """Values that no number can hold, of a prompt that was computed in part: 0 times one of them is no number, either."""
+    config = CONFIG.model_copy(
+        update={"prefill_chunk": 20}
+    )  # two of them fill no whole block, so that the last is anybody's
+    clock, short = PacedClock(), replace(ASK, prompt_ids=PROMPT[-5:], sampling=Sampling(max_tokens=2, seed=3))
+    async with tiny_engine(tmp_path, config, clock=clock) as tiny:
+        engine, good = tiny.engine, tiny_snapshot(tmp_path, 1, seed=0)
+        wanted = await sampled(engine, short)
+        name = "model.layers.0.self_attn.v_proj.weight"
+        far = np.full(good.weights[name].shape, 3e38, np.float32).view(np.uint8)
+        large = {**good.weights, name: replace(good.weights[name], data=far)}
+        await engine.load("canary", Snapshot(policy=PolicyVersion(number=2, hash="large"), weights=large))
+        before, clock.held = engine.stats()["prefill_tokens"], True
+        task = asyncio.create_task(sampled(engine, replace(ASK, id="large", slot="canary")))
+        await clock.until(lambda: engine.stats()["prefill_tokens"] == before + 20)
+        task.cancel()
+        clock.go_on()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await sampled(engine, short) == wanted
+        assert engine.stats()["kv_blocks_used"] == 0
 
 
 def test_new_weights_and_preemption_begin_a_score_anew():

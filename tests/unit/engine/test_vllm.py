@@ -14,7 +14,7 @@ from tests.deadlines import PATIENT_S
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm, logprob
 
-from ostinato.core.errors import BadConfig, BadRequest, Conflict, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, TooLarge, Unavailable
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
@@ -351,6 +351,14 @@ def test_the_context_is_the_smallest_of_all():
     assert asyncio.run(context(600, 300)) == 300
 
 
+async def test_a_score_leaves_the_server_room_for_the_token_that_it_samples_and_says_the_smaller_context():
+    async with vllm_engine(TokenVllm(SCRIPT, context=300), renderer=ByteRenderer(context=100)) as engine:
+        await engine.load("live", version(1))
+        assert len(await engine.score("live", [1] * 99, 1)) == 98
+        with pytest.raises(TooLarge, match="at most 99 can be scored"):
+            await engine.score("live", [1] * 100, 1)
+
+
 @pytest.mark.parametrize("settings", [{"kind": "vllm"}, {"urls": ("x",)}, {"urls": ("http://a", "http://a")}])
 def test_urls_are_checked(settings):
     with pytest.raises(ValueError, match=r"engine\.urls"):
@@ -372,3 +380,9 @@ def test_nonsense_from_a_server_is_an_error_with_words(body):
         read_event(b"data: " + body)
     with pytest.raises(Unavailable, match="vLLM server"):
         read_scores(body, [1, 2], 1)
+
+
+def test_a_token_id_below_zero_is_the_servers_error_and_not_the_tokenizers():
+    event = {"choices": [{"index": 0, "token_ids": [-1], "logprobs": {"content": [{"logprob": -1.0}]}}]}
+    with pytest.raises(Unavailable, match=r"vLLM server's answer is not understood: choices\.0\.token_ids\.0"):
+        read_event(b"data: " + json.dumps(event).encode())

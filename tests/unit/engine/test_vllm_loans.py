@@ -365,3 +365,23 @@ async def test_a_server_that_answers_nonsense_while_it_goes_or_comes_back_is_not
         engine.loans.give_back(1, end_s=0.0)
         await arrived(replica, "live")
         assert max(left.values()) < 1, "both were refused once"
+
+
+async def test_an_engine_that_is_closed_leaves_no_changeover_behind(monkeypatch):
+    fakes, fetching = fleet(3, slow_s=0.005), asyncio.Event()
+
+    async def stage(policy):
+        fetching.set()
+        await asyncio.Event().wait()
+
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        fake, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=110)
+        fake.held = True  # what is open there does not end
+        monkeypatch.setattr(replica.server.driver, "stage", stage)
+        engine.loans.give_back(1, end_s=PATIENT_S)
+        await fetching.wait()
+        await engine.close()
+        for _ in range(20):  # turns of the loop in which what was cancelled ends
+            await asyncio.sleep(0)
+        assert [task for task in asyncio.all_tasks() if "fetch" in repr(task.get_coro())] == []
+        await asyncio.gather(*tasks)

@@ -27,3 +27,12 @@ def test_weights_stored_in_float32_are_never_rounded():
 def test_what_is_asked_for_is_done():
     assert compute_dtype(ModelConfig(compute="fp32"), never) is torch.float32
     assert compute_dtype(ModelConfig(compute="bf16"), never) is torch.bfloat16
+
+
+def test_a_directory_is_served_under_its_own_name_however_it_is_written(tmp_path, monkeypatch):
+    (tmp_path / "Qwen3-0.6B" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "Qwen3-0.6B")
+    for source in (".", "./", "inner/..", "../Qwen3-0.6B/", str(tmp_path / "Qwen3-0.6B")):
+        assert ModelConfig(source=source).served_as == "Qwen3-0.6B"
+    for source in ("smollm2", "Qwen/Qwen3-0.6B", "~nobody-has-this-name/model"):
+        assert ModelConfig(source=source).served_as == source

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 
 from ostinato.model.experts import GatedMLP, fill_gradients, gated, replace_mlps
@@ -167,3 +168,15 @@ def test_a_layer_of_the_same_parts_that_computes_something_else_stays():
             return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
 
     assert replace_mlps(nn.ModuleList([Other()])) == 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_another_threads_default_dtype_keeps_no_layer_from_being_exchanged(tmp_path, kind):
+    """Who builds another model in the meantime sets it for the whole process."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_of(tmp_path / "m", SUPPORTED[kind]())))
+    layers = model.config.get_text_config().num_hidden_layers
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert replace_mlps(model) == layers
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -1,11 +1,15 @@
+import errno
 import json
+import os
 import shlex
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.errors import BadConfig, BadRequest, BadWeights, StorageFull
 from ostinato.model import gguf_wheel
 from ostinato.model.checkpoint_validation import check_vocabulary, expert_count, read_config
 from ostinato.model.config import ModelConfig
@@ -185,6 +189,76 @@ def test_a_broken_tokenizer_is_named_in_a_line(tiny):
         check_vocabulary(tiny)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff", '{"eos_token_id": "x"}', '{"eos_token_id": [1, null]}'])
+def test_a_broken_generation_config_is_named_in_a_line(tiny, text):
+    (tiny / "generation_config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises((BadConfig, BadWeights), match=r"^[^\n]*generation_config\.json[^\n]*$"):
+        HFRenderer(tiny)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rms_norm_eps", 1),
+        ("eos_token_id", "</s>"),
+        ("rope_parameters", "x"),
+        ("layer_types", ["full_attention"] * 5),
+        ("num_attention_heads", 3),
+        ("head_dim", 5),
+        ("text_config", {}),
+        ("output_attentions", True),
+        ("_attn_implementation", "flash_attention_2"),
+    ],
+)
+def test_a_configuration_that_the_library_refuses_is_named_in_a_line(tiny, name, value):
+    edit(tiny / "config.json", **{name: value})
+    with pytest.raises((BadConfig, BadWeights), match=r"^[^\n]+$"):
+        load_model(tiny, torch.float32)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '{"compile_config": 5}', '{"cache_implementation": "nope"}'])
+def test_what_the_library_makes_of_a_generation_config_is_no_traceback(tiny, text):
+    (tiny / "generation_config.json").write_text(text)
+    with pytest.raises(BadWeights, match=r"^[^\n]+$"):
+        load_model(tiny, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer_config.json", '{"eos_token": 5}'),
+        ("tokenizer_config.json", '{"extra_special_tokens": 5}'),
+        ("tokenizer_config.json", '{"response_template": 5}'),
+        ("special_tokens_map.json", '{"eos_token": 5}'),
+        ("added_tokens.json", '{"a": "x"}'),
+        ("tokenizer.json", "[]"),
+    ],
+)
+def test_a_tokenizer_that_the_library_cannot_make_is_named_in_a_line(tiny, file, text):
+    (tiny / file).write_text(text)
+    with pytest.raises(BadConfig, match=r"^[^\n]+$"):
+        HFRenderer(tiny)
+
+
+@pytest.mark.parametrize("text", ["{{ 1 // 0 }}", "{{ '{a}'.format() }}", "{% for i in range(10**9) %}{% endfor %}"])
+def test_a_template_that_fails_refuses_the_messages(tiny, text):
+    (tiny / "chat_template.jinja").write_text(text)
+    renderer = HFRenderer(tiny)
+    with pytest.raises(BadRequest, match="chat template refuses these messages"):
+        renderer.chat(Conversation(messages=(Message(role=Role.USER, text="hi"),)))
+
+
+@pytest.mark.parametrize(
+    ("stated", "more"), [(None, set()), (7, {7}), ([7, 8], {7, 8}), (-1, set()), ([7, 10**9], {7})]
+)
+def test_the_ends_of_an_answer_are_those_that_any_file_states_and_the_model_can_sample(tiny, stated, more):
+    before = HFRenderer(tiny).stop_ids()
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": stated, "temperature": "any"}))
+    renderer = HFRenderer(tiny)
+    assert renderer.stop_ids() == before | more
+    assert renderer.grammars, "which knows the ends"
+
+
 def test_weights_of_another_shape_than_the_configuration_s_are_refused(tiny):
     edit(tiny / "config.json", vocab_size=300)
     with pytest.raises(BadWeights, match=r"embed_tokens.*has shape \(260, 64\), and \(300, 64\) by config\.json"):
@@ -215,6 +289,19 @@ def test_sizes_that_are_left_out_pass(tiny):
     edit(tiny / "config.json", num_key_value_heads=None, num_experts=0, num_local_experts=None, text_config=None)
     check_directory(tiny)
     assert expert_count(tiny) == 0
+
+
+@pytest.mark.parametrize("about", [{}, {"metadata": None}, {"metadata": [1]}])
+def test_an_index_without_its_metadata_is_refused_with_the_way_to_mend_it(tiny, about):
+    (tiny / "model.safetensors").rename(tiny / "model-00001-of-00001.safetensors")
+    names = dict.fromkeys(load_file(tiny / "model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors")
+    index = tiny / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names, **about}))
+    for read in (check_directory, lambda path: load_model(path, torch.float32)):
+        with pytest.raises(BadWeights, match=r'has no "metadata".*add "metadata": \{\}'):
+            read(tiny)
+    edit(index, metadata={})
+    load_model(tiny, torch.float32)
 
 
 @pytest.mark.parametrize("shards", [5, "a", ["a"], None, True])
@@ -251,7 +338,7 @@ def test_load_refuses_a_missing_tensor_and_a_nan(tiny):
 
 
 def test_unknown_sources_say_what_to_give(tmp_path, monkeypatch):
-    for source in ("nowhere", "./nowhere/at/all", "../up/x", "a b/c"):
+    for source in ("nowhere", "./nowhere/at/all", "../up/x", "a b/c", "~nobody-has-this-name/model"):
         with pytest.raises(BadConfig, match="no such directory"):
             resolve(source, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -259,6 +346,17 @@ def test_unknown_sources_say_what_to_give(tmp_path, monkeypatch):
     with pytest.raises(BadConfig, match=r"owner/name.*cannot be downloaded.*local directory"):
         resolve("owner/name", tmp_path, lines.append)
     assert lines == ["downloading owner/name from the Hugging Face hub"]
+
+
+def test_a_full_disk_is_named_in_a_download(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/blobs/ab")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(
+        BadConfig, match=r"cannot be downloaded \(OSError: .*No space left on device: '/cache/blobs/ab'\)"
+    ):
+        resolve("owner/name", tmp_path)
 
 
 def test_without_the_wheel_the_pip_command_is_named(tmp_path, monkeypatch):
@@ -278,6 +376,21 @@ def test_a_half_conversion_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
     path = gguf_wheel.convert(tmp_path, lambda _: None)
     assert (path / "config.json").is_file()
     assert [file.name for file in tmp_path.iterdir() if "partial" in file.name] == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_full_disk_is_named_in_a_conversion_which_leaves_nothing(tmp_path, monkeypatch, error):
+    def full(source, into):
+        (into / "model.safetensors").write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(gguf_wheel, "find_gguf", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(gguf_wheel, "_write", full)
+    with pytest.raises(StorageFull, match=r"No space left on device.*; make room there, or set model\.cache"):
+        gguf_wheel.convert(tmp_path / "cache", lambda _: None)
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == [f".{gguf_wheel.NAME}.lock"]
 
 
 def test_config_refuses_unknown_keys():

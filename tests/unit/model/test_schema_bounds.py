@@ -14,6 +14,7 @@ from ostinato.testing.renderer import ByteRenderer
         ({"patternProperties": {f"^{i}": {} for i in range(17)}}, "17 patternProperties"),
         ({"anyOf": [{"enum": ["ok"]}, {"type": "integer", "multipleOf": 99_991}]}, "multipleOf of 99991"),
         ({"multipleOf": 1e-9}, "multipleOf of 1e-09"),
+        ({"multipleOf": 10**400}, "multipleOf of 10000000000000000000; give"),
     ],
 )
 def test_what_costs_too_much_is_named(schema, said):

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import BadRequest, NotFound, Overloaded, TooLarge, Unavailable
+from ostinato.core.errors import NotFound, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.interpreter import take_short_turns
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
-from ostinato.engine.admission import check_request
+from ostinato.engine.admission import check_request, check_room, check_score
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack, round_to_fp8
 from ostinato.engine.embedded.kv import BlockPool, open_store
@@ -43,8 +43,7 @@ class TorchEngine:
         build: weights -> an eval module; raises BadWeights for weights that must not be served.
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
         config: sizes.
-        prepack: bring models into the engine's form when they are loaded (the same bits, fewer microseconds).
-        integers: integer format of the decoder's linear layers, even without `prepack`; None: they compute in the model's dtype.
+        integers: integer format of the decoder's linear layers; None: they compute in the model's dtype.
         contract: the numerics contract of this process, stamped on its samples; None if it was not measured.
         wide: a team of `config.threads` torch threads gives the same bits as one thread, so small steps may use them all.
         grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
@@ -67,7 +66,6 @@ class TorchEngine:
         renderer: Renderer,
         config: EngineConfig | None = None,
         *,
-        prepack: bool = True,
         integers: Integers | None = None,
         contract: Contract | None = None,
         wide: bool = False,
@@ -76,8 +74,7 @@ class TorchEngine:
         device: str = "cpu",
     ) -> None:
         self.config, self._device = config or EngineConfig(), device
-        self._build, self._renderer, self._prepack = build, renderer, prepack
-        self._integers = integers
+        self._build, self._renderer, self._integers = build, renderer, integers
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._loading = asyncio.Lock()
         # one thread: freed weights stay in the heap arena of the thread that allocated them, and the next version should reuse it
@@ -204,17 +201,12 @@ class TorchEngine:
         """Log-probabilities (temperature 1) of ids[start:], with the bits that sampling gives them. Its tokens take turns with those of
         open streams and share their prefix cache. Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
         """
-        worker, context = self._running(), self.capabilities().context
+        worker, can = self._running(), self.capabilities()
         self._policy(worker, slot)
-        if not 1 <= start <= len(ids):
-            raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
-        if len(ids) > context:
-            raise TooLarge(f"{len(ids)} tokens exceed the context of {context}.", field="ids")
-        if min(ids) < 0 or max(ids) >= self._renderer.vocab_size:
-            raise BadRequest(f"A token id lies outside [0, {self._renderer.vocab_size}).", field="ids")
+        check_score(ids, start, most=can.context, vocab_size=can.vocab_size)
         if start == len(ids):
             return []
-        self._check_room(1)
+        check_room(1, self._open, self.config.max_waiting)
         request = Generate(
             id="score", slot=slot, prompt_ids=tuple(ids[:-1]), sampling=Sampling(max_tokens=1), cache_salt=cache_salt
         )
@@ -289,7 +281,7 @@ class TorchEngine:
             model = self._build(weights)
             if self.config.products == "fp8":
                 round_to_fp8(model)
-            elif backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
+            elif backend_of(model).kernels == "own":
                 prepack(model, self._integers)
         return model
 
@@ -309,13 +301,7 @@ class TorchEngine:
         self._policy(worker, request.slot)
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
-        self._check_room(request.n)
-
-    def _check_room(self, samples: int) -> None:
-        if self._open + samples > self.config.max_waiting:
-            raise Overloaded(
-                f"The engine is overloaded: {self._open} samples are open, of {self.config.max_waiting}; try again later."
-            )
+        check_room(request.n, self._open, self.config.max_waiting)
 
     async def _call(self, order: Callable[[], T]) -> T:
         """Run `order` on the worker thread between two steps and return what it returns or raises."""

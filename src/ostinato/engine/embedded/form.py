@@ -134,11 +134,11 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) 
     return found
 
 
-def check_dense(model: PreTrainedModel) -> None:
+def check_dense(model: PreTrainedModel, products: str = "int8") -> None:
     """Raise BadConfig for a mixture of experts."""
     if routing.of(model) is not None:
         raise BadConfig(
-            "engine.products = 'int8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
+            f"engine.products = {products!r} is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
         )
 
 
@@ -188,10 +188,7 @@ def round_to_fp8(model: PreTrainedModel) -> int:
     Raises BadConfig for a mixture of experts, whose experts are not linear layers, for a model without a layer of fitting size, and for a
     GPU or a torch without such products.
     """
-    if routing.of(model) is not None:
-        raise BadConfig(
-            "engine.products = 'fp8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
-        )
+    check_dense(model, "fp8")
     if not hasattr(F, "scaled_mm"):
         raise BadConfig(
             f"engine.products = 'fp8' needs torch.nn.functional.scaled_mm, which torch {torch.__version__} lacks: "

@@ -24,7 +24,7 @@ from ostinato.model.attention import Attend
 from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.device_attention import CacheAttend, cached_layer
 from ostinato.model.device_step import Decoding
-from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces
+from ostinato.model.paged import Blocks, PagedAttend, PagedEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,35 +124,12 @@ class Store:
             layer.keys[list(blocks)] = 0
             layer.values[list(blocks)] = 0
 
-    def attend(self, entries: Sequence[PagedEntry]) -> PagedAttention:
-        """Attention for one flattened forward over `entries`."""
-        return PagedAttention(self, entries)
+    def attend(self, entries: Sequence[PagedEntry]) -> PagedAttend:
+        """Attention for one flattened forward over `entries`. A policy of another shape is not loaded, so every layer's blocks fit."""
+        return PagedAttend(entries, self.block, lambda layer, kv_heads, dim, dtype: self.layers[layer])
 
     def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> None:
         """None: on a CPU there is nothing to gain."""
-
-
-class PagedAttention:
-    """Attention for one flattened forward over `entries`. Call it as the model's `attend`.
-
-    All indices are computed here, once per step instead of once per layer.
-    """
-
-    def __init__(self, store: Store, entries: Sequence[PagedEntry]) -> None:
-        self._store = store
-        self._places = TokenPlaces.of(entries, store.block)
-        self._reads = Reads(entries, store.block)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]."""
-        blocks = self._store.layers[layer]
-        blocks.write(k, v, self._places)
-        return self._reads.attend(q, blocks, scale, window)[0]
-
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
-        """The same indices and blocks, for a caller that runs all layers at once."""
-        del layers, kv_heads, dim, dtype  # a policy of another shape is not loaded
-        return PagedCache(self._reads, self._places, self._store.layers)
 
 
 # ---------------------------------------------------------------- blocks

@@ -123,7 +123,7 @@ class LanePart:
 @dataclass(frozen=True, slots=True)
 class Ran:
     """A part's results: the final state of each piece's last token, each piece's experts per token [n, L, k], if any, and by piece the
-    log-probabilities of the targets behind its tokens.
+    log-probabilities of the targets behind its tokens, and whether all of its states are finite.
 
     `recorded`: a recorded pass was replayed.
     """
@@ -131,6 +131,7 @@ class Ran:
     states_RD: Tensor
     routes: list[NDArray[np.integer[Any]]] | None
     scores: list[list[float]]
+    sound: list[bool]
     recorded: bool = False
 
 
@@ -162,7 +163,7 @@ def forward(part: LanePart, store: KVStore) -> Ran:
     if len(tokens) == len(pieces) and router is None:
         states_RD = store.decoded(part.model, tokens, entries)
         if states_RD is not None:
-            return Ran(states_RD, None, _scores(part, states_RD), recorded=True)
+            return Ran(states_RD, None, _scores(part, states_RD), _sound(pieces, states_RD), recorded=True)
     ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)
@@ -170,7 +171,19 @@ def forward(part: LanePart, store: KVStore) -> Ran:
         states_ND = hidden(part.model, ids, positions, plan)
     ends = np.cumsum([p.end - p.start for p in pieces])
     routes = None if recording is None else np.split(recording.ids_NLk().cpu().numpy(), ends[:-1])
-    return Ran(states_ND[torch.from_numpy(ends - 1).to(device)], routes, _scores(part, states_ND))
+    last_RD = states_ND[torch.from_numpy(ends - 1).to(device)]
+    return Ran(last_RD, routes, _scores(part, states_ND), _sound(pieces, states_ND))
+
+
+def _sound(pieces: Sequence[Scheduled], states_ND: Tensor) -> list[bool]:
+    """By piece: whether the final states of its tokens are finite, and so the keys and values that they came from.
+
+    Of tokens that are drawn from at once the logits will tell.
+    """
+    if all(piece.last and piece.end - piece.start == 1 and not piece.sample.targets for piece in pieces):
+        return [True] * len(pieces)
+    finite_N = states_ND.abs().amax(-1).isfinite().cpu()  # a seventh of the time that isfinite() takes of all numbers
+    return [bool(part.all()) for part in finite_N.split([piece.end - piece.start for piece in pieces])]
 
 
 def _scores(part: LanePart, states_ND: Tensor) -> list[list[float]]:
@@ -521,7 +534,11 @@ class EngineThread(threading.Thread):
                 if ran.routes is not None:
                     piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
                 self.scheduler.advance(piece)
-                if piece.sample.targets:
+                if not ran.sound[
+                    at
+                ]:  # now, before the sample is put back or cancelled: others would get its blocks as they are
+                    self._spoiled(piece.sample)
+                elif piece.sample.targets:
                     self._score(piece, ran.scores[at])
                 elif piece.last:
                     first = self._fork(piece.sample, store) if piece.sample.sampled == 0 else []
@@ -586,7 +603,7 @@ class EngineThread(threading.Thread):
         self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else (), nucleus)
 
     def _spoiled(self, sample: Generation) -> None:
-        _LOG.error("request %s: the logits are not finite; the stream ends", sample.request.id)
+        _LOG.error("request %s: the numbers are not finite; the stream ends", sample.request.id)
         if self._store is not None:
             self._store.wipe(self.scheduler.spoil(sample))
         self._emit(sample, (), (), "", Finish.ERROR)
@@ -622,11 +639,11 @@ class EngineThread(threading.Thread):
 
     def _routes(self, sample: Generation, length: int) -> bytes:
         """The encoded experts of the first `length` tokens, without the last, which nothing was computed from; empty for a dense model, for
-        a stream that was cut off, and if nothing is sampled.
+        a stream that was cut off, for a single token, and if nothing is sampled.
         """
         policy = self.policies.get(sample.request.slot)
         router = None if policy is None else routing.of(policy.model)
-        if router is None or sample.targets or len(sample.routes) < length - 1:
+        if router is None or sample.targets or not 1 < length <= len(sample.routes) + 1:
             return b""
         try:
             return routes.encode(np.stack(sample.routes[: length - 1]), router.experts)

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, Overloaded, TooLarge, Unavailable
+from ostinato.core.errors import BadConfig, NotFound, OstinatoError, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, Finish, PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap
-from ostinato.engine.admission import check_request, prefix_key
+from ostinato.engine.admission import check_request, check_room, check_score, prefix_key
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.vllm.fleet import Replica, VllmFleet
 from ostinato.engine.vllm.loans import Loans
@@ -372,12 +372,8 @@ class VllmEngine:
         """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: close to those of sampling, but not equal."""
         self._check_running()
         self._check_loaded(slot)
-        if not 1 <= start <= len(ids):
-            raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
-        if len(ids) >= self.capabilities().context:
-            raise TooLarge(f"{len(ids)} tokens leave no room in the context of {self._context}.", field="ids")
-        if min(ids) < 0 or max(ids) >= self._renderer.vocab_size:
-            raise BadRequest(f"A token id lies outside [0, {self._renderer.vocab_size}).", field="ids")
+        can = self.capabilities()
+        check_score(ids, start, most=can.context - 1, vocab_size=can.vocab_size)  # a server must sample a token, too
         if start == len(ids):
             return []
         tried: list[Replica] = []
@@ -468,11 +464,7 @@ class VllmEngine:
         self._check_loaded(request.slot)
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
-        running = self._running().total()
-        if running + request.n > self._config.max_waiting:
-            raise Overloaded(
-                f"The engine is overloaded: {running} samples are open, of {self._config.max_waiting}; try again later."
-            )
+        check_room(request.n, self._running().total(), self._config.max_waiting)
 
     def _running(self, slot: str = "") -> Counter[Replica]:
         """Open samples by replica, of one slot or of all."""

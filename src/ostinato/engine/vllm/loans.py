@@ -65,7 +65,7 @@ class Loans:
         self._ending: dict[Replica, asyncio.Task[None]] = {}
         self._since: dict[Replica, float] = {}
         self._seconds = 0.0
-        self.lent = self.returned = self.cut_off = 0
+        self.cut_off = 0
 
     def standing(self) -> LendingState:
         """The current counts."""
@@ -99,7 +99,6 @@ class Loans:
             replica.loan = Loan(home=self._home, to=self._to)
             replica.slots.clear()
             self._begin(replica, self._leave(replica))
-            self.lent += 1
         return len(going)
 
     def give_back(self, count: int, end_s: float) -> int:
@@ -114,7 +113,6 @@ class Loans:
         lent.sort(key=lambda each: (each.loan is not None and each.loan.stage == "lent", running[each]))
         for replica in lent[:count]:
             assert replica.loan is not None
-            self.returned += 1
             if replica.loan.stage == "leaving":  # it still holds its own version, so its open requests stay
                 self._stop(replica)
                 self._bring_back(replica)
@@ -146,7 +144,10 @@ class Loans:
         replica.woken.set()
 
     async def _return(self, replica: Replica, end_s: float) -> None:
-        fetching = asyncio.create_task(self._fleet.fetch(replica, self._home))
+        await asyncio.gather(self._fleet.fetch(replica, self._home), self._ended_or_cut(replica, end_s))
+        self._bring_back(replica)
+
+    async def _ended_or_cut(self, replica: Replica, end_s: float) -> None:
         try:
             async with asyncio.timeout(end_s):
                 await self._ended(replica)
@@ -154,8 +155,6 @@ class Loans:
             cut = self._cut(replica)
             self.cut_off += cut
             _LOG.info("%s is wanted back: %d samples are cut off", replica.server.url, cut)
-        await fetching
-        self._bring_back(replica)
 
     async def _ended(self, replica: Replica) -> None:
         while self._running("")[replica]:

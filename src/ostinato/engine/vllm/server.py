@@ -16,7 +16,7 @@ import math
 import tokenize
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import aiohttp
 import numpy as np
@@ -61,7 +61,7 @@ class WireChoice(BaseModel):
     """New tokens of one sample. `weight_versions` and `routed_experts` cover the whole sample and are sent only with its last event."""
 
     index: int = Field(ge=0)
-    token_ids: list[int] | None = None
+    token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     weight_versions: list[WireSpan] | None = None
