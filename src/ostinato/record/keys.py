@@ -29,7 +29,7 @@ from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
 from ostinato.record.codec.turns import KeyDestroyed, Ready
 from ostinato.record.config import Encrypt
-from ostinato.record.sqlite import connect, driver, is_busy, translate
+from ostinato.record.sqlite import connect, driver, is_busy, transaction, translate
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
@@ -154,18 +154,13 @@ class KeyRing:
                 self._find(scope)
             missing = [scope for scope in missing if scope not in self._numbers]
             if missing:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
+                with transaction(self._db):
                     self._check_master()  # it may have been changed since this process began
                     made = [scope for scope in missing if not self._find(scope)]
                     for scope in made:
                         stored = self._master.wrap(AESGCM.generate_key(256), scope.name)
                         row = (scope.tenant, scope.name, stored)
                         self._db.execute("INSERT INTO keys (tenant, scope, secret) VALUES (?, ?, ?)", row)
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
                 for scope in made:
                     self._find(scope)
             return {scope: self._numbers[scope] for scope in wanted}
@@ -286,17 +281,15 @@ class KeyRing:
         clear = "SELECT id, scope, secret FROM keys WHERE substr(secret, 1, 1) = ?"
         if self._db.execute(clear, (_CLEAR,)).fetchone() is None:
             return
-        self._retried(lambda: self._db.execute("BEGIN IMMEDIATE"))
-        try:
+        self._retried(lambda: self._wrap(clear))
+        self._retried(lambda: self._db.execute("VACUUM"))
+
+    def _wrap(self, clear: str) -> None:
+        with transaction(self._db):
             self._check_master()  # the keys may have been wrapped with another one just now
             rows = self._db.execute(clear, (_CLEAR,)).fetchall()
             wrapped = [(self._master.wrap(secret[1:], scope), number) for number, scope, secret in rows]
             self._db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._retried(lambda: self._db.execute("VACUUM"))
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA data_version").fetchone()[0]
@@ -393,9 +386,8 @@ def rekey(keys: Path, old: Path | None, new: Path) -> int:
         try:
             db.execute("PRAGMA synchronous=EXTRA")
             db.execute("PRAGMA secure_delete=ON")
-            db.execute("BEGIN EXCLUSIVE")
-            count = _rewrap(db, before, after)
-            db.execute("COMMIT")
+            with transaction(db, "EXCLUSIVE"):
+                count = _rewrap(db, before, after)
             db.execute("VACUUM")
             return count
         finally:

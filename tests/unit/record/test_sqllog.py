@@ -32,7 +32,8 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.steering import DialPrior, DialSet, SetBy
-from ostinato.record.config import RecordConfig
+from ostinato.record.codec.tokens import write_ints
+from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
 from ostinato.record.sqlite import refuse_faulty, translate
@@ -344,6 +345,19 @@ async def test_callers_share_commits(log: SqlLog):
         nonlocal begun
         all_queued.wait(PATIENT_S)  # how many come together must not depend on how fast this machine is
         begun += 1
+async def test_a_full_disk_is_said_as_such_while_keys_are_made(tmp_path: Path):
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(encrypt=Encrypt.USER)) as log:
+        await log.append(TURN)
+        keys = log._ring._db  # type: ignore[union-attr]
+        keys.execute(f"PRAGMA max_page_count={keys.execute('PRAGMA page_count').fetchone()[0]}")
+        crowd = [replace(TURN, id=f"crowd{i}:0", user=f"somebody {i}") for i in range(200)]
+        with pytest.raises(StorageFull, match="free space"):
+            await log.append(*crowd)
+        keys.execute(f"PRAGMA max_page_count={2**30}")
+        assert await log.append(*crowd) == 201
+        assert await collect(log, {Turn}) == [TURN, *crowd]
+
+
         return transaction(rows)
 
     log._appender.transaction = counted  # type: ignore[method-assign]
