@@ -33,6 +33,9 @@ from ostinato.record.sqlite import connect, driver, is_busy, transaction, transl
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
+_LEAST_SECRET = (
+    28  # bytes of a master key that are no white space at its ends: fewer of 32 random ones is one case in 20 million
+)
 _CACHED = 20_000  # keys in memory; beyond it all are read again
 _WAIT_S = 5.0
 _BACK_S = 86_400.0  # so long an erasure is told of even if the person came back meanwhile
@@ -311,10 +314,13 @@ def _build(db: Any) -> None:
 
 def _read_master(path: Path, field: str) -> AESGCM:
     try:
-        secret = path.expanduser().read_bytes().strip()
+        data = path.expanduser().read_bytes()
     except OSError as error:
         raise BadConfig(f"{field}: {path} cannot be read: {error}") from error
-    if len(secret) < 32:
+    secret = (
+        data.strip()
+    )  # without the line feed that an editor adds; random bytes may begin or end with such ones, too
+    if len(data) < 32 or len(secret) < _LEAST_SECRET:
         raise BadConfig(f"{field}: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
     return AESGCM(hashlib.sha256(secret).digest())
 

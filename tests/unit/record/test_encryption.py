@@ -405,7 +405,13 @@ async def test_keys_that_were_made_before_the_master_key_are_wrapped_when_it_com
         assert traces(tmp_path, stored[1:]) == []
 
 
-@pytest.mark.parametrize("content", [None, b"short"])
+@pytest.mark.parametrize("content", [b" \n" + bytes(range(100, 130)), bytes(range(100, 131)) + b"\t"])
+def test_random_bytes_that_begin_or_end_like_white_space_are_a_master_key(tmp_path: Path, content: bytes):
+    (tmp_path / "master").write_bytes(content)
+    KeyRing(tmp_path / "keys.db", tmp_path / "master", lambda: 0.0).close()
+
+
+@pytest.mark.parametrize("content", [None, b"short", b"0123456789abcdef0123456789".ljust(40)])
 def test_a_master_key_that_is_missing_or_short_is_refused(tmp_path: Path, content: bytes | None):
     if content is not None:
         (tmp_path / "master").write_bytes(content)
