@@ -143,7 +143,7 @@ class Copies:
             async def fetch(start: int) -> None:
                 async with self._gate:
                     data = await self._part(path, start, min(part, size - start))
-                    await asyncio.to_thread(os.pwrite, file.fileno(), data, start)
+                    await asyncio.to_thread(_write, file.fileno(), memoryview(data), start)
 
             try:
                 async with asyncio.TaskGroup() as group:
@@ -156,3 +156,9 @@ class Copies:
     async def _part(self, path: str, start: int, length: int) -> Any:
         with refusals(self.url, f"reading {path}", missing=f"{path} is no longer at {self.url}"):
             return await obstore.get_range_async(self._store, path, start=start, length=length)
+
+
+def _write(descriptor: int, data: memoryview, start: int) -> None:
+    while data:  # a disk that fills up takes a part, and refuses only the next write
+        written = os.pwrite(descriptor, data, start)
+        data, start = data[written:], start + written
