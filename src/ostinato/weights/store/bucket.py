@@ -223,8 +223,12 @@ class BucketStore:
             await asyncio.sleep(0.2)
 
     async def _all_refs(self) -> dict[str, _Ref]:
+        async def read(name: str) -> _Ref:
+            async with self._gate:  # a store may have thousands, and a process has about a thousand sockets
+                return await self._at(name)
+
         names = await self._list("refs/")
-        return dict(zip(names, await asyncio.gather(*(self._at(name) for name in names)), strict=True))
+        return dict(zip(names, await asyncio.gather(*map(read, names)), strict=True))
 
     async def _small(self, path: str) -> tuple[bytes, Any]:
         found = await obstore.get_async(self._store, path)
