@@ -7,21 +7,18 @@ any instant therefore leaves no ref to an incomplete version, and a second call 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.weights.store.interface import RefStore
-from ostinato.weights.version.chain import Manifests
-from ostinato.weights.version.content import check_ref, is_hash, version_ref
+from ostinato.weights.version.chain import Manifests, name_version
+from ostinato.weights.version.content import check_ref, is_hash
 from ostinato.weights.version.manifest import Manifest
-
-logger = logging.getLogger(__name__)
 
 OnBytes = Callable[[int, int], object]
 """Called with the payload bytes copied so far and the total to copy."""
@@ -84,7 +81,7 @@ async def transfer(
         if not await target.has(name):
             await errand.copy((name, 0))
     policy = (await manifests.read(hash)).policy
-    await _name(target, policy.hash, hash)
+    await name_version(target, policy.hash, hash)
     if ref is not None and expected != policy.hash:
         await target.move_ref(ref, expected, policy.hash)
     return Transferred(
@@ -171,18 +168,6 @@ class _Errand:
         self.bytes += len(data)
         self._arrived += least
         self._on_bytes(self._arrived, self._expected)
-
-
-async def _name(target: RefStore, root: str, hash: str) -> None:
-    """Point ``version/<root>`` to the manifest. A faster writer has named the same weights."""
-    ref = version_ref(root)
-    now = await target.read_ref(ref)
-    if now == hash:
-        return
-    try:
-        await target.move_ref(ref, now, hash)
-    except Conflict:
-        logger.info("another writer named version %s first; its manifest describes the same weights", root)
 
 
 async def _each(items: Iterable[_T], parallel: int, work: Callable[[_T], Awaitable[None]]) -> None:
