@@ -110,9 +110,11 @@ class PackedRows(ABC):
                     values |= load(kind, kind.said, json.loads(self.shrinker.unpack(said)))
             return kind.record(**values)
         except DAMAGE as error:
-            raise Corrupt(
-                f"row {stored[0]} of {self.name} cannot be read: {error!r}; restore it from a copy"
-            ) from error
+            raise self.corrupt(stored[0], error) from error
+
+    def corrupt(self, seq: Cursor, error: Exception) -> Corrupt:
+        """The error for a row whose decoding raised this."""
+        return Corrupt(f"row {seq} of {self.name} cannot be read: {error!r}; restore it from a copy")
 
     # ------------------------------------------------------------ token ids, policies and token texts
 

@@ -549,7 +549,8 @@ class RowLog(ABC):
     async def _awaited_turns(self, since: float) -> set[str]:
         """The turns that signals named since a time: they may still come. Others that are missing were dropped, whoever's they were."""
         after = await self.before_last(_LATELY, Signal)
-        return {row.turn async for _, row in self.read(after, {Signal}) if cast(Signal, row).received_at >= since}
+        rows = self.read(after, {Signal})
+        return {row.turn async for _, row in rows if isinstance(row, Signal) and row.received_at >= since}
 
     async def note_forgotten(self) -> int:
         """Write the missing `Forgotten` rows of keys that were destroyed: by a call that was killed just then, by an earlier version, or by

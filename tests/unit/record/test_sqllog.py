@@ -299,6 +299,20 @@ async def test_a_damaged_row_is_named(log: SqlLog, sql: Any, column: str, damage
         await collect(log, {Turn})
 
 
+async def test_a_damaged_row_is_named_when_it_is_looked_for(log: SqlLog, sql: Any):
+    await log.append(TURN, SIGNAL)
+    path = log._directory.segment(1)
+    for table, column in (("turns", "head"), ("signals", "body")):
+        sql(path, f"DROP TRIGGER {table}_no_update")
+        sql(path, f"UPDATE {table} SET {column} = x'0041'")
+    for look in (log.find(Turn, [("r:0",)]), log.places(Signal, [(SIGNAL.tenant, "s")]), log.append(TURN)):
+        with pytest.raises(Corrupt, match=r"row [12] of .*0001\.db cannot be read.*restore"):
+            await look
+    with pytest.raises(Corrupt, match=r"row 1 of .*0001\.db cannot be read.*restore"):
+        log._reader.owners(["r:0"])  # type: ignore[attr-defined]
+    assert await log.append(replace(SIGNAL, id="another")) == 3
+
+
 async def test_a_damaged_turn_does_not_hinder_those_that_follow_it(tmp_path: Path, sql: Any):
     with SqlLog.open(tmp_path / "log") as log:
         await log.append(TURN)
