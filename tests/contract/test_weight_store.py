@@ -353,6 +353,27 @@ async def test_a_write_whose_answer_was_lost_is_no_conflict(monkeypatch):
     assert await store.read_ref("live") == TWO
 
 
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+async def test_a_damaged_ref_hides_nothing_from_verification(tmp_path, kind):
+    inside = obstore.store.MemoryStore()
+    store = (
+        DirectoryStore(tmp_path) if kind == "directory" else BucketStore(BucketConfig(url="memory:///"), inside=inside)
+    )
+    weights = {"w": WeightArray("BF16", (64,), np.ones(64, np.uint16).view(np.uint8))}
+    policy = (await VersionPublisher(store).publish(0, weights, run="a", base=None, ref="live")).policy
+    for ref in ("candidate", "canary"):
+        if kind == "directory":
+            (tmp_path / "refs" / ref).write_text("no hash")
+        else:
+            await obstore.put_async(inside, f"refs/{ref}", b"no hash")
+    found = await verify(store)
+    assert (found.refs, found.rebuilt) == (2, 1)
+    assert sorted(problem.split()[1].strip(":") for problem in found.problems) == ["canary", "candidate"]
+    with pytest.raises(Corrupt, match=r"canary.*candidate|candidate.*canary"):
+        await store.refs()
+    assert await store.read_ref("live") == policy.hash
+
+
 async def test_the_refs_of_a_bucket_are_read_a_few_at_a_time(monkeypatch):
     store = BucketStore(BucketConfig(url="memory:///", parallel=4), inside=obstore.store.MemoryStore())
     for number in range(40):
