@@ -19,6 +19,7 @@ import obstore
 from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, TooLarge
+from ostinato.core.parallel import for_each
 from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.store.object_storage import OBEYED_S, BucketConfig, Condemned, Instant, again, connect, refusals
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
@@ -228,14 +229,14 @@ class BucketStore:
         damaged: list[Corrupt] = []
 
         async def read(name: str) -> None:
-            async with self._gate:  # a store may have thousands, and a process has about a thousand sockets
-                try:
-                    found[name] = await self._at(name)
-                except Corrupt as error:
-                    damaged.append(error)
+            try:
+                found[name] = await self._at(name)
+            except Corrupt as error:
+                damaged.append(error)
 
         names = await self._list("refs/")
-        await asyncio.gather(*map(read, names))
+        # a store may have thousands, and a process has about a thousand sockets
+        await for_each(names, self._config.parallel, read)
         if damaged:
             raise DamagedRefs(damaged, {name: at.value for name, at in found.items() if at.value is not None})
         return {name: found[name] for name in names}
