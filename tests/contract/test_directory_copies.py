@@ -1,6 +1,7 @@
 """What copies of directories promise, in a directory, in memory and in a bucket over HTTP."""
 
 import asyncio
+import os
 import sys
 
 import obstore
@@ -127,6 +128,27 @@ async def test_a_full_disk_is_said_as_such(copies, tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "pwrite", full)
     with pytest.raises(StorageFull, match="No space left"):
         await fetch_all(copies, "0001-a", tmp_path / "fetched")
+
+
+async def test_a_disk_that_fills_up_within_a_write_is_not_taken_for_one_that_took_it_all(copies, tmp_path, monkeypatch):
+    await copies.send(directory := made(tmp_path, "0001-a"))
+    real = os.pwrite
+    monkeypatch.setattr(module.os, "pwrite", lambda file, data, at: real(file, data[: max(1, len(data) // 2)], at))
+    await fetch_all(copies, "0001-a", tmp_path / "fetched")
+    assert bytes_of(tmp_path / "fetched") == bytes_of(directory)
+
+    left = 10
+
+    def filling(file, data, at):
+        nonlocal left
+        if not left:
+            raise OSError(28, "No space left on device")
+        data, left = data[:left], left - len(data[:left])
+        return real(file, data, at)
+
+    monkeypatch.setattr(module.os, "pwrite", filling)
+    with pytest.raises(StorageFull, match="No space left"):
+        await fetch_all(copies, "0001-a", tmp_path / "again")
 
 
 async def test_a_bucket_that_is_away_is_said_as_such(tmp_path):

@@ -43,7 +43,10 @@ async def test_what_is_given_back_is_a_copy(folds):
     assert await folds.load("desk") == (1, {"list": []})
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * 40, None])
+A_PETABYTE = bytes(32) + b"\x28\xb5\x2f\xfd\xe0" + (1 << 50).to_bytes(8, "little")  # as a zstd frame states it
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 40, None, A_PETABYTE])
 async def test_a_damaged_file_is_reported_and_counts_as_none(tmp_path, damage, caplog):
     folds = FileFolds(tmp_path)
     await folds.save("desk", 812, STATE)

@@ -353,6 +353,48 @@ async def test_a_write_whose_answer_was_lost_is_no_conflict(monkeypatch):
     assert await store.read_ref("live") == TWO
 
 
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+async def test_a_damaged_ref_hides_nothing_from_verification(tmp_path, kind):
+    inside = obstore.store.MemoryStore()
+    store = (
+        DirectoryStore(tmp_path) if kind == "directory" else BucketStore(BucketConfig(url="memory:///"), inside=inside)
+    )
+    weights = {"w": WeightArray("BF16", (64,), np.ones(64, np.uint16).view(np.uint8))}
+    policy = (await VersionPublisher(store).publish(0, weights, run="a", base=None, ref="live")).policy
+    for ref in ("candidate", "canary"):
+        if kind == "directory":
+            (tmp_path / "refs" / ref).write_text("no hash")
+        else:
+            await obstore.put_async(inside, f"refs/{ref}", b"no hash")
+    found = await verify(store)
+    assert (found.refs, found.rebuilt) == (2, 1)
+    assert sorted(problem.split()[1].strip(":") for problem in found.problems) == ["canary", "candidate"]
+    with pytest.raises(Corrupt, match=r"canary.*candidate|candidate.*canary"):
+        await store.refs()
+    assert await store.read_ref("live") == policy.hash
+
+
+async def test_the_refs_of_a_bucket_are_read_a_few_at_a_time(monkeypatch):
+    store = BucketStore(BucketConfig(url="memory:///", parallel=4), inside=obstore.store.MemoryStore())
+    for number in range(40):
+        await store.move_ref(f"ref-{number}", None, ONE)
+    read, now, most = store._small, 0, 0
+
+    async def counted(path):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        try:
+            return await read(path)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(store, "_small", counted)
+    assert len(await store.refs()) == 40
+    assert most == 4
+
+
 async def test_a_bucket_that_cannot_be_reached_or_does_not_exist_says_so(s3):
     options = {"aws_region": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
     gone = BucketConfig(url="s3://weights/x", options=options | {"aws_endpoint": "http://127.0.0.1:9"}, retries=0)

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, StorageFull
-from ostinato.core.files import sync_directory, write_atomic
+from ostinato.core.files import disk_use, sync_directory, write_atomic
 from ostinato.core.records import Row, identity
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import FOR_EVER, KINDS
@@ -183,7 +183,7 @@ class _Copy:
         self.names: set[str] = set()
         self._log, self._target, self._on_bytes = log, target, on_bytes
         self._done = 0
-        self._expected = sum(path.stat().st_size for path in log.path.glob("*.db") if path.exists())
+        self._expected = sum(disk_use(path) for path in log.path.glob("*.db"))
 
     def segments(self) -> list[_Copied]:
         """Copy the segments; at least one is left when retention drops some meanwhile, because it never drops the newest."""

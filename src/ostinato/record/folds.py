@@ -16,6 +16,7 @@ from blake3 import blake3
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.files import write_atomic
 from ostinato.core.seams import Cursor
+from ostinato.record.codec.shrink import decompress
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +33,14 @@ def pack_fold(cursor: Cursor, state: Mapping[str, Any]) -> bytes:
 def unpack_fold(data: bytes) -> tuple[Cursor, dict[str, Any]]:
     """The inverse of `pack_fold`. Raises ValueError for damaged bytes or another format version."""
     try:
-        plain = zstandard.ZstdDecompressor().decompress(data[32:], max_output_size=_LONGEST)
+        plain = decompress(data[32:], _LONGEST)
         if blake3(plain).digest() != data[:32]:
             raise ValueError("it does not have its promised hash")
         found = json.loads(plain)
         if found["format"] != _FORMAT:
             raise ValueError(f"its format is {found['format']!r}, not {_FORMAT!r}")
         return int(found["cursor"]), dict(found["state"])
-    except (KeyError, TypeError, zstandard.ZstdError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from error
 
 

@@ -15,7 +15,7 @@ from ostinato.record.codec.kinds import TURNS
 from ostinato.record.codec.shrink import Training, Use
 from ostinato.record.codec.tokens import PackedTokens, narrow, shared_ids, unflat
 from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
-from ostinato.record.packed_rows import PackedRows
+from ostinato.record.packed_rows import DAMAGE, PackedRows
 
 # ---------------------------------------------------------------- bases of packed turns
 
@@ -178,7 +178,7 @@ class Head(Generic[S]):
             return
         place, held = self.segment.locate(TURNS, (parent,)), None
         if place is not None:
-            with suppress(KeyDestroyed):
+            with suppress(KeyDestroyed, *DAMAGE):  # a parent that cannot be read is no base, and hinders no other turn
                 held = self.segment.tokens(place)
         self._sought.add(parent)  # only after an answer: a head whose query failed may be used again
         if place is not None and held is not None and held.secret == secret:

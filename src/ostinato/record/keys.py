@@ -29,10 +29,13 @@ from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
 from ostinato.record.codec.turns import KeyDestroyed, Ready
 from ostinato.record.config import Encrypt
-from ostinato.record.sqlite import connect, driver, is_busy, translate
+from ostinato.record.sqlite import connect, driver, is_busy, transaction, translate
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
+_LEAST_SECRET = (
+    28  # bytes of a master key that are no white space at its ends: fewer of 32 random ones is one case in 20 million
+)
 _CACHED = 20_000  # keys in memory; beyond it all are read again
 _WAIT_S = 5.0
 _BACK_S = 86_400.0  # so long an erasure is told of even if the person came back meanwhile
@@ -154,18 +157,13 @@ class KeyRing:
                 self._find(scope)
             missing = [scope for scope in missing if scope not in self._numbers]
             if missing:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
+                with transaction(self._db):
                     self._check_master()  # it may have been changed since this process began
                     made = [scope for scope in missing if not self._find(scope)]
                     for scope in made:
                         stored = self._master.wrap(AESGCM.generate_key(256), scope.name)
                         row = (scope.tenant, scope.name, stored)
                         self._db.execute("INSERT INTO keys (tenant, scope, secret) VALUES (?, ?, ?)", row)
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
                 for scope in made:
                     self._find(scope)
             return {scope: self._numbers[scope] for scope in wanted}
@@ -286,17 +284,15 @@ class KeyRing:
         clear = "SELECT id, scope, secret FROM keys WHERE substr(secret, 1, 1) = ?"
         if self._db.execute(clear, (_CLEAR,)).fetchone() is None:
             return
-        self._retried(lambda: self._db.execute("BEGIN IMMEDIATE"))
-        try:
+        self._retried(lambda: self._wrap(clear))
+        self._retried(lambda: self._db.execute("VACUUM"))
+
+    def _wrap(self, clear: str) -> None:
+        with transaction(self._db):
             self._check_master()  # the keys may have been wrapped with another one just now
             rows = self._db.execute(clear, (_CLEAR,)).fetchall()
             wrapped = [(self._master.wrap(secret[1:], scope), number) for number, scope, secret in rows]
             self._db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._retried(lambda: self._db.execute("VACUUM"))
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA data_version").fetchone()[0]
@@ -318,10 +314,13 @@ def _build(db: Any) -> None:
 
 def _read_master(path: Path, field: str) -> AESGCM:
     try:
-        secret = path.expanduser().read_bytes().strip()
+        data = path.expanduser().read_bytes()
     except OSError as error:
         raise BadConfig(f"{field}: {path} cannot be read: {error}") from error
-    if len(secret) < 32:
+    secret = (
+        data.strip()
+    )  # without the line feed that an editor adds; random bytes may begin or end with such ones, too
+    if len(data) < 32 or len(secret) < _LEAST_SECRET:
         raise BadConfig(f"{field}: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
     return AESGCM(hashlib.sha256(secret).digest())
 
@@ -393,9 +392,8 @@ def rekey(keys: Path, old: Path | None, new: Path) -> int:
         try:
             db.execute("PRAGMA synchronous=EXTRA")
             db.execute("PRAGMA secure_delete=ON")
-            db.execute("BEGIN EXCLUSIVE")
-            count = _rewrap(db, before, after)
-            db.execute("COMMIT")
+            with transaction(db, "EXCLUSIVE"):
+                count = _rewrap(db, before, after)
             db.execute("VACUUM")
             return count
         finally:

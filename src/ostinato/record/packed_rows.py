@@ -20,6 +20,8 @@ from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
 from ostinato.record.keys import KeyRing
 
 _HELD = 4 << 20  # bytes of ids that stay in memory as bases of other turns
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""What decoding the bytes of a damaged row raises."""
 _OFTEN = 8  # lookups of missing tokens after which all texts are read at once
 
 
@@ -107,10 +109,12 @@ class PackedRows(ABC):
                     said = self.reveal(stored[2], "said", stored[0], stored[3])
                     values |= load(kind, kind.said, json.loads(self.shrinker.unpack(said)))
             return kind.record(**values)
-        except (ValueError, IndexError, TypeError, KeyError) as error:
-            raise Corrupt(
-                f"row {stored[0]} of {self.name} cannot be read: {error!r}; restore it from a copy"
-            ) from error
+        except DAMAGE as error:
+            raise self.corrupt(stored[0], error) from error
+
+    def corrupt(self, seq: Cursor, error: Exception) -> Corrupt:
+        """The error for a row whose decoding raised this."""
+        return Corrupt(f"row {seq} of {self.name} cannot be read: {error!r}; restore it from a copy")
 
     # ------------------------------------------------------------ token ids, policies and token texts
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Collection, Generator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ostinato.core.seams import Cursor, PersonValue
 from ostinato.record.codec.turns import KeyDestroyed
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing, Scope
-from ostinato.record.sqlite import connect, create, driver, remove, translate
+from ostinato.record.sqlite import connect, create, driver, remove, transaction, translate
 
 FORMAT = 1
 _KEY_BYTES = 16  # of a person's key in the file
@@ -81,10 +81,10 @@ class SqlPersonCache:
             if state.get("rules") == rules:
                 return int(state["cursor"]), state["note"]
             if older is not None and state.get("rules") == self._rules(older):
-                with self._transaction():
+                with transaction(self._write):
                     self._put_state(rules=rules)
                 return int(state["cursor"]), state["note"]
-            with self._transaction():
+            with transaction(self._write):
                 self._write.execute("DELETE FROM people")
                 self._write.execute("DELETE FROM state WHERE name LIKE ?", (f"{_CROWDED}%",))
                 self._put_state(rules=rules, cursor="0", note="")
@@ -153,7 +153,7 @@ class SqlPersonCache:
         try:
             rows = {self._places(person): self._sealed(person, value) for person, value in values.items()}
             kept = [(row, tenant, *sealed) for (tenant, row), sealed in rows.items() if sealed is not None]
-            with self._transaction():
+            with transaction(self._write):
                 gone = [(row,) for (_, row), sealed in rows.items() if sealed is None]
                 self._write.executemany("DELETE FROM people WHERE person = ?", gone)
                 self._write.executemany("INSERT OR REPLACE INTO people VALUES (?, ?, ?, ?, ?)", kept)
@@ -223,16 +223,6 @@ class SqlPersonCache:
         """A tenant's key in the file, and the secret that the keys of its people are made with."""
         digest = hmac.digest(self._secret, tenant.encode(), "sha512")
         return digest[:8], digest[32:]
-
-    @contextmanager
-    def _transaction(self) -> Generator[None]:
-        self._write.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._write.execute("COMMIT")
-        except BaseException:
-            self._write.execute("ROLLBACK")
-            raise
 
     def _put_state(self, **values: str) -> None:
         self._write.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(values.items()))

@@ -16,7 +16,7 @@ from ostinato.record.codec.turns import prepare
 from ostinato.record.reader import PAGE
 from ostinato.record.segment import Segment, SegmentGone, create_segment, open_segment
 from ostinato.record.segment_directory import LogDirectory
-from ostinato.record.sqlite import driver, is_busy, translate
+from ostinato.record.sqlite import driver, is_busy, transaction, translate
 
 DAY_S = 86_400.0
 
@@ -132,17 +132,16 @@ def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> No
     create_segment(directory.kept, 0, 0.0)
     kept = Segment(directory.kept, None, write=True)
     try:
-        kept.db.execute("BEGIN IMMEDIATE")
-        if not kept.is_current:
-            kept.upgrade()
-        for seq, row in rows:
-            ready = prepare(row)
-            place, key = kept.place(ready.kind, ready.identity, ready.key)
-            if place is None:
-                body = kept.shrinker.pack(Use.ROWS, ready.body)
-                kept.db.execute("INSERT INTO identities VALUES (?, ?)", (key, seq))
-                kept.db.execute(f"INSERT INTO {ready.kind.table} VALUES (?, ?)", (seq, body))
-        kept.db.execute("COMMIT")
+        with transaction(kept.db):
+            if not kept.is_current:
+                kept.upgrade()
+            for seq, row in rows:
+                ready = prepare(row)
+                place, key = kept.place(ready.kind, ready.identity, ready.key)
+                if place is None:
+                    body = kept.shrinker.pack(Use.ROWS, ready.body)
+                    kept.db.execute("INSERT INTO identities VALUES (?, ?)", (key, seq))
+                    kept.db.execute(f"INSERT INTO {ready.kind.table} VALUES (?, ?)", (seq, body))
         with suppress(driver.Error):
             kept.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
     finally:

@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Identity, Row, Turn
+from ostinato.core.records import Identity, Row, Signal, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.record.codec.kinds import Kind, kind_of
 from ostinato.record.codec.turns import Ready, prepare
@@ -347,6 +347,9 @@ def _settle(settled: list[tuple[_Job, Answer]]) -> None:
 
 T = TypeVar("T")
 
+_EARLY_S = 3600.0  # a turn comes at most so long after the first signal about it
+_LATELY = 100_000  # signals that are read for those
+
 
 class RowReader(Protocol):
     """The read side for one kind of database. Thread-safe."""
@@ -376,9 +379,8 @@ class RowLog(ABC):
     def __init__(self, reader: RowReader, appender: Appending[Any], ring: KeyRing | None, config: RecordConfig) -> None:
         self._config = config
         self._ring = ring
-        self._noted: tuple[int, int] | None = (
-            None  # destroyed keys at the last look for missing rows: how many, and the newest
-        )
+        # destroyed keys at the last look for missing rows: how many, and the newest
+        self._noted: tuple[int, int] | None = None
         self._reader = reader
         self._appender = appender
         self._writer = GroupWriter(appender, config.append_s)
@@ -507,8 +509,9 @@ class RowLog(ABC):
         """Make the texts of a tenant's user, or of all its users, unreadable for ever by destroying their keys.
 
         Their turns stay in redacted form (`Turn.redacted`), their signals without correction and comment. Covers texts written while
-        `record.encrypt` was on, and for a single user texts written while it was 'user'. Returns the newest place in the log: a model
-        trained on turns up to there may still know them, until it is trained again without them.
+        `record.encrypt` was on, and for a single user texts written while it was 'user'. So are comments on turns that retention had
+        dropped before they came, of anybody in the tenant, because nothing says whose they are. Returns the newest place in the log: a
+        model trained on turns up to there may still know them, until it is trained again without them.
 
         A row `Forgotten` follows, on which every fold drops what it holds under the name; `note_forgotten` writes those of calls that were
         killed before. Nothing is written twice: once more for somebody without a key since, and the log stays as it is.
@@ -524,8 +527,11 @@ class RowLog(ABC):
         scopes: list[Scope] | None = None
         if user is not None:
             early = await self._ask(lambda: ring.waiting_turns(tenant))
-            turns = await self.find(Turn, [(turn,) for turn in early])
-            theirs = [turn.id for turn in turns if (turn.tenant, turn.user) == (tenant, user)]
+            found = {turn.id: turn.person for turn in await self.find(Turn, [(turn,) for turn in early])}
+            theirs = [turn for turn, person in found.items() if person == (tenant, user)]
+            if len(found) < len(early) and await self.horizon():
+                awaited = await self._awaited_turns(ring.clock() - _EARLY_S)
+                theirs += [turn for turn in early if turn not in found and turn not in awaited]
             scopes = [Scope(tenant, user), *(Scope(tenant, turn=turn) for turn in theirs)]
         await self._ask(lambda: ring.forget(tenant, scopes))
         told = await self._told_forgotten()
@@ -539,6 +545,12 @@ class RowLog(ABC):
         elif (tenant, user) not in told and not any(row.user == user and row.tenant == tenant for row in untold):
             untold.append(_forgotten(tenant, user, 0, ring.clock()))  # nothing of theirs lay under a key
         return await self.append(*untold)
+
+    async def _awaited_turns(self, since: float) -> set[str]:
+        """The turns that signals named since a time: they may still come. Others that are missing were dropped, whoever's they were."""
+        after = await self.before_last(_LATELY, Signal)
+        rows = self.read(after, {Signal})
+        return {row.turn async for _, row in rows if isinstance(row, Signal) and row.received_at >= since}
 
     async def note_forgotten(self) -> int:
         """Write the missing `Forgotten` rows of keys that were destroyed: by a call that was killed just then, by an earlier version, or by

@@ -23,7 +23,7 @@ from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, key_of
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.codec.turns import Ready
 from ostinato.record.keys import KeyRing
-from ostinato.record.packed_rows import PackedRows
+from ostinato.record.packed_rows import DAMAGE, PackedRows
 from ostinato.record.sqlite import connect, driver, translate
 
 # ---------------------------------------------------------------- the tables
@@ -243,18 +243,24 @@ class Segment(PackedRows):
     def owner(self, seq: Cursor) -> tuple[str, str] | None:
         """The tenant and the user of the turn at one place; needs no encryption key."""
         stored = self.db.execute("SELECT head FROM turns WHERE seq = ?", (seq,)).fetchone()
-        return None if stored is None else turns.head_owner(self.shrinker.unpack(stored[0]))
+        try:
+            return None if stored is None else turns.head_owner(self.shrinker.unpack(stored[0]))
+        except DAMAGE as error:
+            raise self.corrupt(seq, error) from error
 
     def _identity(self, kind: Kind, seq: Cursor) -> Identity | None:
         column = "head" if kind is TURNS else "body"
         stored = self.db.execute(f"SELECT {column} FROM {self.rows_of(kind)} WHERE seq = ?", (seq,)).fetchone()
         if stored is None:
             return None
-        plain = self.shrinker.unpack(stored[0])
-        if kind is TURNS:
-            return (turns.head_id(plain),)
-        values = json.loads(plain)
-        return tuple(values[at] for at in kind.places)
+        try:
+            plain = self.shrinker.unpack(stored[0])
+            if kind is TURNS:
+                return (turns.head_id(plain),)
+            values = json.loads(plain)
+            return tuple(values[at] for at in kind.places)
+        except DAMAGE as error:
+            raise self.corrupt(seq, error) from error
 
     # ------------------------------------------------------------ token ids, policies, token texts and dictionaries
 

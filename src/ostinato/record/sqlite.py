@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -68,6 +68,21 @@ def connect(path: Path, *, write: bool) -> Any:
     return connection
 
 
+@contextmanager
+def transaction(connection: Any, begin: str = "IMMEDIATE") -> Generator[None]:
+    """A transaction: committed at the end of the block, rolled back on an error. Raises the driver's error."""
+    connection.execute(f"BEGIN {begin}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if (
+            connection.in_transaction
+        ):  # on a full disk SQLite has rolled back already, and would say so instead of the error
+            connection.execute("ROLLBACK")
+        raise
+
+
 def load(path: Path) -> Any:
     """A connection to a copy in memory of a database that nobody uses. Beside the file nothing is written. Raises the driver's error."""
     refuse_faulty(driver.sqlite_version)
@@ -100,6 +115,12 @@ def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") ->
 
     Raises BadConfig if the file system does not support this journal, OSError or the driver's error; then nothing was created.
     """
+    if not path.exists():
+        _create(path, build, journal)
+    sync_directory(path.parent)  # also if it existed: the process that created it may have died before its own sync
+
+
+def _create(path: Path, build: Callable[[Any], None], journal: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         # files that SQLite creates beside it get the same mode
@@ -109,14 +130,12 @@ def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") ->
             (mode,) = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()
             if mode != journal:
                 raise BadConfig(f"the file system of {path} cannot hold a write-ahead log; put the run on a local disk")
-            connection.execute("BEGIN IMMEDIATE")
-            build(connection)
-            connection.execute("COMMIT")
+            with transaction(connection):
+                build(connection)
         finally:
             connection.close()
         with suppress(FileExistsError):
             os.link(partial, path)
-        sync_directory(path.parent)
     finally:
         remove(partial)
 

@@ -24,7 +24,7 @@ from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Batch, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.rowlog import RowLog
-from ostinato.record.sqlite import connect, create, driver, remove
+from ostinato.record.sqlite import connect, create, driver, remove, transaction
 from ostinato.release.ledger import State, fold, taken_back
 
 # ---------------------------------------------------------------- the schema
@@ -158,15 +158,13 @@ class PageIndex:
         """Write rows and the new cursors in one transaction."""
         with self._lock:
             before = self.ledger
-            self._db.execute("BEGIN IMMEDIATE")
             try:
-                for seq, row in rows:
-                    self._take(seq, row)
-                self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(cursors.items()))
-                self._db.execute("COMMIT")
+                with transaction(self._db):
+                    for seq, row in rows:
+                        self._take(seq, row)
+                    self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(cursors.items()))
             except BaseException:
                 self.ledger = before
-                self._db.execute("ROLLBACK")
                 raise
 
     def drop(self, horizon: Cursor) -> int:
@@ -175,12 +173,11 @@ class PageIndex:
             oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, _DROPPED))
             places = oldest.fetchall()
             if places:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._db.executemany("DELETE FROM turns WHERE seq = ?", places)
-                if self.words:
-                    self._db.executemany("DELETE FROM words WHERE rowid = ?", places)
-                self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
-                self._db.execute("COMMIT")
+                with transaction(self._db):
+                    self._db.executemany("DELETE FROM turns WHERE seq = ?", places)
+                    if self.words:
+                        self._db.executemany("DELETE FROM words WHERE rowid = ?", places)
+                    self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
                 self._traces = True
             if self._traces and len(places) < _DROPPED:
                 self._traces = not self._clean()

@@ -161,7 +161,9 @@ class DeploymentPlan:
     Every version has a delta; `publish_full` and `publish_skips` (over 16 and over 4 versions) are other routes to some versions.
 
     `cold` is for a follower without weights at the worst moment, `cold_slow` the same without deltas that skip versions. `chain` is
-    the number of deltas between full snapshots. `kept` is the size of `keep` versions, of which `skips` is for skipping deltas.
+    the number of versions without a full snapshot between two with one.
+
+    `kept` is the size of `keep` versions, of which `skips` is for skipping deltas.
     """
 
     full_bytes: float
@@ -206,12 +208,15 @@ def delta_bytes(parameters: float, share: float, factor: float, snapshot: float 
     return min(whole, parameters * share * mask_bits(share) * factor / 8) if share <= DENSEST else whole
 
 
-def hops(versions: int, skips: Sequence[int] = SKIPS) -> list[int]:
-    """How many versions each delta spans on the shortest route over `versions`, longest first: 24 -> [16, 4, 4]."""
+def hops(first: int, last: int) -> list[int]:
+    """How many versions each delta spans on the shortest route between two versions: from 26 to 48 it is [1, 1, 4, 16].
+
+    A delta over several versions leads to those versions only whose number is a multiple of them.
+    """
     found: list[int] = []
-    for span in skips:
-        found += [span] * (versions // span)
-        versions %= span
+    while first < last:
+        found.append(next(span for span in SKIPS if first % span == 0 and first + span <= last))
+        first += found[-1]
     return found
 
 
@@ -220,14 +225,13 @@ def plan(deployment: Deployment, link: Link | None = None, cores: Cores | None =
     link, cores = link or Link(), cores or Cores()
     full = 2 * deployment.parameters
     one = _span(deployment, 1)
-    chain = min(deployment.anchor_every, math.floor(deployment.anchor_share * full / one) + 1)
-    ways = {
-        after: [full * deployment.snapshot, *(_span(deployment, span) for span in hops(after))]
-        for after in range(chain + 1)
-    }
-    worst = max(ways, key=lambda after: sum(ways[after]))
+    chain = min(deployment.anchor_every, math.floor(deployment.anchor_share * full / one))
+    sizes = {span: _span(deployment, span) for span in SKIPS}
+    # a full snapshot may be of any version
+    routes = [hops(first, first + after) for first in range(max(SKIPS)) for after in range(chain + 1)]
+    worst = max(routes, key=lambda route: sum(sizes[span] for span in route))
     slow = [full * deployment.snapshot, *[one] * chain]
-    spans = [_span(deployment, span) for span in SKIPS if span > 1]
+    spans = [size for span, size in sizes.items() if span > 1]
     skips = sum(size * deployment.keep / span for size, span in zip(spans, SKIPS, strict=False))
     return DeploymentPlan(
         full_bytes=full,
@@ -238,9 +242,11 @@ def plan(deployment: Deployment, link: Link | None = None, cores: Cores | None =
         publish_full=_published(deployment, link, cores, full * deployment.snapshot, is_full=True),
         publish_skips=tuple(_published(deployment, link, cores, size, is_full=False) for size in spans),
         follow=_followed(deployment, link, cores, [one], is_full=False),
-        cold=_followed(deployment, link, cores, ways[worst], is_full=True),
+        cold=_followed(
+            deployment, link, cores, [full * deployment.snapshot, *(sizes[span] for span in worst)], is_full=True
+        ),
         cold_slow=_followed(deployment, link, cores, slow, is_full=True),
-        cold_hops=len(ways[worst]) - 1,
+        cold_hops=len(worst),
         kept=(full * deployment.snapshot / (chain + 1) + one) * deployment.keep + skips,
         skips=skips,
         limits=_limits(deployment, deployment.shards),

@@ -33,7 +33,7 @@ from ostinato.weights.config import RelayConfig
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.interface import RefStore, check_range
 from ostinato.weights.store.readonly import read_only
-from ostinato.weights.version.content import check_hash, check_ref, hash_of, is_hash
+from ostinato.weights.version.content import VERSIONS, check_hash, check_ref, hash_of, is_hash
 
 # ---------------------------------------------------------------- the cache
 
@@ -187,6 +187,8 @@ def _check(path: Path, hash: str) -> None:
 _T = TypeVar("_T")
 _TRIES: Final = 3
 _LISTING: Final = ""  # no ref has this name
+_VERSIONS_KEPT: Final = 1000  # refs of versions
+_TIDIED_EVERY: Final = 100  # new refs
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,12 +375,13 @@ class _Refs:
 
     def __init__(self, upstream: RefStore, local: DirectoryStore, config: RelayConfig, clock: Clock) -> None:
         self._upstream, self._local, self._config, self._clock = upstream, local, config, clock
-        self._known: dict[str, _Known[str | None]] = {}
+        self._known: dict[str, _Known[str]] = {}
         self._listed: _Known[dict[str, str]] | None = None
         self._reading: Once[str | None] = Once()
         self._listing: Once[dict[str, str]] = Once()
         self._down: _Known[str] | None = None  # why, and since when
         self._failed_at = float("-inf")
+        self._since_tidied = _TIDIED_EVERY  # an earlier process may have left many
 
     def unreachable_s(self) -> float | None:
         """For how many seconds upstream has not answered; None while it answers."""
@@ -386,7 +389,7 @@ class _Refs:
 
     async def look(self, ref: str) -> CachedRef:
         known = self._known.get(ref)
-        if known is None or known.value is None or self._age(known) >= self._config.fresh_s:
+        if known is None or self._age(known) >= self._config.fresh_s:
             try:
                 return CachedRef(await self._reading.get(ref, lambda: self._read(ref)), 0.0)
             except Unavailable:
@@ -409,11 +412,10 @@ class _Refs:
 
     async def _read(self, ref: str) -> str | None:
         value = await self._ask(lambda: self._upstream.read_ref(ref), f"reading ref {ref}")
-        before = self._known.get(ref)
-        if value is None and before is None:  # not remembered: anybody may ask for any name
-            return None
-        self._known[ref] = _Known(value, self._clock())
-        if value is not None and (before is None or before.value != value):
+        before = self._known.pop(ref, None)
+        if value is not None:  # that there is none is not remembered: anybody may ask for any name
+            self._known[ref] = _Known(value, self._clock())
+        if before is None or before.value != value:
             await self._write_down(ref, value)
         return value
 
@@ -441,13 +443,30 @@ class _Refs:
             self._down = None
         return answer
 
-    async def _write_down(self, ref: str, value: str) -> None:
+    async def _write_down(self, ref: str, value: str | None) -> None:
+        """Keep a ref's value with the objects; None: there is none any more."""
         try:
             old = await self._local.read_ref(ref)
-            if old != value:
+            if value is None and old is not None:
+                await self._local.delete_ref(ref, old)
+            elif value is not None and old != value:
                 await self._local.move_ref(ref, old, value)
-        except (StorageFull, Conflict, Corrupt) as error:
+                self._since_tidied += old is None
+                if self._since_tidied >= _TIDIED_EVERY:
+                    self._since_tidied = 0
+                    await self._tidy()
+        except (StorageFull, Conflict, Corrupt, Unavailable) as error:
             logger.warning("ref %s is served but not written down: %s", ref, error)
+
+    async def _tidy(self) -> None:
+        """Drop the refs of old versions that no other ref points to: each new version brings one, and nobody asks for it again."""
+        listed = await self._local.list_refs()
+        needed = {VERSIONS + at.value for ref, at in listed.items() if not ref.startswith(VERSIONS)}
+        versions = sorted((at.age_s, ref) for ref, at in listed.items() if ref.startswith(VERSIONS))
+        for _, ref in versions[_VERSIONS_KEPT:]:
+            if ref not in needed:
+                self._known.pop(ref, None)
+                await self._local.delete_ref(ref, listed[ref].value)
 
     def _age(self, known: _Known[Any]) -> float:
         return self._clock() - known.at

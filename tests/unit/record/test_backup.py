@@ -263,6 +263,23 @@ async def test_a_segment_that_is_dropped_while_it_is_copied_leaves_nothing_in_th
         assert await new.horizon() == made.first - 1
 
 
+async def test_a_segment_that_is_dropped_while_the_log_is_measured_is_no_error(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    vanishing, stat = run / "log" / "vanishing.db", Path.stat
+    vanishing.touch()
+
+    def vanish(path: Path, **named: Any) -> Any:
+        found = stat(path, **named)
+        if path == vanishing:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", vanish)
+    made = await asyncio.to_thread(saved, run, tmp_path / "kept")
+    assert vanishing.name not in {file.name for file in made.files}
+
+
 async def test_a_killed_backup_is_refused_by_restore(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def kill(*_: Any) -> None:
         raise Killed

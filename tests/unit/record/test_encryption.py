@@ -19,7 +19,7 @@ from ostinato.core.steering import DialSet, SetBy, Steered
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
-from ostinato.record.config import RecordConfig
+from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.keys import KeyRing, Scope
 from ostinato.record.log import SqlLog
 from ostinato.testing.records import a_turn
@@ -219,6 +219,21 @@ async def test_signals_that_come_before_their_turn_are_forgotten_with_it(tmp_pat
         assert found == {"s10": None, "s11": "comment of ann", "s12": "comment of ann", "s13": None}
 
 
+async def test_comments_on_turns_that_retention_had_dropped_are_forgotten_with_anybody_of_their_tenant(tmp_path: Path):
+    day = 86_400.0
+    config = RecordConfig(encrypt=Encrypt.USER, segment_rows=1, retain_days=1.0)
+    with SqlLog.open(tmp_path / "log", clock=lambda: 10 * day, config=config) as log:
+        await log.append(ANN)
+        await log.append(BOB)
+        assert await log.drop_old(12 * day, keep_after=9) == 2
+        late, foreign = told(20, ANN, received_at=9 * day), replace(told(21, ANN, received_at=9 * day), tenant="other")
+        awaited = told(22, turn(50, "bob"), received_at=10 * day - 60.0)
+        await log.append(late, foreign, awaited)
+        await log.forget("acme", "ann")
+        found = {row.id: row.comment for _, row in await collect(log, 0, {Signal}) if isinstance(row, Signal)}
+        assert found == {"s20": None, "s21": "comment of ann", "s22": "comment of bob"}
+
+
 async def test_turns_lean_only_on_what_lies_under_the_same_key(tmp_path: Path):
     prompt = tuple(range(500))
     turns = [
@@ -405,7 +420,13 @@ async def test_keys_that_were_made_before_the_master_key_are_wrapped_when_it_com
         assert traces(tmp_path, stored[1:]) == []
 
 
-@pytest.mark.parametrize("content", [None, b"short"])
+@pytest.mark.parametrize("content", [b" \n" + bytes(range(100, 130)), bytes(range(100, 131)) + b"\t"])
+def test_random_bytes_that_begin_or_end_like_white_space_are_a_master_key(tmp_path: Path, content: bytes):
+    (tmp_path / "master").write_bytes(content)
+    KeyRing(tmp_path / "keys.db", tmp_path / "master", lambda: 0.0).close()
+
+
+@pytest.mark.parametrize("content", [None, b"short", b"0123456789abcdef0123456789".ljust(40)])
 def test_a_master_key_that_is_missing_or_short_is_refused(tmp_path: Path, content: bytes | None):
     if content is not None:
         (tmp_path / "master").write_bytes(content)

@@ -32,7 +32,8 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.steering import DialPrior, DialSet, SetBy
-from ostinato.record.config import RecordConfig
+from ostinato.record.codec.tokens import write_ints
+from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
 from ostinato.record.sqlite import refuse_faulty, translate
@@ -277,13 +278,50 @@ def test_a_row_larger_than_sqlite_takes_is_too_large(tmp_path: Path):
     assert isinstance(translate(error.value, tmp_path), TooLarge)
 
 
-async def test_a_damaged_row_is_named(log: SqlLog, sql: Any):
+@pytest.mark.parametrize(
+    ("column", "damage"),
+    [
+        ("tokens", b"\0\0"),
+        ("tokens", write_ints(0, 0, 0, 1, 2) + b"\0abc"),  # three bytes of ids of four each
+        ("tokens", write_ints(1 << 70, 1, 8, 3, 0) + b"\0"),  # a base before the first row
+        ("logprobs", write_ints(1 << 40) + b"\x80"),
+        ("logprobs", write_ints(1 << 90) + b"\x80"),
+        ("head", b"\1\xe0" + (1 << 50).to_bytes(8, "little")),  # a zstd frame of a petabyte
+        ("head", b"\7abc"),
+    ],
+)
+async def test_a_damaged_row_is_named(log: SqlLog, sql: Any, column: str, damage: bytes):
     await log.append(TURN)
     path = log._directory.segment(1)
     sql(path, "DROP TRIGGER turns_no_update")
-    sql(path, "UPDATE turns SET tokens = x'0000'")
+    sql(path, f"UPDATE turns SET {column} = ?", damage)
     with pytest.raises(Corrupt, match=r"row 1 of .*0001\.db cannot be read.*restore"):
         await collect(log, {Turn})
+
+
+async def test_a_damaged_row_is_named_when_it_is_looked_for(log: SqlLog, sql: Any):
+    await log.append(TURN, SIGNAL)
+    path = log._directory.segment(1)
+    for table, column in (("turns", "head"), ("signals", "body")):
+        sql(path, f"DROP TRIGGER {table}_no_update")
+        sql(path, f"UPDATE {table} SET {column} = x'0041'")
+    for look in (log.find(Turn, [("r:0",)]), log.places(Signal, [(SIGNAL.tenant, "s")]), log.append(TURN)):
+        with pytest.raises(Corrupt, match=r"row [12] of .*0001\.db cannot be read.*restore"):
+            await look
+    with pytest.raises(Corrupt, match=r"row 1 of .*0001\.db cannot be read.*restore"):
+        log._reader.owners(["r:0"])  # type: ignore[attr-defined]
+    assert await log.append(replace(SIGNAL, id="another")) == 3
+
+
+async def test_a_damaged_turn_does_not_hinder_those_that_follow_it(tmp_path: Path, sql: Any):
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(TURN)
+    sql(tmp_path / "log" / FIRST, "DROP TRIGGER turns_no_update")
+    sql(tmp_path / "log" / FIRST, "UPDATE turns SET tokens = x'0000'")
+    following = replace(TURN, id="next:0", parent=TURN.id)
+    with SqlLog.open(tmp_path / "log") as log:
+        assert await log.append(following) == 2
+        assert log.tail(1, {Turn}) == [(2, following)]
 
 
 async def test_a_closed_log_says_so(tmp_path: Path):
@@ -319,6 +357,19 @@ async def test_a_full_disk_fails_exactly_the_callers_that_do_not_fit(log: SqlLog
     limit_pages(log, None)
     assert await log.append(small[3], huge[1]) == 6
     assert sql(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_a_full_disk_is_said_as_such_while_keys_are_made(tmp_path: Path):
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(encrypt=Encrypt.USER)) as log:
+        await log.append(TURN)
+        keys = log._ring._db  # type: ignore[union-attr]
+        keys.execute(f"PRAGMA max_page_count={keys.execute('PRAGMA page_count').fetchone()[0]}")
+        crowd = [replace(TURN, id=f"crowd{i}:0", user=f"somebody {i}") for i in range(200)]
+        with pytest.raises(StorageFull, match="free space"):
+            await log.append(*crowd)
+        keys.execute(f"PRAGMA max_page_count={2**30}")
+        assert await log.append(*crowd) == 201
+        assert await collect(log, {Turn}) == [TURN, *crowd]
 
 
 # ---------------------------------------------------------------- callers and queries

@@ -10,6 +10,7 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, ReleaseEvent, Reward
 from ostinato.record.log import SqlLog
+from ostinato.record.sqlite import driver
 from ostinato.release.ledger import State, fold
 from ostinato.status import log_index as feeding
 from ostinato.status.index_queries import MOST_COUNTED, PAGE_ROWS, IndexQueries, TooWide, TurnQuery, match_of
@@ -271,6 +272,20 @@ async def test_no_word_of_what_retention_dropped_stays_in_the_files(tmp_path):
     assert left(tmp_path, *(word[::-1] for word in words[:2_400])) == []
     assert indexed.ids(text=words[2_999]) == ["t2999:0"]
     indexed.close()
+
+
+async def test_a_deletion_that_fails_leaves_the_index_as_it_was_and_usable(indexed):
+    await indexed.fill(turn := a_turn("t0:0"), a_signal(turn), a_turn("t1:0"))
+    refusing = "CREATE TRIGGER refuse BEFORE DELETE ON signals BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    indexed.index._db.execute(refusing)
+    with pytest.raises(driver.Error, match="refused"):
+        indexed.index.drop(3)
+    assert indexed.ids() == ["t1:0", "t0:0"]
+    indexed.index._db.execute("DROP TRIGGER refuse")
+    await indexed.fill(a_turn("t2:0"))
+    assert indexed.ids() == ["t2:0", "t1:0", "t0:0"]
+    indexed.index.drop(3)
+    assert indexed.ids() == ["t2:0"]
 
 
 async def test_no_word_stays_in_the_files_once_the_log_is_encrypted(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from benchmarks.weights import plan as script
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.weights import WeightArray
+from ostinato.testing.store import MemoryStore
 from ostinato.weights import delta
 from ostinato.weights.follow.follower import FollowerConfig
 from ostinato.weights.plan import (
@@ -21,9 +23,10 @@ from ostinato.weights.plan import (
     mask_bits,
     plan,
 )
-from ostinato.weights.publish.publisher import PublisherConfig
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.bucket import BucketConfig
-from ostinato.weights.version.manifest import StoredChunk, canonical
+from ostinato.weights.version.chain import Manifests, cheapest
+from ostinato.weights.version.manifest import Manifest, StoredChunk, canonical
 
 ANCHORS = [*script.bounds(), *script.systems()]
 
@@ -103,11 +106,32 @@ def test_a_line_is_as_fast_as_its_windows_allow():
 
 
 @pytest.mark.parametrize("versions", range(40))
-def test_hops_lead_there_in_few_steps(versions):
-    way = hops(versions)
-    assert sum(way) == versions
-    assert way == sorted(way, reverse=True)
-    assert len(way) <= versions // 16 + 6
+@pytest.mark.parametrize("first", range(16))
+def test_hops_lead_there_in_few_steps(first, versions):
+    way, at = hops(first, first + versions), first
+    for span in way:
+        at += span
+        assert at % span == 0
+    assert at == first + versions
+    assert len(way) <= versions // 16 + 12
+
+
+async def test_a_follower_without_weights_takes_as_many_deltas_as_is_said():
+    store, codes = MemoryStore(), np.zeros(64, np.uint16)
+    publisher = VersionPublisher(store, PublisherConfig(anchor_every=25, anchor_share=1e9))
+    base, anchors, most = None, list[int](), 0
+    for number in range(80):
+        codes = codes.copy()
+        codes[number % 64] += 1
+        weights = {"w": WeightArray("BF16", codes.shape, codes.view(np.uint8))}
+        base = (await publisher.publish(number, weights, run="a", base=base)).policy
+        hash, manifest = await Manifests(store).of_root(base.hash)
+        anchors += [number] if manifest.links == 0 else []
+        _, route = await cheapest(Manifests(store), hash, lambda _: None, frozenset(), 1 << 38)
+        assert len(route) - 1 == min(len(hops(anchor, number)) for anchor in anchors)
+        most = max(most, len(route) - 1)
+    assert anchors == [0, 26, 52, 78]
+    assert 4 < most <= plan(Deployment(parameters=1e9, changed=0.01)).cold_hops
 
 
 def test_requests_and_objects_of_a_small_deployment():
@@ -130,15 +154,33 @@ def test_a_full_snapshot_is_due_when_deltas_outweigh_their_share():
     found = plan(heavy)
     share = 1 / found.ratio
     assert found.chain < heavy.anchor_every
-    assert (found.chain - 1) * share <= heavy.anchor_share < found.chain * share
+    assert found.chain * share <= heavy.anchor_share < (found.chain + 1) * share
     assert plan(Deployment(parameters=1e9, changed=0.01)).chain == heavy.anchor_every
+
+
+async def test_a_chain_is_as_long_as_the_publisher_makes_it():
+    rng, store, anchor_share = np.random.default_rng(1), MemoryStore(), 0.073
+    codes = (rng.normal(0, 0.03, 1 << 18).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    publisher = VersionPublisher(store, PublisherConfig(anchor_share=anchor_share, skips=()))
+    base, manifests = None, list[Manifest]()
+    for number in range(6):
+        weights = {"w": WeightArray("BF16", codes.shape, codes.view(np.uint8))}
+        base = (await publisher.publish(number, weights, run="a", base=base)).policy
+        manifests.append((await Manifests(store).of_root(base.hash))[1])
+        codes = codes.copy()
+        codes[rng.random(codes.size) < 0.05] ^= 1
+    links = [manifest.links for manifest in manifests]
+    assert links == [0, 1, 2, 3, 0, 1]
+    factor = 8 * manifests[1].payload_bytes / (codes.size * 0.05 * mask_bits(0.05))
+    said = plan(Deployment(parameters=codes.size, changed=0.05, factor=factor, anchor_share=anchor_share))
+    assert said.chain == max(links)
 
 
 def test_skipping_versions_shortens_the_way_of_a_cold_follower():
     found = plan(Deployment(parameters=1e12, changed=0.01, shards=16))
-    assert found.cold_hops <= 6
+    assert found.cold_hops == 10
     assert found.cold.bytes < found.cold_slow.bytes
-    assert found.cold.cores_s < found.cold_slow.cores_s / 3
+    assert found.cold.cores_s < found.cold_slow.cores_s / 2
     assert found.kept > found.full_bytes * SNAPSHOT * 100 / 26 + 100 * found.publish.bytes
     assert found.skips == pytest.approx(
         sum(m.bytes * 100 / k for m, k in zip(found.publish_skips, (16, 4), strict=True))

@@ -9,6 +9,7 @@ from tests.fakes.faults import FaultyDisk, flipped
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull, Unavailable
 from ostinato.testing.store import MemoryStore, WatchedStore
+from ostinato.weights import relay as module
 from ostinato.weights.relay import CachedRef, RelayConfig, RelayStore, Shelf
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import hash_of
@@ -159,6 +160,33 @@ async def test_while_upstream_is_away_the_last_known_refs_are_served_loudly(upst
     assert await store.look("live") == CachedRef(TWO, 0.0)
     assert store.figures()["unreachable_s"] is None
     assert "answers again" in caplog.text
+
+
+async def test_a_ref_that_upstream_deleted_does_not_come_back_while_upstream_is_away(upstream, tmp_path):
+    await upstream.move_ref("canary", None, ONE)
+    assert await relay(upstream, tmp_path).read_ref("canary") == ONE
+    await upstream.inner.delete_ref("canary", ONE)
+    assert await relay(upstream, tmp_path).read_ref("canary") is None
+    upstream.away = True
+    with pytest.raises(Unavailable):
+        await relay(upstream, tmp_path).read_ref("canary")
+
+
+async def test_the_refs_of_old_versions_do_not_pile_up(upstream, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_VERSIONS_KEPT", 3)
+    monkeypatch.setattr(module, "_TIDIED_EVERY", 2)
+    roots = [hash_of(bytes([number])) for number in range(20)]
+    store = relay(upstream, tmp_path)
+    await upstream.inner.move_ref("live", None, roots[0])
+    await store.read_ref("live")
+    for number, root in enumerate(roots):
+        await upstream.inner.move_ref(f"version/{root}", None, ONE)
+        await store.read_ref(f"version/{root}")
+        os.utime(tmp_path / "refs" / "version" / root, (number, number))
+    left = {ref for ref in await DirectoryStore(tmp_path).refs() if ref.startswith("version/")}
+    assert {f"version/{root}" for root in (roots[0], roots[-1])} <= left
+    assert len(left) <= 3 + 2 + 1
+    assert {ref for ref in store._refs._known if ref.startswith("version/")} == left
 
 
 async def test_an_upstream_that_hangs_is_given_up_on(upstream, tmp_path):

@@ -12,6 +12,7 @@ from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.transfer import transfer
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import hash_of, version_ref
 from ostinato.weights.version.manifest import Route, parse, plain, stored
@@ -70,6 +71,16 @@ def incomplete(store: MemoryStore, routes=()) -> list[str]:
         names += [str(manifest.parent)] if manifest.links and name not in others else []
         lost += [f"{name} needs {need}" for need in names if need not in store.objects]
     return lost
+
+
+async def test_a_damaged_ref_of_the_version_in_the_target_is_written_again(tmp_path):
+    source, policies = await published(2)
+    target = DirectoryStore(tmp_path)
+    await transfer(source, target, "live")
+    damaged = tmp_path / "refs" / version_ref(policies[-1].hash)
+    damaged.write_text("no hash")
+    done = await transfer(source, target, "live")
+    assert await target.read_ref(version_ref(policies[-1].hash)) == done.manifest
 
 
 async def test_a_version_arrives_with_its_chain_and_once():

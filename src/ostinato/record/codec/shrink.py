@@ -16,6 +16,7 @@ import zstandard
 _MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of every frame, not stored
 _STORED, _PLAIN = 0, 1  # a blob's first byte; from 2 on: a dictionary's number
 _LEVEL = 3
+_MOST = 1 << 30  # bytes of a blob: no database takes a larger one
 
 
 class Use(StrEnum):
@@ -71,10 +72,19 @@ class Shrinker:
             return blob[1:]
         if number not in self._unpackers:
             self.refresh()
-        try:
-            return self._unpackers[number].decompress(_MAGIC + blob[1:])
-        except (KeyError, zstandard.ZstdError) as error:
-            raise ValueError(f"packed bytes cannot be read: {error!r}") from error
+        if number not in self._unpackers:
+            raise ValueError(f"packed bytes need dictionary {number}, which is missing")
+        return decompress(_MAGIC + blob[1:], _MOST, self._unpackers[number])
+
+
+def decompress(frame: bytes, most: int, unpacker: zstandard.ZstdDecompressor | None = None) -> bytes:
+    """The content of a zstd frame that states its size. Raises ValueError for a damaged one, before memory is taken if the size is."""
+    try:
+        if zstandard.frame_content_size(frame) > most:
+            raise ValueError(f"packed bytes state a size of more than {most} bytes")
+        return (unpacker or zstandard.ZstdDecompressor()).decompress(frame)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"packed bytes cannot be read: {error}") from error
 
 
 def _compressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdCompressor:

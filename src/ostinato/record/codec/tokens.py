@@ -52,7 +52,9 @@ def checked(packed: bytes) -> bytes:
 
 
 def unflat(packed: bytes) -> tuple[int, ...]:
-    """The inverse of `flat`."""
+    """The inverse of `flat`. Raises ValueError for bytes that are no ids."""
+    if len(packed) % 4:
+        raise ValueError(f"{len(packed)} bytes are no token ids")
     return struct.unpack(f"<{len(packed) // 4}I", packed)
 
 
@@ -148,10 +150,12 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> tuple[tuple[float, ...], bytes]:
-    """The inverse of `pack_logprobs`; also returns the bytes that follow."""
+    """The inverse of `pack_logprobs`; also returns the bytes that follow. Raises ValueError, IndexError for damaged bytes."""
     if packed[:1] in (b"", b"\0"):
         return (), packed[1:]
     (count,), at = read_ints(packed, 1)
+    if count > len(packed):
+        raise ValueError(f"{count} log-probabilities do not fit into {len(packed)} bytes")
     largest, size = packed[at], (count + 1) // 2
     halves = int.from_bytes(packed[at + 1 : at + 1 + size], "big")
     low = int.from_bytes(b"\x0f" * size, "big")

@@ -136,22 +136,34 @@ def prepare_turn(turn: Turn) -> Prepared:
     return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", calls)
 
 
+def _framed(mark: bytes, body: bytes) -> bytes:
+    return mark + write_ints(len(body)) + body
+
+
+def _unframed(mark: bytes, packed: bytes) -> tuple[bytes | None, bytes]:
+    """The body behind this mark, None if there is another one, and the bytes that follow. Raises IndexError."""
+    if packed[:1] != mark:
+        return None, packed
+    (size,), at = read_ints(packed[1:], 1)
+    end = 1 + at + size
+    return packed[1 + at : end], packed[end:]
+
+
 def _pack_style(style: Pick | None) -> bytes:
     """Raises TypeError, ValueError."""
     if style is None:
         return b""
-    packed = to_json([text(style.arm), {text(arm): real(chance) for arm, chance in style.odds.items()}]).encode()
-    return _STYLED + write_ints(len(packed)) + packed
+    odds = {text(arm): real(chance) for arm, chance in style.odds.items()}
+    return _framed(_STYLED, to_json([text(style.arm), odds]).encode())
 
 
 def _unpack_style(packed: bytes) -> tuple[Pick | None, bytes]:
     """The inverse of `_pack_style`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
-    if packed[:1] != _STYLED:
-        return None, packed
-    (size,), at = read_ints(packed[1:], 1)
-    end = 1 + at + size
-    arm, odds = json.loads(packed[1 + at : end])
-    return Pick(arm=arm, odds=odds), packed[end:]
+    body, rest = _unframed(_STYLED, packed)
+    if body is None:
+        return None, rest
+    arm, odds = json.loads(body)
+    return Pick(arm=arm, odds=odds), rest
 
 
 def _pack_steered(steered: Steered | None) -> bytes:
@@ -162,17 +174,15 @@ def _pack_steered(steered: Steered | None) -> bytes:
     vectors = [[real(value) for value in values] for values in (steered.dials, steered.features)]
     more = [[[whole(place) for place in gap] for gap in steered.gaps], real(steered.clip)]
     usual = not steered.gaps and steered.clip == CLIP
-    packed = to_json([text(steered.basis), *numbers, *vectors, *([] if usual else more)]).encode()
-    return _STEERED + write_ints(len(packed)) + packed
+    return _framed(_STEERED, to_json([text(steered.basis), *numbers, *vectors, *([] if usual else more)]).encode())
 
 
 def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
     """The inverse of `_pack_steered`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
-    if packed[:1] != _STEERED:
-        return None, packed
-    (size,), at = read_ints(packed[1:], 1)
-    end = 1 + at + size
-    basis, cap, budget, tokens, kl, dials, features, *more = json.loads(packed[1 + at : end])
+    body, rest = _unframed(_STEERED, packed)
+    if body is None:
+        return None, rest
+    basis, cap, budget, tokens, kl, dials, features, *more = json.loads(body)
     steered = Steered(
         basis=basis,
         dials=tuple(dials),
@@ -184,22 +194,21 @@ def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
         gaps=tuple((start, stop) for start, stop in (more[0] if more else [])),
         clip=more[1] if more else CLIP,
     )
-    return steered, packed[end:]
+    return steered, rest
 
 
 def _pack_nucleus(nucleus: bytes) -> bytes:
-    packed = zlib.compress(nucleus, 1)  # quick, as all turns are packed by one thread
-    return _NUCLEUS + write_ints(len(packed)) + packed if nucleus else b""
+    # quick, as all turns are packed by one thread
+    return _framed(_NUCLEUS, zlib.compress(nucleus, 1)) if nucleus else b""
 
 
 def _unpack_nucleus(packed: bytes) -> tuple[bytes, bytes]:
     """The inverse of `_pack_nucleus`; also returns the bytes that follow. Raises ValueError, IndexError."""
-    if packed[:1] != _NUCLEUS:
-        return b"", packed
-    (size,), at = read_ints(packed[1:], 1)
-    end = 1 + at + size
+    body, rest = _unframed(_NUCLEUS, packed)
+    if body is None:
+        return b"", rest
     try:
-        return zlib.decompress(packed[1 + at : end]), packed[end:]
+        return zlib.decompress(body), rest
     except zlib.error as error:
         raise ValueError(f"nucleus sets cannot be read: {error}") from error
 
@@ -209,20 +218,16 @@ def _pack_calls(calls: tuple[ParsedCall, ...] | None) -> bytes:
     if calls == ():
         return b""
     listed = [[text(call.name), whole(call.start), whole(call.end)] for call in calls or ()]
-    packed = to_json(listed).encode() if listed else b""
-    return _CALLED + write_ints(len(packed)) + packed
+    return _framed(_CALLED, to_json(listed).encode() if listed else b"")
 
 
 def _unpack_calls(packed: bytes) -> tuple[tuple[ParsedCall, ...] | None, bytes]:
     """The inverse of `_pack_calls`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
-    if packed[:1] != _CALLED:
-        return (), packed
-    packed = packed[1:]
-    (size,), at = read_ints(packed, 1)
-    listed = json.loads(packed[at : at + size]) if size else ()
-    return tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in listed) or None, packed[
-        at + size :
-    ]
+    body, rest = _unframed(_CALLED, packed)
+    if body is None:
+        return (), rest
+    listed = json.loads(body) if body else ()
+    return tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in listed) or None, rest
 
 
 def under_key(prepared: Prepared, turn: Turn) -> Prepared:

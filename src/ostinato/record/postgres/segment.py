@@ -22,7 +22,7 @@ from ostinato.record.codec.kinds import TURNS, Kind, load
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.codec.turns import Ready
 from ostinato.record.keys import KeyRing
-from ostinato.record.packed_rows import PackedRows
+from ostinato.record.packed_rows import DAMAGE, PackedRows
 from ostinato.record.postgres.schema import LAYOUT, NUMBERED, NUMBERS, table_of
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
 from ostinato.record.reader import PAGE, Found
@@ -268,7 +268,7 @@ class KeptRows:
         """The record of one stored row."""
         try:
             return kind.record(**load(kind, kind.body, json.loads(self._shrinker.unpack(stored[1]))))
-        except (ValueError, IndexError, TypeError, KeyError) as error:
+        except DAMAGE as error:
             raise Corrupt(
                 f"row {stored[0]} of {self._name} cannot be read: {error!r}; restore it from a copy"
             ) from error

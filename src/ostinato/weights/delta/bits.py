@@ -15,9 +15,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-# pyright: basic, reportCallIssue=false
-
-
 ESCAPE = 24  # a quotient this large is sent as 24 ones and 32 plain bits
 LONGEST = ESCAPE + 32  # bits of the longest number
 
@@ -141,9 +138,6 @@ def take_gamma(words, at) -> Any:
 
 
 # ---------------------------------------------------------------- sixteen bits
-
-
-# pyright: basic, reportCallIssue=false
 
 
 Codes = NDArray[np.uint16]

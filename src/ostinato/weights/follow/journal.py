@@ -7,15 +7,15 @@ like any other when it is fetched.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from ostinato.core.files import write_atomic
 from ostinato.core.records import PolicyVersion
-from ostinato.weights.store.disk import Disk, storage_refusals
+from ostinato.weights.store.disk import storage_refusals
 from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import canonical
 
@@ -57,8 +57,8 @@ class Journal:
     Example: ``journal = Journal(Path("runs/a/follow.json")); journal.want("live", v17); ...; journal.have("live", v17)``
     """
 
-    def __init__(self, path: Path, disk: Disk | None = None) -> None:
-        self._path, self._disk = path, disk or Disk()
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._entries = self._read()
 
     @property
@@ -81,37 +81,20 @@ class Journal:
     def _read(self) -> dict[str, JournalEntry]:
         try:
             with self._path.open("rb") as file:
-                line = file.read(_MAX_BYTES)
-        except FileNotFoundError:
-            return {}
-        check, _, data = line.partition(b" ")
-        try:
+                check, _, data = file.read(_MAX_BYTES).partition(b" ")
             if check.decode("ascii", "replace") != hash_of(data):
                 raise ValueError("its hash does not fit")
             return _Entries.validate_json(data)
-        except (ValidationError, ValueError) as error:
-            logger.error("%s is damaged (%s); going on without it", self._path, str(error).splitlines()[0])
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            logger.error("%s cannot be read (%s); going on without it", self._path, str(error).splitlines()[0])
             return {}
 
     def _write(self, entries: dict[str, JournalEntry]) -> None:
         data = canonical(_Entries.dump_python(entries, mode="json"))
-        partial = self._path.with_name(f"{self._path.name}.partial")
         with storage_refusals(f"writing {self._path}"):
-            partial.unlink(missing_ok=True)
-            fd = self._disk.create(partial)
-            try:
-                rest = memoryview(hash_of(data).encode() + b" " + data)
-                while rest:
-                    rest = rest[self._disk.write(fd, rest) :]
-                self._disk.fsync(fd)
-            finally:
-                os.close(fd)
-            self._disk.rename(partial, self._path)
-            fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._disk.fsync(fd)
-            finally:
-                os.close(fd)
+            write_atomic(self._path, hash_of(data).encode() + b" " + data, durable=True)
         self._entries = entries
 
 

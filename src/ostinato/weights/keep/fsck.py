@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import PolicyVersion
 from ostinato.weights.follow.follower import Follower, FollowerConfig
-from ostinato.weights.store.interface import RefStore
+from ostinato.weights.store.interface import DamagedRefs, RefStore
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import VERSIONS, version_ref
 from ostinato.weights.version.manifest import Manifest
@@ -63,6 +63,9 @@ async def verify(store: RefStore, *, every: bool = False) -> FsckFindings:
 async def _listed(store: RefStore, findings: FsckFindings) -> dict[str, str]:
     try:
         refs = await store.refs()
+    except DamagedRefs as error:
+        findings.problems += map(str, error.errors)
+        refs = error.sound
     except OstinatoError as error:
         findings.problems.append(str(error))
         return {}

@@ -13,12 +13,12 @@ that nothing keeps must hold it meanwhile (`pins.held`). Marking goes from the r
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError
+from ostinato.core.parallel import for_each
 from ostinato.core.records import PolicyVersion
 from ostinato.weights.config import CollectConfig
 from ostinato.weights.keep.pins import LEASES
@@ -347,21 +347,15 @@ class _Collection:
 
     async def _each(self, stage: str, names: Sequence[str], work: Callable[[str], Awaitable[int]]) -> None:
         """Call `work` for each name, `parallel` at a time; it returns the bytes that it processed."""
-        coming, done, size = iter(names), 0, 0
+        done, size = 0, 0
 
-        async def worker() -> None:
+        async def one(name: str) -> None:
             nonlocal done, size
-            for name in coming:
-                size += await work(name)
-                done += 1
-                self.on_step(GcProgress(stage, done, len(names), size))
+            size += await work(name)
+            done += 1
+            self.on_step(GcProgress(stage, done, len(names), size))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.parallel, len(names))):
-                    group.create_task(worker())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await for_each(names, self.parallel, one)
 
     def _report(
         self, look: _Look, gone: Mapping[str, str], leases: Sequence[str], deleted: Tally, *, dry_run: bool

@@ -6,27 +6,21 @@ any instant therefore leaves no ref to an incomplete version, and a second call 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.errors import Corrupt, NotFound
+from ostinato.core.parallel import for_each
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.weights.store.interface import RefStore
-from ostinato.weights.version.chain import Manifests
-from ostinato.weights.version.content import check_ref, is_hash, version_ref
+from ostinato.weights.version.chain import Manifests, name_version
+from ostinato.weights.version.content import check_ref, is_hash
 from ostinato.weights.version.manifest import Manifest
-
-logger = logging.getLogger(__name__)
 
 OnBytes = Callable[[int, int], object]
 """Called with the payload bytes copied so far and the total to copy."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +44,7 @@ async def transfer(
     version: str,
     *,
     ref: str | None = None,
-    on_bytes: OnBytes | None = None,
+    on_bytes: OnBytes = lambda done, total: None,
     parallel: int = 8,
 ) -> Transferred:
     """Copy everything that a version needs and `target` lacks; then write its version ref there, and move `ref` to it if one is given.
@@ -75,16 +69,16 @@ async def transfer(
     manifests = Manifests(source)
     hash = await _find(source, manifests, version)
     need = await _need(manifests, hash)
-    errand = _Errand(source, target, on_bytes or _ignore)
-    await _each(need.objects, parallel, errand.look)
+    errand = _Errand(source, target, on_bytes)
+    await for_each(need.objects, parallel, errand.look)
     missing = {name: length for name, length in need.objects.items() if name in errand.missing}
     errand.begin(sum(missing.values()))
-    await _each(missing.items(), parallel, errand.copy)
+    await for_each(missing.items(), parallel, errand.copy)
     for name in reversed(need.manifests):
         if not await target.has(name):
             await errand.copy((name, 0))
     policy = (await manifests.read(hash)).policy
-    await _name(target, policy.hash, hash)
+    await name_version(target, policy.hash, hash)
     if ref is not None and expected != policy.hash:
         await target.move_ref(ref, expected, policy.hash)
     return Transferred(
@@ -137,8 +131,7 @@ async def _need(manifests: Manifests, start: str) -> _Need:
             need.add(route.manifest, other)
         if manifest.links == 0:
             return need
-        if manifest.parent is None:  # cannot happen: a parsed delta has a parent
-            raise Corrupt(f"manifest {at}: field parent: its {manifest.links} links lead nowhere; publish it again")
+        assert manifest.parent is not None, "a parsed delta has a parent"
         at, links = manifest.parent, manifest.links - 1
 
 
@@ -171,35 +164,3 @@ class _Errand:
         self.bytes += len(data)
         self._arrived += least
         self._on_bytes(self._arrived, self._expected)
-
-
-async def _name(target: RefStore, root: str, hash: str) -> None:
-    """Point ``version/<root>`` to the manifest. A faster writer has named the same weights."""
-    ref = version_ref(root)
-    now = await target.read_ref(ref)
-    if now == hash:
-        return
-    try:
-        await target.move_ref(ref, now, hash)
-    except Conflict:
-        logger.info("another writer named version %s first; its manifest describes the same weights", root)
-
-
-async def _each(items: Iterable[_T], parallel: int, work: Callable[[_T], Awaitable[None]]) -> None:
-    """Call `work` on each item, at most `parallel` at once. Raises the first failure when all have stopped."""
-    rest = iter(items)
-
-    async def worker() -> None:
-        for item in rest:
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(parallel):
-                group.create_task(worker())
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-
-
-def _ignore(done: int, total: int) -> None:
-    """Ignore progress."""

@@ -18,14 +18,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Form, Learned, WeightPart, Weights
 from ostinato.weights.config import PublisherConfig
 from ostinato.weights.follow.delta_apply import rebuild
 from ostinato.weights.publish.chunk_source import Holder, How, PartHolder
-from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.chain import Manifests, name_version
 from ostinato.weights.version.content import check_ref, full_bytes, root_of_chunks, version_ref
 from ostinato.weights.version.manifest import FORMAT, About, Manifest, Route, about, stored
 from ostinato.weights.version.packing import PackedChunks, tensors_of
@@ -103,7 +103,7 @@ class VersionPublisher:
 
         Publishing the same weights again is not an error and gives the same root. Nor is a base that is missing or damaged in the
         store: a full snapshot is written instead, and `reason` says what was wrong. A concurrent collector may delete an old base that
-        nothing keeps while the delta on it is written; hold such a base with `holding.held`. The newest versions, and those of refs,
+        nothing keeps while the delta on it is written; hold such a base with `pins.held`. The newest versions, and those of refs,
         pins and leases, are kept in any case.
 
         Raises:
@@ -186,7 +186,7 @@ class VersionPublisher:
             manifest = _manifest(made, before, full=False, routes=routes.found)
         data = stored(self._signer.sign(manifest) if self._signer else manifest)
         hash = await self._store.put(data)
-        await self._name(version.root, hash)
+        await name_version(self._store, version.root, hash)
         changed = None if packed.changed is None else packed.changed / max(made.elements, 1)
         size = made.payload_bytes + len(data)
         follows = None if before is None or alone else before[1].root
@@ -221,20 +221,6 @@ class VersionPublisher:
         base = None if parent is None else parent[1].root
         routes.found.append(Route(manifest=hash, base=base, bytes=other.payload_bytes))
         routes.bytes += other.payload_bytes + len(data)
-
-    async def _name(self, root: str, hash: str) -> None:
-        """Point ``version/<root>`` to the manifest. Another publisher of the same weights may win: the content is the same."""
-        ref = version_ref(root)
-        try:
-            now = await self._store.read_ref(ref)
-        except Corrupt:
-            now = None  # the ref is damaged but the manifest is whole: the ref is written again
-        if now == hash:
-            return
-        try:
-            await self._store.move_ref(ref, now, hash)
-        except Conflict:
-            logger.info("another publisher named version %s first; its manifest describes the same weights", root)
 
     async def _base(self, base: PolicyVersion | None, version: _Version) -> tuple[_Parent | None, str]:
         """The base, if it is held unchanged or can be read from the store, and why no delta to it is possible ("" if it is)."""

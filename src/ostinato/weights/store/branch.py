@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import TypeVar
 
 from ostinato.core.arm_assignment import branch_ref
 from ostinato.core.errors import BadRequest
@@ -10,6 +11,7 @@ from ostinato.weights.store.interface import LEASES, PINS, KeptStore, ListedObje
 from ostinato.weights.version.content import VERSIONS
 
 _SHARED = (VERSIONS, PINS, LEASES)
+T = TypeVar("T")
 
 
 class BranchStore:
@@ -61,18 +63,22 @@ class BranchStore:
         return self._refuse(f"object {hash}")
 
     async def refs(self) -> dict[str, str]:
-        return {ref: listed.value for ref, listed in (await self.list_refs()).items()}
+        return self._seen(await self._shared.refs())
 
     async def list_refs(self) -> dict[str, ListedRef]:
+        return self._seen(await self._shared.list_refs())
+
+    def _seen(self, shared: Mapping[str, T]) -> dict[str, T]:
+        """What the branch sees of the shared store's refs, under its own names."""
         names = {branch_ref(self._tenant, ref): ref for ref in ("live", "control")}
         before = branch_ref(self._tenant, "")
-        found: dict[str, ListedRef] = {}
-        for name, listed in (await self._shared.list_refs()).items():
+        found: dict[str, T] = {}
+        for name, value in shared.items():
             own = name if name.startswith(_SHARED) else names.get(name)
             if name.startswith(before):
                 own = name.removeprefix(before)
             if own is not None:
-                found[own] = listed
+                found[own] = value
         return dict(sorted(found.items()))
 
     def _named(self, ref: str) -> str:

@@ -19,7 +19,8 @@ import obstore
 from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, TooLarge
-from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
+from ostinato.core.parallel import for_each
+from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.store.object_storage import OBEYED_S, BucketConfig, Condemned, Instant, again, connect, refusals
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
@@ -223,8 +224,22 @@ class BucketStore:
             await asyncio.sleep(0.2)
 
     async def _all_refs(self) -> dict[str, _Ref]:
+        """Every ref, those that are being deleted included. Raises DamagedRefs."""
+        found: dict[str, _Ref] = {}
+        damaged: list[Corrupt] = []
+
+        async def read(name: str) -> None:
+            try:
+                found[name] = await self._at(name)
+            except Corrupt as error:
+                damaged.append(error)
+
         names = await self._list("refs/")
-        return dict(zip(names, await asyncio.gather(*(self._at(name) for name in names)), strict=True))
+        # a store may have thousands, and a process has about a thousand sockets
+        await for_each(names, self._config.parallel, read)
+        if damaged:
+            raise DamagedRefs(damaged, {name: at.value for name, at in found.items() if at.value is not None})
+        return {name: found[name] for name in names}
 
     async def _small(self, path: str) -> tuple[bytes, Any]:
         found = await obstore.get_async(self._store, path)

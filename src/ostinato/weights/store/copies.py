@@ -20,6 +20,7 @@ import obstore
 
 from ostinato.core.errors import Corrupt, NotFound, TooLarge
 from ostinato.core.files import private
+from ostinato.core.parallel import for_each
 from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
 from ostinato.weights.store.object_storage import again, connect, directory_of, in_directory, refusals
@@ -49,7 +50,6 @@ class Copies:
         self.url, self._config, self._prefix, self._seal = config.url, config, prefix, seal
         self._store = inside if inside is not None else connect(config)
         self._directory = directory_of(config.url) / prefix if in_directory(config.url) else None
-        self._gate = asyncio.Semaphore(config.parallel)
 
     async def names(self) -> list[str]:
         """The complete copies, sorted."""
@@ -141,18 +141,18 @@ class Copies:
         with storage_refusals(f"writing {target}"), FileIO(target, "x", opener=private) as file:
 
             async def fetch(start: int) -> None:
-                async with self._gate:
-                    data = await self._part(path, start, min(part, size - start))
-                    await asyncio.to_thread(os.pwrite, file.fileno(), data, start)
+                data = await self._part(path, start, min(part, size - start))
+                await asyncio.to_thread(_write, file.fileno(), memoryview(data), start)
 
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for start in range(0, size, part):
-                        group.create_task(fetch(start))
-            except ExceptionGroup as failed:
-                raise failed.exceptions[0] from failed
+            await for_each(range(0, size, part), self._config.parallel, fetch)
             await asyncio.to_thread(os.fsync, file.fileno())
 
     async def _part(self, path: str, start: int, length: int) -> Any:
         with refusals(self.url, f"reading {path}", missing=f"{path} is no longer at {self.url}"):
             return await obstore.get_range_async(self._store, path, start=start, length=length)
+
+
+def _write(descriptor: int, data: memoryview, start: int) -> None:
+    while data:  # a disk that fills up takes a part, and refuses only the next write
+        written = os.pwrite(descriptor, data, start)
+        data, start = data[written:], start + written

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
 from ostinato.weights.store.disk import LOCK_WAIT_S, AtomicFiles, Disk, stamp_of, storage_refusals
-from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
+from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
 
@@ -258,12 +258,20 @@ class DirectoryStore:
         base = self._root / "refs"
         paths = sorted(Path(directory) / name for directory, _, names in os.walk(base) for name in names)
         found: dict[str, ListedRef] = {}
+        damaged: list[Corrupt] = []
         for path in paths:
             ref = path.relative_to(base).as_posix()
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 stat = path.stat()  # before the value is read: a stamp that is too old deletes nothing
-                if (value := self._read_ref(ref)) is not None:
+                try:
+                    value = self._read_ref(ref)
+                except Corrupt as error:
+                    damaged.append(error)
+                    continue
+                if value is not None:
                     found[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))
+        if damaged:
+            raise DamagedRefs(damaged, {ref: at.value for ref, at in found.items()})
         return found
 
 

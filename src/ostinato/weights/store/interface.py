@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ostinato.core.errors import BadRequest
+from ostinato.core.errors import BadRequest, Corrupt
 from ostinato.core.seams import WeightStore
 from ostinato.weights.version.content import MAX_OBJECT_BYTES
 
@@ -43,6 +43,14 @@ class ListedRef:
     stamp: str
 
 
+class DamagedRefs(Corrupt):
+    """Some refs hold no hash: `errors`, one for each. `sound`: all others and the hashes that they point to."""
+
+    def __init__(self, errors: Sequence[Corrupt], sound: Mapping[str, str]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors, self.sound = tuple(errors), dict(sound)
+
+
 class RefStore(WeightStore, Protocol):
     """A weight store that can also list its refs and say whether it has an object, as checking, copying and listing need."""
 
@@ -51,7 +59,7 @@ class RefStore(WeightStore, Protocol):
         ...
 
     async def refs(self) -> dict[str, str]:
-        """Every ref and the hash that it points to, sorted by name."""
+        """Every ref and the hash that it points to, sorted by name. Raises DamagedRefs."""
         ...
 
 

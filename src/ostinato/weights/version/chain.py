@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
-from ostinato.core.errors import Corrupt, NotFound
+from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Weights
 from ostinato.weights.version.content import MAX_LINKS, VERSIONS, hash_of, is_hash, version_ref
 from ostinato.weights.version.manifest import Manifest, parse, plain
+
+logger = logging.getLogger(__name__)
 
 _KEPT_MANIFESTS = 64
 _ATTEMPTS = 2  # to read a manifest that arrives damaged
@@ -118,6 +121,21 @@ class Manifests:
             yield at, manifest
             needed = needed and manifest.links > 0
             at = manifest.parent
+
+
+async def name_version(store: WeightStore, root: str, hash: str) -> None:
+    """Point ``version/<root>`` to a manifest. A faster writer has named the same weights, and a damaged ref is written again."""
+    ref = version_ref(root)
+    try:
+        now = await store.read_ref(ref)
+    except Corrupt:
+        now = None
+    if now == hash:
+        return
+    try:
+        await store.move_ref(ref, now, hash)
+    except Conflict:
+        logger.info("another writer named version %s first; its manifest describes the same weights", root)
 
 
 async def cheapest(
