@@ -498,6 +498,10 @@ class TurnLedger:
             return
         if unit not in self.groups:
             self.closed[unit] = None
+            if (
+                len(self.closed) > GROUPS
+            ):  # the longest without an outcome: none may come of a group that lost all its turns
+                del self.closed[next(iter(self.closed))]
         self.touched |= dict.fromkeys(self._open_in.get(unit, {}).values())
 
     def _signal_about_no_open_turn(self, seq: Cursor, signal: Signal) -> None:
