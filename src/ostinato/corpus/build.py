@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.core.files import install_directory
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.filters import CopyFinder, Document, OverlapIndex, text_of
+from ostinato.corpus.filters import CopyFinder, OverlapIndex, digest_of, text_of
 from ostinato.corpus.shards import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare, TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles
 
@@ -87,8 +87,7 @@ class CorpusBuild:
             detail = f"{shared[0]}: {shared[1]}"
             self._list(Refusal(source=source.name, path=path, reason="tested", detail=detail))
             return
-        document = Document(source=source.name, path=path, licence=source.licence, text=text)
-        if self._copies.of(document):
+        if self._copies.seen(text):
             self.left_out["copy"] += 1
             return
         try:
