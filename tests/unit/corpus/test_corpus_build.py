@@ -126,6 +126,23 @@ def test_a_file_that_cannot_be_read_is_counted(tmp_path):
     assert (made.documents, made.left_out) == (1, {"unreadable": 1})
 
 
+def test_a_file_that_goes_while_the_build_runs_is_counted(tmp_path):
+    for name, data in files(2):
+        (tmp_path / name).write_bytes(data)
+    made = CorpusBuild(CorpusConfig(near=1.0), OverlapIndex(13, 8), lambda text: [1], 0)
+    made.take(directory_source(tmp_path), lambda: (tmp_path / "m1.py").unlink(missing_ok=True))
+    assert (made.tokens, dict(made.left_out)) == (3, {"unreadable": 1})
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path):
+    left = tmp_path / ".corpus.partial"
+    left.mkdir()
+    (left / "shard-00009.safetensors").write_bytes(b"half")
+    build(tmp_path / "corpus", source("s", files(3)))
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    assert not (tmp_path / "corpus" / "shard-00009.safetensors").exists()
+
+
 def test_a_path_that_is_no_text_can_be_written_down(tmp_path):
     tested = OverlapIndex(13, 8)
     tested.add("suite", [a_file(3)])
