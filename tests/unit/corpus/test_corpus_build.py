@@ -244,7 +244,7 @@ def test_a_changed_byte_a_link_and_a_missing_shard_are_refused(corpus, tmp_path)
         ShardSet(corpus)
 
 
-@pytest.mark.parametrize("damage", ["token", "offsets", "dtype"])
+@pytest.mark.parametrize("damage", ["token", "offsets", "dtype", "no dtype of numpy's"])
 def test_a_shard_with_the_right_hash_and_a_wrong_form_is_refused(corpus, damage):
     from blake3 import blake3
 
@@ -254,9 +254,16 @@ def test_a_shard_with_the_right_hash_and_a_wrong_form_is_refused(corpus, damage)
         arrays["tokens"][5] = 257
     elif damage == "offsets":
         arrays["offsets"][1] = 0
-    else:
+    elif damage == "dtype":
         arrays["digests"] = arrays["digests"].astype(np.float64)
     save_file(arrays, path)
+    if damage == "no dtype of numpy's":
+        size, data = len(arrays["tokens"]), path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header["tokens"] |= {"dtype": "BF16", "shape": [2 * size]}
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
     hashed = blake3(path.read_bytes()).hexdigest()
     changed(corpus, lambda body: body["shards"][0].update(blake3=hashed, bytes=path.stat().st_size))
     with pytest.raises(Corrupt):
