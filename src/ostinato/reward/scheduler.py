@@ -98,7 +98,7 @@ class RewardScheduler:
 
         A turn stays due until a row about it has been read, unless the function wants to be asked later.
 
-        The turns of a world are decided by their rollouts' verdicts (`reward.worlds`); the function is not asked about them.
+        The turns of a world are decided by their rollouts' verdicts (`verdict`); the function is not asked about them.
 
         Raises BadConfig, Unloadable.
         """
