@@ -596,7 +596,7 @@ class RewardDesk:
         if self._numerics is not None and facts.numerics != self._numerics:
             return f"numerics:{facts.numerics or 'unknown'}"
         if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
-            return f"stale:{lag:.3g}"
+            return f"stale:{math.ceil(lag)}"  # whole steps: turns are counted by their reasons
         return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
 
     async def _record(
