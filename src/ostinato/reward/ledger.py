@@ -56,6 +56,7 @@ from ostinato.reward.ledger_entries import (
     Settled,
     TurnFacts,
     Unit,
+    count_reason,
     matured_turns,
     needs_reward,
     nobody,
@@ -587,7 +588,7 @@ class TurnLedger:
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
         self.orphans.advance(row.at)
         self.surrogate.expire(row.at)
-        self.quarantined[kind_of(row.reason)] += 1
+        count_reason(self.quarantined, kind_of(row.reason))
         if row.reason.startswith(FAILURES):
             self.alarms.failed(f"{facts.id}: {row.reason}")
         return row.reason
@@ -612,7 +613,7 @@ class TurnLedger:
             due = row.reason
         if matured is None and due is None:
             return  # about a turn from before this fold
-        self.held[kind_of(row.reason)] += 1
+        count_reason(self.held, kind_of(row.reason))
         decided = matured or entry
         self._hold_alone(decided and decided.facts, row.reason)
         if decided is not None and not decided.facts.world and (cause := row.reason.partition(":")[0]) in REMEDIES:
