@@ -26,7 +26,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
 from ostinato.core.records import Batch, Consent, ConsentGiven, Finish, Person, Reward, Turn
 from ostinato.core.seams import Log
-from ostinato.corpus.filters import CopyFinder, Document, OverlapIndex, own_words, template_runs
+from ostinato.corpus.filters import CopyFinder, OverlapIndex, own_words, template_runs
 from ostinato.reward.credit import of_world
 from ostinato.worlds.grading.grade import MAX_PATTERN
 from ostinato.worlds.grading.own import own_graders
@@ -169,7 +169,7 @@ async def draw_suite(
     template = template_runs([people_wrote(reader, turn.prompt_ids) async for turn in _turns(log, sample)])
     done = 0
     async for turn in _turns(log, trained):
-        copies.of(_document(turn.id, own_words(people_wrote(reader, turn.prompt_ids), template)))
+        copies.seen(own_words(people_wrote(reader, turn.prompt_ids), template))
         done += 1
         on_progress("prompts trained on", done, len(trained))
     found.trained = done
@@ -187,7 +187,7 @@ async def draw_suite(
                 continue
             task = await _task(log, each, draw, reader, found.left_out)
             own = "" if task is None else own_words(_unshared(task.messages), template)
-            if task is not None and copies.of(_document(each.turn, own)):
+            if task is not None and copies.seen(own):
                 found.left_out["copy"] += 1
             elif task is not None:
                 found.tasks.append(task)
@@ -335,10 +335,6 @@ def _grading(draw: SuiteDraw, turn: Turn, reward: float | None) -> Grading | str
     if reward is None or reward <= 0 or not turn.text.strip():
         return "no answer that was liked"
     return Grading(grader=draw.grader, data={"pattern": pattern}) if len(pattern) <= MAX_PATTERN else "answer too long"
-
-
-def _document(name: str, text: str) -> Document:
-    return Document(source="log", path=name, licence="", text=text)
 
 
 async def _turns(log: Log, ids: Sequence[str]) -> AsyncIterator[Turn]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,7 @@ import numpy as np
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.core.files import install_directory
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.filters import CopyFinder, Document, OverlapIndex, text_of
+from ostinato.corpus.filters import CopyFinder, OverlapIndex, digest_of, text_of
 from ostinato.corpus.shards import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare, TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles
 
@@ -87,8 +86,7 @@ class CorpusBuild:
             detail = f"{shared[0]}: {shared[1]}"
             self._list(Refusal(source=source.name, path=path, reason="tested", detail=detail))
             return
-        document = Document(source=source.name, path=path, licence=source.licence, text=text)
-        if self._copies.of(document):
+        if self._copies.seen(text):
             self.left_out["copy"] += 1
             return
         try:
@@ -97,7 +95,7 @@ class CorpusBuild:
             self.left_out["encoding"] += 1
             return
         tokens = np.array([self._separator, *ids, self._separator], np.int32)
-        self._documents.append(TokenDocument(digest=document.digest, tokens=tokens))
+        self._documents.append(TokenDocument(digest=digest_of(text), tokens=tokens))
         self.tokens += len(tokens)
 
     def _list(self, what: Refusal) -> None:
@@ -112,9 +110,10 @@ class CorpusBuild:
         check_new(out)
         if not self._documents:
             raise BadRequest(f"no file is left for a corpus; left out: {dict(self.left_out)}", field="source")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        partial = out.with_name(f".{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
         try:
+            partial.mkdir(parents=True)
             shards = write_shards(self._documents, partial, self._config.shard_tokens)
             manifest = CorpusManifest(
                 format=FORMAT,

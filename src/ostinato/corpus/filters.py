@@ -15,7 +15,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.errors import BadConfig
@@ -164,22 +163,9 @@ def _may_stay(head: str) -> bool:
 # ---------------------------------------------------------------- duplicates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One text file. `source` names the package, directory or archive that it comes from; `path` is relative to that.
-
-    Example: ``Document(source="tabulate-0.10.0", path="tabulate/__init__.py", licence="MIT", text="...")``
-    """
-
-    source: str
-    path: str
-    licence: str
-    text: str
-
-    @property
-    def digest(self) -> int:
-        """63 bits of the text's BLAKE2b hash, which depends on the text only."""
-        return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "big") >> 1
+def digest_of(text: str) -> int:
+    """63 bits of the text's BLAKE2b hash."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 SHINGLE = 5  # words
@@ -199,21 +185,20 @@ def shingles(text: str) -> set[str]:
 
 
 class CopyFinder:
-    """Finds the earlier file that a file is a copy of.
+    """Finds texts that are copies of an earlier one.
 
     Args:
-        near: the similarity from which a file counts as a copy; 1: exact copies only.
+        near: the similarity from which a text counts as a copy; 1: exact copies only.
 
     Raises BadConfig if `datasketch` is missing and `near` is below 1.
 
-    Example: ``CopyFinder(0.7).of(document)`` is ``"tabulate-0.9.0/tabulate.py"``, or "" for a new one.
+    Example: ``CopyFinder(0.7).seen(text)`` is False for the first text.
     """
 
     def __init__(self, near: float) -> None:
         self._near = near
-        self._exact: dict[int, str] = {}
-        self._names: list[str] = []
-        self._hashes: list[Any] = []
+        self._exact = set[int]()
+        self._hashes: list[Any] = []  # of the texts in the index, by key
         self._index: Any = None
         if near < 1:
             try:
@@ -224,31 +209,25 @@ class CopyFinder:
                 ) from error
             self._index = MinHashLSH(threshold=near, num_perm=_PERMUTATIONS, weights=_MISSES)
 
-    def of(self, document: Document) -> str:
-        """The name of the earlier file that this one copies, or "" for a new file, which is then remembered."""
-        name = f"{document.source}/{document.path}"
-        if known := self._exact.get(document.digest):
-            return known
-        if self._index is not None:
-            found = self._similar(document.text)
-            if found:
-                return found
-            self._index.insert(len(self._names) - 1, self._hashes[-1], check_duplication=False)
-            self._names[-1] = name
-        self._exact[document.digest] = name
-        return ""
+    def seen(self, text: str) -> bool:
+        """True for a copy of an earlier text; another one is remembered."""
+        digest = digest_of(text)
+        if digest in self._exact or (self._index is not None and self._similar(text)):
+            return True
+        self._exact.add(digest)
+        return False
 
-    def _similar(self, text: str) -> str:
+    def _similar(self, text: str) -> bool:
+        """True for a near copy; another text is put into the index."""
         from datasketch import MinHash
 
         hashed = MinHash(num_perm=_PERMUTATIONS)
         hashed.update_batch([each.encode() for each in shingles(text)])
-        for candidate in sorted(self._index.query(hashed)):
-            if hashed.jaccard(self._hashes[candidate]) >= self._near:
-                return self._names[candidate]
+        if any(hashed.jaccard(self._hashes[each]) >= self._near for each in self._index.query(hashed)):
+            return True
+        self._index.insert(len(self._hashes), hashed, check_duplication=False)
         self._hashes.append(hashed)
-        self._names.append("")
-        return ""
+        return False
 
 
 # ---------------------------------------------------------------- test contamination

@@ -217,7 +217,13 @@ class ShardSet:
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         arrays = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the latter: a dtype that numpy lacks
         raise Corrupt(f"{path}: not a safetensors file: {error}") from error
     if {name: array.dtype for name, array in arrays.items()} != _FORMS or any(a.ndim != 1 for a in arrays.values()):
         raise Corrupt(f"{path}: not a shard of tokens; build the corpus again")

@@ -115,8 +115,16 @@ def _walked(root: Path, passed_over: set[str]) -> Iterator[tuple[str, Read]]:
         names[:] = sorted(name for name in names if not _passed_over(f"{name}/x", passed_over))
         for name in sorted(files):
             path = Path(directory) / name
-            if stat.S_ISREG(path.lstat().st_mode):
+            if _is_regular(path):
                 yield path.relative_to(root).as_posix(), partial(_start_of, path)
+
+
+def _is_regular(path: Path) -> bool:
+    """Also True where that cannot be known: whoever reads the file meets the error, and counts it."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return True
 
 
 def _start_of(path: Path, most: int) -> bytes:

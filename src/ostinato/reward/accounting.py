@@ -85,7 +85,9 @@ async def account(log: Log, folds: Folds | None = None, config: RewardConfig | N
 def of_ledger(ledger: TurnLedger) -> Accounting:
     """The counts of a ledger."""
     counts, alarms = ledger.counts, ledger.alarms
-    open_turns = [entry.facts for entry in ledger.open.values() if entry.facts.hold is None]
+    open_turns = [
+        entry.facts for turn, entry in ledger.open.items() if entry.facts.hold is None and turn not in ledger.to_hold
+    ]
     matured = [entry.facts for turn, entry in ledger.matured.items() if turn not in ledger.to_hold]
     ends = [facts.ended_at for facts in [*open_turns, *matured, *ledger.side_calls().values()]]
     return Accounting(

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.reward.config import CoverageConfig
@@ -82,15 +82,6 @@ class Coverage:
         """An alarm was raised or cleared: restart both tests, and leave the turns that led to it out of the usual share."""
         self.falling = self.rising = 0.0
         self.recent = self.recent_heard = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON's types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        return cls(**state)
 
     def _learn(self) -> None:
         kept = (1.0 - 1.0 / MEMORY) ** self.recent
@@ -273,9 +264,9 @@ class Alarms:
         """Everything, as JSON's types."""
         return {
             "known": {name: [alarm.standing, alarm.rows] for name, alarm in self._known.items()},
-            "coverages": {tenant: coverage.to_json() for tenant, coverage in self.coverages.items()},
+            "coverages": {tenant: asdict(each) for tenant, each in self.coverages.items()},
             "signals": {
-                tenant: {name: each.to_json() for name, each in signals.items()}
+                tenant: {name: asdict(each) for name, each in signals.items()}
                 for tenant, signals in self.signals.items()
             },
             "use": self.use.counts,
@@ -286,9 +277,9 @@ class Alarms:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
         self._known = {name: _Alarm(*pair) for name, pair in state["known"].items()}
-        self.coverages = {tenant: Coverage.from_json(each) for tenant, each in state["coverages"].items()}
+        self.coverages = {tenant: Coverage(**each) for tenant, each in state["coverages"].items()}
         self.signals = {
-            tenant: {name: Coverage.from_json(each) for name, each in signals.items()}
+            tenant: {name: Coverage(**each) for name, each in signals.items()}
             for tenant, signals in state["signals"].items()
         }
         self.use = TrainedShare({str(name): float(count) for name, count in state["use"].items()})

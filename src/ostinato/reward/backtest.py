@@ -26,6 +26,7 @@ from ostinato.reward.ledger import GOLD, UNDELIVERED, kind_of
 from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, needs_reward, nobody, untrainable
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, Unloadable
 from ostinato.reward.runners import LOST
+from ostinato.reward.surrogate import student
 
 CHUNK = 100  # turns asked about at once
 MOST_LOST = (
@@ -373,14 +374,16 @@ def _side(past: Sequence[PastTurn], function: str, outcomes: Mapping[str, Reward
 
 
 def _mean(past: Sequence[PastTurn], values_N: Floats) -> MeanOfRewards:
-    """The mean over turns, with the cluster-robust (sandwich) standard error of people's sums of residuals."""
+    """The mean over turns, with the cluster-robust (sandwich) standard error of people's sums of residuals, and Student's quantile."""
     people = {person: place for place, person in enumerate(dict.fromkeys((each.tenant, each.user) for each in past))}
     if not people:
         return MeanOfRewards(turns=0, people=0, mean=math.nan, lower=math.nan, upper=math.nan)
     mean, count = float(values_N.mean()), len(people)
     sums = np.bincount([people[each.tenant, each.user] for each in past], values_N - mean, count)
-    error = math.sqrt(float(sums @ sums) * count / (count - 1)) / len(past) if count > 1 else math.nan
-    return MeanOfRewards(turns=len(past), people=count, mean=mean, lower=mean - 1.96 * error, upper=mean + 1.96 * error)
+    half = math.nan
+    if count > 1:
+        half = student(1.96, count - 1) * math.sqrt(float(sums @ sums) * count / (count - 1)) / len(past)
+    return MeanOfRewards(turns=len(past), people=count, mean=mean, lower=mean - half, upper=mean + half)
 
 
 def _changes(changes: Iterable[tuple[str, float]]) -> tuple[ChangeFor, ...]:

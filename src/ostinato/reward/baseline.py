@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.records import Person, Turn
-from ostinato.reward.config import BaselineConfig, Users
+from ostinato.reward.config import DAY, BaselineConfig, Users
 
-DAY = 86_400.0
 FEATURES = 6
 LARGEST = 1e100  # the largest reward that is learned from: its square is still a finite number
 LONGEST = 4.0  # times the mean number of tokens: no answer counts as longer, so that a single one does not decide

@@ -65,7 +65,7 @@ def costs(entries: Iterable[Matured]) -> Iterator[int]:
     """Upper bounds on the tokens that a trainer computes for the first, the first two, ... of these turns of one unit.
 
     Tokens that a turn shares with its parent, if that precedes it here, or with a turn of the same prompt are computed once: see
-    `train.batch.packing`.
+    `train.packing`.
     """
     total, known, prompts = 0, dict[str, int](), set[str]()
     for facts in (entry.facts for entry in entries):

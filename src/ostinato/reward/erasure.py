@@ -31,20 +31,17 @@ from ostinato.core.records import (
     Row,
     Signal,
     Turn,
-    TurnHint,
 )
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.batching import behind_last, relative_weights
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import by_episode
 from ostinato.reward.demonstrations import AnswerIds
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
 from ostinato.reward.line_credit import TokenBytes
-from ostinato.reward.pipeline import batch_weights, beliefs_of, credit_of, lines_of, shown_weights, with_samples
-from ostinato.reward.recent_shares import cuts_of, masses_of
+from ostinato.reward.pipeline import BatchCredit, batch_weights, with_samples
 
 Erased = Callable[[Cursor, Turn], bool]
 """Whether a turn, at its place in the log, is taken out."""
@@ -109,9 +106,9 @@ class CreditRefold:
         answer_ids: AnswerIds | None = None,
         hint_tokens: HintTokens | None = None,
     ) -> None:
-        self._log, self._taught, self._erased = log, taught, erased
-        self._hints = None if hint_tokens is None else HintSource(log, config, hint_tokens)
-        self._token_bytes, self._answer_ids = token_bytes, answer_ids
+        self._log, self._erased = log, erased
+        hints = None if hint_tokens is None else HintSource(log, config, hint_tokens)
+        self._credit = BatchCredit(log, taught, token_bytes, answer_ids, hints)
         self._ledger = TurnLedger(config, gold=gold, arms=taught.arms)
         self._passed: list[
             tuple[Cursor, Holdback]
@@ -215,29 +212,15 @@ class CreditRefold:
         if not left.turns:
             return RefoldedBatch(recorded=recorded, row=left, refused="no turn is left")
         found = await self._found(left)
-        turns = [turn for turn, _ in found]
-        values = {turn.id: entry.value for turn, entry in found}
-        entries = [entry for _, entry in found]
-        weights = self._weights(recorded, left, turns, entries)
-        drawn_from = [entry.facts.source for entry in entries if not entry.facts.world]
-        masses = masses_of(drawn_from + [ledger.matured[row.turn].facts.source for _, row in self._passed], even=True)
-        by_turn = dict(zip(values, weights, strict=True)) if weights else None
-        lines = await lines_of(self._log, self._token_bytes, found)
-        beliefs = await beliefs_of(self._log, turns, ledger.config)
+        turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
         after = ledger.later_returns(entries, left.upto or None)
+        weights = self._weights(recorded, left, turns, entries)
         row = replace(left, weights=weights, after=behind_last(entries, after))
+        passed = [ledger.matured[held.turn] for _, held in self._passed]
         try:
-            credit = credit_of(ledger, self._taught, entries, by_turn, masses, lines, beliefs)
-            credits = credit(by_episode(turns, after), values)
+            row = await self._credit.give(row, ledger, found, passed, after, like=recorded)
         except NoSignal as error:
             return RefoldedBatch(recorded=recorded, row=row, refused=str(error))
-        corrections = self._taught.corrections if recorded.shown else 0.0
-        shown = await shown_weights(self._log, turns, masses, ledger, corrections, self._answer_ids)
-        hints: tuple[TurnHint, ...] = ()
-        if recorded.hints and self._hints is not None:
-            hints = await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger.recent, ledger.config))
-        scales = tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if recorded.scales else ()
-        row = replace(row, credits=tuple(credits[turn.id] for turn in turns), shown=shown, hints=hints, scales=scales)
         return RefoldedBatch(recorded=recorded, row=row, refused="")
 
     def _weights(
@@ -265,4 +248,4 @@ class CreditRefold:
         """What a trainer learns from a batch; no samples if it is refused."""
         if batch.refused:
             return TrainingBatch(row=batch.row, samples=())
-        return await with_samples(self._log, batch.row, self._answer_ids, self._hints)
+        return await with_samples(self._log, batch.row, self._credit.answer_ids, self._credit.hints)

@@ -56,6 +56,7 @@ from ostinato.reward.ledger_entries import (
     Settled,
     TurnFacts,
     Unit,
+    count_reason,
     matured_turns,
     needs_reward,
     nobody,
@@ -498,6 +499,10 @@ class TurnLedger:
             return
         if unit not in self.groups:
             self.closed[unit] = None
+            if (
+                len(self.closed) > GROUPS
+            ):  # the longest without an outcome: none may come of a group that lost all its turns
+                del self.closed[next(iter(self.closed))]
         self.touched |= dict.fromkeys(self._open_in.get(unit, {}).values())
 
     def _signal_about_no_open_turn(self, seq: Cursor, signal: Signal) -> None:
@@ -583,7 +588,7 @@ class TurnLedger:
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
         self.orphans.advance(row.at)
         self.surrogate.expire(row.at)
-        self.quarantined[kind_of(row.reason)] += 1
+        count_reason(self.quarantined, kind_of(row.reason))
         if row.reason.startswith(FAILURES):
             self.alarms.failed(f"{facts.id}: {row.reason}")
         return row.reason
@@ -608,7 +613,7 @@ class TurnLedger:
             due = row.reason
         if matured is None and due is None:
             return  # about a turn from before this fold
-        self.held[kind_of(row.reason)] += 1
+        count_reason(self.held, kind_of(row.reason))
         decided = matured or entry
         self._hold_alone(decided and decided.facts, row.reason)
         if decided is not None and not decided.facts.world and (cause := row.reason.partition(":")[0]) in REMEDIES:

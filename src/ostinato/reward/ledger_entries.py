@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -244,6 +244,17 @@ open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])
 
 matured_turns: TypeAdapter[list[Matured]] = TypeAdapter(list[Matured])
 """Matured turns as JSON's types, and back."""
+
+
+# ---------------------------------------------------------------- reasons
+
+
+MOST_REASONS = 1000  # that are counted apart
+
+
+def count_reason(counts: Counter[str], kind: str) -> None:
+    """Count a kind of reason; of further new ones only the part before the colon: functions make their own (`no_reward:<why>`)."""
+    counts[kind if kind in counts or len(counts) < MOST_REASONS else kind.partition(":")[0]] += 1
 
 
 # ---------------------------------------------------------------- settled turns

@@ -81,7 +81,7 @@ def restored(
     ledger.to_hold = dict(state["to_hold"])
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.refusing = dict.fromkeys((str(tenant), str(user)) for tenant, user in state["refusing"])
-    ledger.closed = dict.fromkeys(state["closed"])
+    ledger.closed = dict.fromkeys((str(kind), str(tenant), str(group)) for kind, tenant, group in state["closed"])
     ledger.rollout_turns = {
         (kind, tenant, group): Counter(numbers) for kind, tenant, group, numbers in state["rollout_turns"]
     }

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Signal, Source, Turn
-from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
+from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, RewardReach, Row, Signal, Source, Turn
+from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
@@ -59,7 +59,7 @@ from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
 from ostinato.reward.recent_shares import cuts_of, masses_of, turn_weights
-from ostinato.reward.scheduler import Deciding
+from ostinato.reward.scheduler import RewardScheduler
 from ostinato.reward.surrogate import SurrogateQuality
 
 # ---------------------------------------------------------------- recorded batches
@@ -137,31 +137,75 @@ def batch_weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even:
 # ---------------------------------------------------------------- credit at a place in the log
 
 
-def credit_of(
-    ledger: TurnLedger,
-    taught: Taught,
-    entries: Sequence[Matured],
-    weights: Mapping[str, float] | None,
-    masses: Mapping[Person, float],
-    lines: Mapping[str, TurnLines],
-    beliefs: Mapping[str, float],
-) -> Credit:
-    """The credit assignment of a batch of these turns that follows the rows that the ledger has read. For the rest see `SingleRollout`."""
-    outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
-    single = SingleRollout(
-        ledger.config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
-    )
-    belief = ledger.config.belief
-    worlds: Credit = GroupRelative(equal_states=ledger.config.equal_states)
-    if belief.strength:
-        worlds = BeliefWeighted(worlds, beliefs, strength=belief.strength, most=belief.most)
-    return ByOrigin(people=single, worlds=worlds, worlds_weight=taught.worlds_weight, weights=weights)
+@dataclass(frozen=True, slots=True)
+class BatchCredit:
+    """Gives credit to the turns of batches, each as of the rows that a ledger has read. For its parts see `RewardDesk`.
+
+    Example: ``row = await BatchCredit(log, Taught(), None, None, None).give(row, ledger, found, (), {})``
+    """
+
+    log: Log
+    taught: Taught
+    token_bytes: TokenBytes | None
+    answer_ids: AnswerIds | None
+    hints: HintSource | None
+
+    async def give(
+        self,
+        row: Batch,
+        ledger: TurnLedger,
+        found: Sequence[tuple[Turn, Matured]],
+        passed: Iterable[Matured],
+        after: Mapping[EpisodeKey, LaterReturns],
+        like: Batch | None = None,
+    ) -> Batch:
+        """The row with the credits of its turns, and with its corrections, hints and people's factors. Raises NoSignal.
+
+        Args:
+            row: of a batch; its turns and their weights count.
+            ledger: of the rows before it.
+            found: its turns.
+            passed: the turns that it passed over.
+            after: what came of its episodes that go on.
+            like: a recorded row: only what that has is given besides the credits; None: whatever the settings say.
+        """
+        config, turns, entries = ledger.config, [turn for turn, _ in found], [entry for _, entry in found]
+        people = [entry.facts.source for entry in (*entries, *passed) if not entry.facts.world]
+        masses = masses_of(people, even=True)
+        weights = dict(zip(row.turns, row.weights, strict=True)) if row.weights else None
+        lines = await lines_of(self.log, self.token_bytes, found)
+        outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
+        single = SingleRollout(
+            config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
+        )
+        worlds: Credit = GroupRelative(equal_states=config.equal_states)
+        if config.belief.strength:
+            beliefs = await beliefs_of(self.log, turns)
+            worlds = BeliefWeighted(worlds, beliefs, strength=config.belief.strength, most=config.belief.most)
+        credit = ByOrigin(people=single, worlds=worlds, worlds_weight=self.taught.worlds_weight, weights=weights)
+        credits = credit(by_episode(turns, after), {entry.facts.id: entry.value for entry in entries})
+        cuts = cuts_of(turns, masses, ledger.recent, config)
+        return replace(
+            row,
+            credits=tuple(credits[turn.id] for turn in turns),
+            shown=await self._shown(turns, cuts) if like is None or like.shown else (),
+            hints=await self.hints.hints(turns, credits, cuts) if self.hints and (like is None or like.hints) else (),
+            scales=tuple(cuts.values()) if (self.taught.values if like is None else like.scales) else (),
+        )
+
+    async def _shown(self, turns: Sequence[Turn], cuts: Mapping[str, float]) -> tuple[float, ...]:
+        """The weight of each turn's correction. A person's are cut as their turns are."""
+        if not self.taught.corrections or self.answer_ids is None:
+            return ()
+        rewards = await self.log.find(Reward, [(turn.id,) for turn in turns])
+        texts = await corrections_of(self.log, turns, rewards)
+        return demonstration_weights(turns, texts, list(cuts.values()), self.answer_ids, self.taught.corrections)
 
 
-async def beliefs_of(log: Log, turns: Sequence[Turn], config: RewardConfig) -> dict[str, float]:
-    """How much turns of simulated worlds changed the belief in the known answer, where rollouts say so; {} if it is of no use."""
-    tenants = {turn.id: turn.tenant for turn in turns if of_world(turn)} if config.belief.strength else {}
-    said = await log.find(Signal, [(tenant, belief_id(turn)) for turn, tenant in tenants.items()]) if tenants else []
+async def beliefs_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
+    """How much turns of simulated worlds changed the belief in the known answer, where rollouts say so."""
+    wanted = [(turn.tenant, belief_id(turn.id)) for turn in turns if of_world(turn)]
+    said = await log.find(Signal, wanted) if wanted else []
     return {
         each.turn: min(1.0, max(-1.0, each.value))
         for each in said
@@ -176,23 +220,6 @@ async def lines_of(
     turns = {turn.id: turn for turn, entry in chosen if entry.lines[1]}
     rewards = await log.find(Reward, [(turn,) for turn in turns]) if turns else []
     return {reward.turn: turn_lines(turns[reward.turn], reward, token_bytes) for reward in rewards}
-
-
-async def shown_weights(
-    log: Log,
-    turns: Sequence[Turn],
-    masses: Mapping[Person, float],
-    ledger: TurnLedger,
-    corrections: float,
-    answer_ids: AnswerIds | None,
-) -> tuple[float, ...]:
-    """The weight of each turn's correction. A person's are cut as their turns are."""
-    if not corrections or answer_ids is None:
-        return ()
-    rewards = await log.find(Reward, [(turn.id,) for turn in turns])
-    texts = await corrections_of(log, turns, rewards)
-    cut = cuts_of(turns, masses, ledger.recent, ledger.config)
-    return demonstration_weights(turns, texts, list(cut.values()), answer_ids, corrections)
 
 
 # ---------------------------------------------------------------- the desk
@@ -249,11 +276,11 @@ class RewardDesk:
         self._numerics = numerics
         self._taught = taught or Taught()
         self._held_out = held_out or HeldOutPrompts()
-        self._token_bytes, self._answer_ids = token_bytes, answer_ids
-        self._hints = None if hint_tokens is None else HintSource(log, self._config, hint_tokens)
+        hints = None if hint_tokens is None else HintSource(log, self._config, hint_tokens)
+        self._credit = BatchCredit(log, self._taught, token_bytes, answer_ids, hints)
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
-        self._deciding = Deciding(log, self._config, late_asker)
+        self._scheduler = RewardScheduler(log, self._config, late_asker)
         self._busy = asyncio.Lock()
 
     @property
@@ -345,7 +372,7 @@ class RewardDesk:
 
     def recorded(self, first: int, last: int) -> AsyncIterator[TrainingBatch]:
         """The batches of steps `first` to `last` as recorded, in order. Raises Corrupt as `history`."""
-        return recorded(self._log, first, last, self._answer_ids, self._hints)
+        return recorded(self._log, first, last, self._credit.answer_ids, self._credit.hints)
 
     async def last_batch(self) -> Batch:
         """The row of the newest batch. Raises Corrupt if the log has none."""
@@ -390,16 +417,16 @@ class RewardDesk:
         ledger = self._reading.ledger
         await self._learn_late(now)
         complete = True
-        while complete and (due := self._deciding.due(ledger, now)):
+        while complete and (due := self._scheduler.due(ledger, now)):
             try:
-                rows, complete = await self._deciding.rows(self._asker, ledger, due, now, self._reading.cursor)
+                rows, complete = await self._scheduler.rows(self._asker, ledger, due, now, self._reading.cursor)
             except Unloadable as error:
                 await self._alarm_unloadable(str(error), now)
                 rows, complete = [], False
             await self._write(rows)
             await self._settle(now)
         if not complete:
-            await self._write(self._deciding.given_up(ledger, now, self._reading.cursor))
+            await self._write(self._scheduler.given_up(ledger, now, self._reading.cursor))
             await self._settle(now)
 
     async def _learn_late(self, now: float) -> None:
@@ -408,7 +435,7 @@ class RewardDesk:
         try:
             more = True
             while more:
-                rows, more = await self._deciding.late_rewards(ledger, now)
+                rows, more = await self._scheduler.late_rewards(ledger, now)
                 await self._write(rows)
                 await self._settle(now)
         except Unloadable as error:
@@ -569,7 +596,7 @@ class RewardDesk:
         if self._numerics is not None and facts.numerics != self._numerics:
             return f"numerics:{facts.numerics or 'unknown'}"
         if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
-            return f"stale:{lag:.3g}"
+            return f"stale:{math.ceil(lag)}"  # whole steps: turns are counted by their reasons
         return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
 
     async def _record(
@@ -583,42 +610,27 @@ class RewardDesk:
         """Give credit and write the batch, with the turns that it passed over. Raises NoSignal, Conflict."""
         ledger = self._reading.ledger
         ledger.teaching.catch_up()
-        turns = [turn for turn, _ in found]
-        values = {turn.id: entry.value for turn, entry in found}
+        turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
         relative = relative_weights(chosen.entries, chosen.weights, ledger.propensity)
-        weights = batch_weights(turns, relative, even=True) if relative else []
-        by_turn = dict(zip(values, weights, strict=True)) if weights else None
-        drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
-        masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
-        entries = [entry for _, entry in found]
         after = ledger.later_returns(entries)
-        lines = await lines_of(self._log, self._token_bytes, found)
-        beliefs = await beliefs_of(self._log, turns, self._config)
-        credit = credit_of(ledger, self._taught, entries, by_turn, masses, lines, beliefs)
-        try:
-            credits = credit(by_episode(turns, after), values)
-        except NoSignal as error:
-            now = self._clock()
-            await self._write([Holdback(turn=turn.id, reason=f"{NO_SIGNAL}: {error}", at=now) for turn in turns])
-            raise
-        batch = Batch(
+        row = Batch(
             step=step,
             turns=tuple(turn.id for turn in turns),
-            credits=tuple(credits[turn.id] for turn in turns),
+            credits=(),
             reference=reference,
             at=self._clock(),
             base=base,
             even=True,
-            weights=tuple(weights),
-            shown=await shown_weights(self._log, turns, masses, ledger, self._taught.corrections, self._answer_ids),
+            weights=tuple(batch_weights(turns, relative, even=True)) if relative else (),
             after=behind_last(entries, after),
             upto=self._reading.cursor,
-            hints=()
-            if self._hints is None
-            else await self._hints.hints(turns, credits, cuts_of(turns, masses, ledger.recent, ledger.config)),
-            scales=tuple(cuts_of(turns, masses, ledger.recent, ledger.config).values()) if self._taught.values else (),
             drawn=tuple(chosen.weights.get(turn.id, 1.0) for turn in turns),
         )
+        try:
+            batch = await self._credit.give(row, ledger, found, chosen.passed, after)
+        except NoSignal as error:
+            await self._write([Holdback(turn=turn, reason=f"{NO_SIGNAL}: {error}", at=row.at) for turn in row.turns])
+            raise
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
             for entry in chosen.passed

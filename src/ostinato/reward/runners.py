@@ -80,8 +80,7 @@ class Isolated:
 
     async def open(self) -> None:
         """Start the process, unless it runs. Raises BadConfig, Unloadable."""
-        if self._process is None:
-            await self._start()
+        await self._running()
 
     async def ask(self, questions: Sequence[protocol.RewardRequest]) -> list[protocol.Answer | None]:
         """An answer to each question, None to those that were not asked. Raises BadConfig, Unloadable."""
@@ -89,7 +88,7 @@ class Isolated:
         losses = 0
         try:
             while len(answers) < len(questions) and losses < LOSSES:
-                process = self._process or await self._start()
+                process = await self._running()
                 try:
                     await self._converse(process, questions, answers)
                 except _Lost as lost:
@@ -106,6 +105,12 @@ class Isolated:
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
+
+    async def _running(self) -> ChildProcess:
+        """The process, started anew if it ended while it had nothing to answer: no turn is to blame for that."""
+        if self._process is not None and self._process.process.returncode is not None:
+            await self.close()
+        return self._process or await self._start()
 
     async def _start(self) -> ChildProcess:
         """A process that has loaded the function."""

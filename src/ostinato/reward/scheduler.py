@@ -53,7 +53,7 @@ LATE_AGAIN_S = 600.0  # after which a late reward that is still not in the log i
 UNASKED = "unasked: reward.longest_wait_s is over"
 
 
-class Deciding:
+class RewardScheduler:
     """Asks about a turn when it is new, when a new row is about it, and when its `ask_at` has come; never in between.
 
     Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk. `late` is asked for late
@@ -98,11 +98,11 @@ class Deciding:
 
         A turn stays due until a row about it has been read, unless the function wants to be asked later.
 
-        The turns of a world are decided by their rollouts' verdicts (`reward.worlds`); the function is not asked about them.
+        The turns of a world are decided by their rollouts' verdicts (`verdict`); the function is not asked about them.
 
         Raises BadConfig, Unloadable.
         """
-        questions = await self._questions(due, now)
+        questions = await self._requests([(entry.facts.id, entry.facts.tenant, entry.said) for entry in due], now)
         asked = [
             question
             for entry, question in zip(due, questions, strict=True)
@@ -207,11 +207,8 @@ class Deciding:
             return f"world:{answer.reason}" if facts.world else f"no_reward:{answer.reason}"
         return answer
 
-    async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[RewardRequest | None]:
-        """The question about each turn; None where the turn is no longer in the log."""
-        return await self._requests([(entry.facts.id, entry.facts.tenant, entry.said) for entry in due], now)
-
     async def _requests(self, due: Sequence[tuple[str, str, Sequence[Said]]], now: float) -> list[RewardRequest | None]:
+        """The question about each turn, given with its tenant and signals; None where the turn is no longer in the log."""
         turns = {turn.id: turn for turn in await self._log.find(Turn, [(id,) for id, _, _ in due])}
         wanted = [(tenant, signal) for _, tenant, each in due for _, signal, _, _ in each]
         said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}

@@ -36,11 +36,10 @@ from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Person, Reward, Signal
 from ostinato.core.verdicts import LATE_REWARD
 from ostinato.reward.alarms import LATE_FUNCTION, SURROGATE, SURROGATE_GAP, Alarms
-from ostinato.reward.config import SurrogateConfig
+from ostinato.reward.baseline import Floats
+from ostinato.reward.config import DAY, SurrogateConfig
 from ostinato.reward.functions import considered
 from ostinato.reward.ledger_entries import Said, TurnFacts
-
-Floats = NDArray[np.float64]
 
 MOST_VALUE = 10.0  # absolute values of signals beyond it count as it
 ROWS = 50_000  # late rewards remembered of all tenants together
@@ -48,7 +47,7 @@ LEAST_PEOPLE, LEAST_PAIRS = 20, 50  # that an interval rests on, on each side
 MANY = 1e9  # degrees of freedom at which Student's t is the normal
 LOOK_S = 4 * 3600.0  # seconds between two looks at what may raise an alarm
 FALSE_ALARM = 0.01  # the chance that one of a tenant's two alarms is to be false in a week, each by itself
-_LOOK_LEVEL = FALSE_ALARM * LOOK_S / (7 * 86_400.0)
+_LOOK_LEVEL = FALSE_ALARM * LOOK_S / (7 * DAY)
 SURE, GAP_SURE = NormalDist().inv_cdf(1 - _LOOK_LEVEL), NormalDist().inv_cdf(1 - _LOOK_LEVEL / 2)
 
 
@@ -516,12 +515,12 @@ def _correlation(predicted_R: Floats, truth_R: Floats, owner_R: NDArray[np.int64
     """The correlation, 0 for predictions that are all equal and None for such truths; its error by leaving out each person; and that
     error's degrees of freedom.
     """
+    if truth_R.min() == truth_R.max():  # the mean of equal numbers may differ from each in the last bit
+        return None, 0.0, MANY
     p_R, t_R = predicted_R - predicted_R.mean(), truth_R - truth_R.mean()
     columns = (np.ones(len(p_R)), p_R, t_R, p_R * p_R, t_R * t_R, p_R * t_R)
     by_person_CP = np.stack([np.bincount(owner_R, weights=column) for column in columns])
     total_C = by_person_CP.sum(axis=1)
-    if not t_R.any():
-        return None, 0.0, MANY
 
     def z(sums: Floats) -> Floats:
         n, p, t, pp, tt, pt = sums

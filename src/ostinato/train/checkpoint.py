@@ -28,7 +28,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.files import private, sync_directory
+from ostinato.core.files import private, sync_directory, write_atomic
 from ostinato.train.ranks import Joined, RankPart, Ranks, SingleProcess
 
 _log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ ALL = 1 << 30
 """As many checkpoints as there are."""
 _LATEST = "LATEST"
 _PARTIAL = ".partial-"
+_NAME = re.compile(r"\d+-\w+")
 _FILE = re.compile(r"(weights|optimizer)(-\d{5}-of-\d{5})?\.safetensors")
 _HEADER_LIMIT = 16 << 20
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "U8": np.uint8}
@@ -162,13 +163,14 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
     if checkpoint.part is not None:
         written["shapes"] = {name: list(shape) for name, shape in checkpoint.part.shapes.items()}
     body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # keeps the shapes in the parameters' order
-    _write(partial / MANIFEST, body)
-    sync_directory(partial)
+    write_atomic(partial / MANIFEST, body, durable=True)
     final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
-    if not final.exists():  # the same name means the same bytes: a step that was taken again after a crash
+    # the same name promises the same bytes: a step that was taken again after a crash, or since its checkpoint was damaged
+    if not _is_whole(final):
+        shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
     sync_directory(directory)
-    _point(directory, final.name)
+    write_atomic(directory / _LATEST, final.name, durable=True)
     return final
 
 
@@ -189,8 +191,8 @@ def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
         found, wrong = None, ""
         try:
             found = _read(candidate, ranks)
-        except (Corrupt, OSError) as error:
-            wrong = str(error) or type(error).__name__
+        except Corrupt as error:
+            wrong = str(error)
         wrong = next((said.decode() for said in ranks.gather(wrong.encode()) if said), "")
         if found is not None and not wrong:
             return found
@@ -234,14 +236,12 @@ def kept_steps(steps: Iterable[int], *, keep: int, every: int, ladder: int) -> s
 
 def adopt(partial: Path) -> Path:
     """Make a whole checkpoint of a fetched one (`partial_of`), which is the newest from then on. Returns its directory. Raises Corrupt."""
-    try:
-        step, name = _read(partial, SingleProcess()).step, partial.name.removeprefix(_PARTIAL)
-        if not name.startswith(f"{step:08d}-"):
-            raise Corrupt(f"a checkpoint of step {step} is called {name}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{partial.name} is no whole checkpoint: {error}") from error
+    step, name = _read(partial, SingleProcess()).step, partial.name.removeprefix(_PARTIAL)
+    if not name.startswith(f"{step:08d}-"):
+        raise Corrupt(f"a checkpoint of step {step} is called {name}")
     final = partial.with_name(name)
-    _point(final.parent, final.name)  # first, lest it point to an older one after a kill; until then it names nothing
+    # first, lest it point to an older one after a kill; until then it names nothing
+    write_atomic(final.with_name(_LATEST), final.name, durable=True)
     partial.rename(final)
     sync_directory(final.parent)
     return final
@@ -261,11 +261,13 @@ def partial_of(directory: Path, name: str) -> Path:
 
 
 def stored(directory: Path) -> list[Path]:
-    """Complete directories, newest first."""
-    if not directory.is_dir():
-        return []
-    names = [entry for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return sorted(names, key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns), reverse=True)
+    """The complete checkpoints in a directory, newest first. Another process may remove some meanwhile."""
+    found: list[tuple[int, int, Path]] = []
+    for path in directory.iterdir() if directory.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            if _NAME.fullmatch(path.name) and path.is_dir():
+                found.append((step_of(path), path.stat().st_mtime_ns, path))
+    return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def newest_step(directory: Path) -> int:
@@ -294,20 +296,6 @@ def sweep(directory: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
-
-
-def _point(directory: Path, name: str) -> None:
-    partial = directory / f"{_PARTIAL}latest"
-    _write(partial, name.encode())
-    partial.replace(directory / _LATEST)
-    sync_directory(directory)
-
-
-def _write(path: Path, body: bytes) -> None:
-    with open(path, "wb", opener=private) as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
@@ -341,8 +329,25 @@ def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        _read(path, SingleProcess())
+    except Corrupt:
+        return False
+    return True
+
+
 def _read(path: Path, ranks: Ranks) -> Checkpoint:
-    """Read a checkpoint; each rank verifies its share of the files' hashes. Raises Corrupt."""
+    """Read a checkpoint; each rank verifies its share of the files' hashes, and reads the others on trust. Raises Corrupt."""
+    try:
+        return _parsed(path, ranks)
+    except Corrupt:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{path.name} is no whole checkpoint: {error!r}") from error
+
+
+def _parsed(path: Path, ranks: Ranks) -> Checkpoint:
     body = (path / MANIFEST).read_bytes()
     if path.name.split("-")[-1] != blake3(body).hexdigest()[:16]:
         raise Corrupt(f"{MANIFEST} does not have the hash in the directory's name")

@@ -110,7 +110,7 @@ def policy_loss(
     changed. A turn's price is then its own KL, whatever else is in the batch.
 
     Where mu is pi the gradient is exact. Off-policy it is biased, by truncation alone where turns are weighted as a whole; with weights per
-    token, the weights of the tokens before and after are left out, too. Limits on drift bound the bias (`drift.trust`).
+    token, the weights of the tokens before and after are left out, too. Limits on drift bound the bias (`trust`).
 
     Sources: importance truncation, Ionides 2008 and CISPO (2506.13585), whose loss this equals with weights per token; constant Z, Dr. GRPO
     (2503.20783); the k1 penalty as a reward-to-go inside the advantage, REINFORCE++ (2501.03262).

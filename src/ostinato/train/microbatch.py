@@ -39,7 +39,7 @@ class Microbatch:
     factors_S: Tensor
     foreign_M: Tensor
     versions_M: Sequence[PolicyVersion]
-    edits: Edits
+    edits: Edits | None = None
     routes: Routes | None = None
     hinted: TreeAttention | None = None
     release_M: Tensor | None = None
@@ -129,14 +129,7 @@ def idle_microbatch() -> Microbatch:
         factors_S=torch.zeros(1),
         foreign_M=torch.ones(1, dtype=torch.bool),
         versions_M=[PolicyVersion(number=0, hash="")],
-        edits=no_edits,
     )
-
-
-def no_edits(start: int, stop: int) -> Mapping[int, Edit]:
-    """The logits of none of these tokens were changed."""
-    del start, stop
-    return {}
 
 
 def token_turns(turns: Sequence[Turn]) -> list[TokenTurn]:

@@ -70,6 +70,13 @@ class Stepper:
         If the task is cancelled, it ends within the time of a layer, or of the optimizer and the rounding if it has come that far. A
         step that was cut short has changed nothing and is not counted.
         """
+        try:
+            return await self._step(batch)
+        except (NoSignal, BadWeights):
+            self._trainer.skip_step()
+            raise
+
+    async def _step(self, batch: TrainingBatch) -> Learned:
         row = batch.row
         if row.base is not None:
             weights = (await self._snapshot(row.base)).weights
@@ -89,9 +96,6 @@ class Stepper:
             await asyncio.wait([work])  # the thread must not outlive this call: it would hold up the process's end
             if not work.exception():
                 self._on_learned(work.result())
-            raise
-        except (NoSignal, BadWeights):
-            self._trainer.skip_step()
             raise
         self._on_learned(work.result())
         return work.result()

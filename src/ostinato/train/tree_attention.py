@@ -50,7 +50,7 @@ class TreeAttention:
 
     @cached_property
     def layout(self) -> Layout:
-        """Built when our kernels need it; torch's operations read the tree itself (`gradients.masked_tree`)."""
+        """Built when our kernels need it; torch's operations read the tree itself (`policy.MaskedTree`)."""
         return Layout(self.packed)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:

@@ -126,6 +126,23 @@ def test_a_file_that_cannot_be_read_is_counted(tmp_path):
     assert (made.documents, made.left_out) == (1, {"unreadable": 1})
 
 
+def test_a_file_that_goes_while_the_build_runs_is_counted(tmp_path):
+    for name, data in files(2):
+        (tmp_path / name).write_bytes(data)
+    made = CorpusBuild(CorpusConfig(near=1.0), OverlapIndex(13, 8), lambda text: [1], 0)
+    made.take(directory_source(tmp_path), lambda: (tmp_path / "m1.py").unlink(missing_ok=True))
+    assert (made.tokens, dict(made.left_out)) == (3, {"unreadable": 1})
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path):
+    left = tmp_path / ".corpus.partial"
+    left.mkdir()
+    (left / "shard-00009.safetensors").write_bytes(b"half")
+    build(tmp_path / "corpus", source("s", files(3)))
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    assert not (tmp_path / "corpus" / "shard-00009.safetensors").exists()
+
+
 def test_a_path_that_is_no_text_can_be_written_down(tmp_path):
     tested = OverlapIndex(13, 8)
     tested.add("suite", [a_file(3)])
@@ -227,7 +244,7 @@ def test_a_changed_byte_a_link_and_a_missing_shard_are_refused(corpus, tmp_path)
         ShardSet(corpus)
 
 
-@pytest.mark.parametrize("damage", ["token", "offsets", "dtype"])
+@pytest.mark.parametrize("damage", ["token", "offsets", "dtype", "no dtype of numpy's"])
 def test_a_shard_with_the_right_hash_and_a_wrong_form_is_refused(corpus, damage):
     from blake3 import blake3
 
@@ -237,9 +254,16 @@ def test_a_shard_with_the_right_hash_and_a_wrong_form_is_refused(corpus, damage)
         arrays["tokens"][5] = 257
     elif damage == "offsets":
         arrays["offsets"][1] = 0
-    else:
+    elif damage == "dtype":
         arrays["digests"] = arrays["digests"].astype(np.float64)
     save_file(arrays, path)
+    if damage == "no dtype of numpy's":
+        size, data = len(arrays["tokens"]), path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header["tokens"] |= {"dtype": "BF16", "shape": [2 * size]}
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
     hashed = blake3(path.read_bytes()).hexdigest()
     changed(corpus, lambda body: body["shards"][0].update(blake3=hashed, bytes=path.stat().st_size))
     with pytest.raises(Corrupt):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 from tests.unit.reward.hanging import time_begins_with_a_hang
 
 from ostinato.core.errors import BadConfig
@@ -222,8 +223,8 @@ async def test_people_not_turns_are_the_units_of_the_interval(log):
     """Two people who differ, with many turns each: of independent turns the interval would be narrow."""
     found = await compared(log, [(float(i % 4), 0.0) for i in range(400)])
     assert found.old.mean.people == 4
-    alone = 1.96 * np.std([0.0, 1.0, 2.0, 3.0], ddof=1) / 2.0
-    assert found.old.mean.upper - found.old.mean.mean == pytest.approx(alone)
+    alone = stats.t.ppf(0.975, 3) * np.std([0.0, 1.0, 2.0, 3.0], ddof=1) / 2.0
+    assert found.old.mean.upper - found.old.mean.mean == pytest.approx(alone, rel=0.02)
 
 
 async def test_late_rewards_are_neither_handed_to_the_function_nor_compared_with(log):

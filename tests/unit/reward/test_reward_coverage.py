@@ -1,5 +1,6 @@
 """Coverage: when feedback falls silent it is noticed, silence is not learned from meanwhile, and false alarms are as rare as said."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -11,7 +12,7 @@ from tests.oracles.turn_accounting import recount
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Holdback, PolicyVersion, Quarantine, Reward
 from ostinato.reward.accounting import account
-from ostinato.reward.alarms import MOST_NAMES, Coverage
+from ostinato.reward.alarms import MOST_NAMES, Alarms, Coverage
 from ostinato.reward.config import CoverageConfig, RewardConfig
 from ostinato.reward.ledger import TurnLedger
 from ostinato.testing.records import a_delivery, a_signal, a_turn
@@ -98,11 +99,13 @@ def test_a_stray_signal_now_and_then_is_no_all_clear():
 
 
 def test_it_survives_being_saved():
-    config, coverage = CoverageConfig(), Coverage()
+    alarms, again = Alarms(CoverageConfig()), Alarms(CoverageConfig())
     for turn in range(300):
-        coverage.see(turn % 3 == 0, standing=False, config=config)
-    assert Coverage.from_json(coverage.to_json()) == coverage
-    assert math.isfinite(coverage.falling)
+        alarms.decided("acme", heard=turn % 3 == 0, names={"accepted"} if turn % 3 == 0 else frozenset())
+    again.restore(json.loads(json.dumps(alarms.snapshot())))
+    assert (again.coverages, again.signals) == (alarms.coverages, alarms.signals)
+    assert math.isfinite(again.coverages["acme"].falling)
+    assert list(again.signals["acme"]) == ["accepted"]
 
 
 # ---------------------------------------------------------------- at the desk

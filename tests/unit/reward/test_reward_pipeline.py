@@ -171,8 +171,9 @@ async def test_what_is_too_stale_is_held_back_and_the_rest_is_not(log, now, open
     assert [each.id for each in await desk.ready(6, 3)] == ["t2:0", "t4:0", "t8:0"], (
         "its tokens are 2.5 steps old on average"
     )
-    assert log.reasons(Holdback) == {"t1:0": "stale:6", "t3:0": "stale:5", "t9:0": "stale:4.5"}
+    assert log.reasons(Holdback) == {"t1:0": "stale:6", "t3:0": "stale:5", "t9:0": "stale:5"}, "4.5, rounded up"
     assert (await recount(log)).balanced
+    assert (await recount(log)).held == {"stale:6": 1, "stale:5": 2}
 
 
 async def test_long_answers_over_which_weights_change_are_learned_from_as_often_as_short_ones(

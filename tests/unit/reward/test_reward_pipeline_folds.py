@@ -9,9 +9,21 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import Corrupt, NoSignal, StorageFull
-from ostinato.core.records import Arm, Batch, Consent, ConsentGiven, Holdback, PolicyVersion, Quarantine, Reward, Turn
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Consent,
+    ConsentGiven,
+    Holdback,
+    NoReward,
+    PolicyVersion,
+    Quarantine,
+    Reward,
+    Turn,
+)
 from ostinato.core.staleness import Lineage
 from ostinato.record.folds import FileFolds
+from ostinato.reward import ledger_entries
 from ostinato.reward.accounting import account
 from ostinato.reward.config import BaselineConfig, RewardConfig
 from ostinato.reward.log_fold import needed_above, snapshot
@@ -381,6 +393,28 @@ async def test_a_count_that_misses_a_turn_is_not_balanced(log, now, open_desk, t
     assert not of_ledger(desk._reading.ledger).balanced
 
 
+async def test_a_turn_is_counted_once_while_its_person_takes_the_consent_back(log, now, open_desk, turn):
+    desk = open_desk(log)
+    await log.append(turn(0))
+    await desk.poll()
+    await log.append(ConsentGiven(id="c", tenant="default", user="u0", level=Consent.NEVER, at=1.0))
+    found = await account(log)
+    assert (found.waiting, found.balanced) == (1, True), "although the desk has not held it back yet"
+
+
+async def test_a_function_with_a_reason_of_its_own_for_every_turn_does_not_fill_memory(
+    log, now, open_desk, turn, monkeypatch
+):
+    monkeypatch.setattr(ledger_entries, "MOST_REASONS", 10)
+    turns = [turn(i) for i in range(50)]
+    await log.append(*turns, a_delivery(*turns))
+    await open_desk(log, lambda turn, signals, now: NoReward(reason=f"only {turn.id}")).poll()
+    found = await account(log)
+    assert (found.balanced, sum(found.held.values())) == (True, 50)
+    assert len(found.held) == len(found.quarantined) == 11
+    assert found.quarantined["no_reward"] == 40
+
+
 async def test_turns_that_hang_show(log, now, open_desk, turn):
     await log.append(turn(0, ended_at=5.0), turn(1, ended_at=50.0))
     await open_desk(log).poll()
@@ -409,7 +443,7 @@ async def test_what_a_desk_knows_does_not_grow_with_the_log(tmp_path: Path, now,
                 await desk.batch(desk.last_step + 1, 12, V0)
         await desk.save()
         sizes.append(len(json.dumps(snapshot(desk._reading.ledger))))
-        assert len(desk._deciding._later) == 0
+        assert len(desk._scheduler._later) == 0
     assert desk._reading.ledger.counts["ingested"] == 1200
     assert sizes[1] < sizes[0] + 12 * 700, "but for the turns that wait, of which there are fewer than a batch holds"
     assert (tmp_path / "folds" / "desk.fold").stat().st_size < 20_000

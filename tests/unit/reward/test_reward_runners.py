@@ -288,6 +288,18 @@ async def test_what_a_function_left_in_another_group_holds_nobody_up_and_no_file
     os.kill(int(escaped.reason), signal.SIGKILL)
 
 
+async def test_a_process_that_is_killed_while_it_has_nothing_to_do_costs_no_turn_its_reward(
+    isolated: Isolated, started: list[int]
+):
+    (first,) = await isolated.ask([question("pid")])
+    assert isinstance(first, NoReward)
+    os.kill(int(first.reason), signal.SIGKILL)
+    assert isolated._process is not None
+    await isolated._process.process.wait()
+    assert await isolated.ask([question()]) == [reward(value=2.0)]
+    assert len(started) == 2
+
+
 def running(process: int) -> bool:
     status = Path(f"/proc/{process}/stat")
     return status.exists() and status.read_text().split()[2] != "Z"

@@ -505,6 +505,19 @@ def test_rounding_errors_raise_no_alarm_about_a_gap(more, raised):
     assert [row.name for row in found.due(alarms, 1.0)] == ["surrogate_gap:default"] * raised
 
 
+def test_late_rewards_that_are_all_alike_say_nothing_of_predictions_and_raise_no_alarm():
+    """87 times 0.1 has a mean that is not 0.1."""
+    found, alarms = surrogate(), Alarms(CoverageConfig())
+    truths = np.full(87, 0.1)
+    assert truths.mean() != 0.1
+    found._rows["default"] = [
+        pair(f"u{i}", control=False, predicted=0.01 * i, truth=truth) for i, truth in enumerate(truths.tolist())
+    ]
+    found._look("default", LOOK_S)
+    assert found.qualities()["default"].correlation is None
+    assert list(found.due(alarms, LOOK_S)) == []
+
+
 def pair(user, *, control, predicted, truth):
     person = ("default", user)
     return TruthPair(

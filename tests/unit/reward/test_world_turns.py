@@ -1,5 +1,6 @@
 """Turns of simulated worlds in the desk: decided by verdicts at once, in whole groups, and by nobody else's word."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -21,9 +22,12 @@ from ostinato.core.records import (
 from ostinato.core.verdicts import BELIEF, CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.launch.commands.status import accounts
 from ostinato.record.folds import FileFolds
+from ostinato.reward import ledger
 from ostinato.reward.accounting import account
 from ostinato.reward.config import BeliefConfig, RewardConfig
 from ostinato.reward.ledger_entries import Taught
+from ostinato.reward.log_fold import restored
+from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.worlds.rollout.groups import Spending
 
@@ -309,6 +313,31 @@ async def test_where_only_people_teach_worlds_are_held_back(log, desk):
     await made.poll()
     assert log.reasons(Holdback) == {turn.id: "arm:world" for turn in turns}
     assert await made.batch(1, 1, V0) is None
+
+
+async def test_a_desk_starts_from_what_it_saved_while_a_closed_group_waits(log, desk):
+    """As after retention has dropped what was said before: without the saving that would be lost."""
+    folds = MemoryFolds()
+    await closed_group(log, "g")
+    made = desk(Taught(people=False, groups=2), folds)
+    await made.poll()
+    await made.save()
+    state = folds.kept["desk"]
+    found = restored(json.loads(state[1])["ledger"], RewardConfig())
+    assert found is not None
+    assert list(found.closed) == [("world", "default", "g")]
+
+
+def test_groups_that_lost_all_their_turns_are_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr(ledger, "GROUPS", 10)
+    found = ledger.TurnLedger(RewardConfig())
+    for number in range(100):
+        (torn,) = rollout(f"e{number}", group=f"g{number}")
+        row = Quarantine(turn=torn.id, reason=f"world:{TORN}", at=NOW)
+        held = Holdback(turn=torn.id, reason=row.reason, at=NOW)
+        for seq, each in enumerate((torn, said(torn, CLOSED), row, held), 4 * number + 1):
+            found.apply(seq, each)
+    assert len(found.closed) == 10
 
 
 async def test_where_only_worlds_teach_people_get_a_reward_and_are_held_back(log, now, open_desk):

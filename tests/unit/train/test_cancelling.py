@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 
-from ostinato.core.errors import Cancelled, NoSignal
+from ostinato.core.errors import BadWeights, Cancelled, NoSignal
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.weights import Learned, Snapshot
@@ -193,6 +193,18 @@ async def test_waiting_for_weights_ends_too(path: Path):
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, PATIENT_S)
     assert (trainer.step_count, seen) == (0, [])
+
+
+async def test_a_step_counts_if_the_release_that_it_goes_back_to_is_refused(path: Path):
+    """The log holds its batch, so the next one has the next number."""
+    trainer, given = PolicyTrainer(path, CONFIG), batch([])
+
+    async def of_another_model(policy: PolicyVersion) -> Snapshot:
+        return Snapshot(policy=policy, weights={})
+
+    with pytest.raises(BadWeights, match="no tensor"):
+        await stepper(trainer, [], snapshot=of_another_model).step(replace(given, row=replace(given.row, base=V0)))
+    assert trainer.step_count == 1
 
 
 async def test_a_refused_step_counts(path: Path):

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -97,14 +98,49 @@ def test_the_same_step_saved_again_is_the_same_checkpoint(tmp_path: Path):
     assert same(load(tmp_path), made(1))
 
 
+def test_a_damaged_checkpoint_is_replaced_when_its_step_is_taken_again(tmp_path: Path):
+    save(tmp_path, made(1))
+    weights = save(tmp_path, made(2)) / "weights.safetensors"
+    body = bytearray(weights.read_bytes())
+    body[-1] ^= 1
+    weights.write_bytes(body)
+    assert same(load(tmp_path), made(1))
+    assert save(tmp_path, made(2)) == weights.parent
+    assert same(load(tmp_path), made(2))
+
+
+def test_a_directory_of_somebody_else_is_no_checkpoint(tmp_path: Path):
+    (tmp_path / "lost+found").mkdir()
+    assert load(tmp_path) is None, "as where a volume is mounted"
+    for step in (1, 2, 3):
+        save(tmp_path, made(step), keep=2)
+    assert [path.name[:8] for path in stored(tmp_path)] == ["00000003", "00000002"]
+    thin(tmp_path, keep=1, every=1, ladder=0)
+    assert (tmp_path / "lost+found").is_dir()
+
+
+def test_a_checkpoint_that_goes_while_they_are_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = (save(tmp_path, made(step)) for step in (1, 2))
+    is_dir = Path.is_dir
+
+    def seen(path: Path) -> bool:
+        found = is_dir(path)
+        if path == first:  # the trainer's own process removes it
+            shutil.rmtree(path, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", seen)
+    assert stored(tmp_path) == [second]
+
+
 def test_a_full_disk_keeps_the_one_before_and_leaves_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save(tmp_path, made(1))
     before = sorted(path.name for path in tmp_path.iterdir())
 
-    def full(path: Path, body: bytes) -> None:
+    def full(path: Path, body: bytes, *, durable: bool) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "_write", full)
+    monkeypatch.setattr(module, "write_atomic", full)
     with pytest.raises(StorageFull, match="earlier checkpoints are untouched"):
         save(tmp_path, made(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == before

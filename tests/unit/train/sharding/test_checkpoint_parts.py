@@ -112,7 +112,7 @@ def files(directory: Path) -> Sequence[Path]:
 
 
 @pytest.mark.parametrize("readers", [1, 2])
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("harm", ["flip", "header", "cut", "remove"])
 def test_damage_to_any_file_is_seen_by_all_and_the_one_before_is_taken(tmp_path: Path, harm: str, readers: int):
     write(tmp_path, 1, 2)
     write(tmp_path, 2, 2)
@@ -121,6 +121,8 @@ def test_damage_to_any_file_is_seen_by_all_and_the_one_before_is_taken(tmp_path:
         whole = victim.read_bytes()
         if harm == "remove":
             victim.unlink()
+        elif harm == "header":  # the rank that does not verify this file reads it all the same
+            victim.write_bytes(whole[:8] + b"[" + whole[9:])
         else:
             victim.write_bytes(whole[:-1] if harm == "cut" else whole[:-1] + bytes([whole[-1] ^ 1]))
         for found in Meeting(readers).run(lambda seat: load(tmp_path, seat)):
