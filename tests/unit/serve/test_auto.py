@@ -238,6 +238,9 @@ FAILURES = {
     "another's choice": {"raw": b'data: {"choices": [{"index": 7, "delta": {"content": "hi"}}]}\n\n'},
     "endless": {"text": "x" * 5000},
     "a page": {"kind": "text/html"},
+    "a count beyond measure": {
+        "raw": b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": 1%b}}\n\n' % (b"0" * 400)
+    },
 }
 
 
