@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from ostinato.core.arm_assignment import ANONYMOUS
-from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized
+from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person
 from ostinato.core.seams import Cursor, Log
@@ -99,10 +99,10 @@ class ConsentChoices:
             try:
                 await self.refresh()
                 told = ""
-            except OstinatoError as error:
-                if told != str(error):
-                    _LOG.warning("What people allow cannot be read again: %s", error)
-                told = str(error)
+            except Exception as error:  # noqa: BLE001 (whatever it was, the next look may succeed, and nobody else looks)
+                if told != repr(error):
+                    _LOG.warning("What people allow cannot be read again: %r", error)
+                told = repr(error)
             await asyncio.sleep(EVERY_S)
 
 

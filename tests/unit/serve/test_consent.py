@@ -350,10 +350,11 @@ class Unreadable(MemoryLog):
     """A log whose rows about consent cannot be read."""
 
     broken = True
+    error = Unavailable("away")
 
     async def read(self, after, kinds):
         if self.broken and ConsentGiven in kinds:
-            raise Unavailable("away")
+            raise self.error
         async for item in super().read(after, kinds):
             yield item
 
@@ -369,6 +370,18 @@ async def test_nobody_is_taken_to_agree_while_the_log_cannot_tell():
         for user in ("ann", "bob"):
             assert (await w.chat(user=user))[0] == 200
     assert [turn.consent for turn in log.turns()] == [NEVER, NEVER, NEVER, Consent.YES]
+
+
+@in_virtual_time
+async def test_no_failure_of_a_look_ends_the_following():
+    log = Unreadable()
+    log.broken = False
+    async with world(log=log) as w:
+        log.broken, log.error = True, RuntimeError("a fault of ours")
+        await asyncio.sleep(5)
+        log.broken = False
+        await log.append(ConsentGiven(id="c", tenant="default", user="ann", level=NEVER, at=1.0))
+        await eventually(lambda: w.app._choices.of(("default", "ann")) is NEVER)
 
 
 async def test_a_page_may_ask_for_both_methods():
