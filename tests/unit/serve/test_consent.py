@@ -8,10 +8,11 @@ import pytest
 from gateway_world import ADMIN, V0, V1, eventually, world
 from tests.virtual_time import in_virtual_time
 
-from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Finish, Signal, Turn
 from ostinato.serve.config import PrivacyConfig
+from ostinato.serve.feedback import intake
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
 from ostinato_client import sign_user
@@ -138,6 +139,32 @@ async def test_words_about_it_are_not_kept_whenever_they_come():
         **dict.fromkeys(("early", "later", "after a restart"), (1.0, None, None)),
         "other": (1.0, SECRET, SECRET),
     }
+
+
+async def test_no_other_tenant_can_have_words_about_it_kept(monkeypatch):
+    class Picky(FakeEngine):
+        async def generate(self, request):
+            if request.n == 2:
+                raise BadRequest("no")
+            async for chunk in super().generate(request):
+                yield chunk
+
+    monkeypatch.setattr(intake, "_REMEMBERED", 4)
+    async with world(engine=Picky(lambda _: "hello"), **KEYS) as w:
+        _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
+        for _ in range(3):  # of which no turn comes
+            assert (await w.chat(headers=w.key(BOLT, **train("never")), n=2))[0] == 400
+        assert await w.feedback(headers["x-ostinato-turn"], key=ACME, comment=SECRET) == "accepted"
+        assert [row.comment for row in w.log.rows if isinstance(row, Signal)] == [None]
+
+
+async def test_what_another_tenant_is_told_of_it_is_what_a_turn_that_does_not_exist_gets():
+    async with world(**KEYS) as w:
+        _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
+        told = []
+        for id, target in (("s1", headers["x-ostinato-turn"]), ("s2", "chatcmpl-0123456789abcdef0123456789abcdef:0")):
+            told.append([await w.feedback(target, key=BOLT, id=id, comment=said) for said in ("one", "another")])
+        assert told == [["early", "changed"]] * 2
 
 
 async def test_a_conversation_goes_on_after_it_from_the_words_that_are_sent():

@@ -75,8 +75,8 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log, `unkept` with the ids of turns whose words will not be stored, before
-    they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
+    """Answers calls. `stored` is called with each turn in the log, `unkept` with a tenant and the ids of turns whose words will not be
+    stored, before they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CallHandlers:
         parts: Parts,
         *,
         stored: Callable[[Turn], None],
-        unkept: Callable[[Sequence[str]], None],
+        unkept: Callable[[str, Sequence[str]], None],
         overheard: FollowUps,
         choices: ConsentChoices,
     ) -> None:
@@ -349,7 +349,7 @@ class CallHandlers:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         if call.consent is Consent.NEVER:
-            self._unkept(call.turn_ids())
+            self._unkept(call.tenant, call.turn_ids())
         try:
             yield
         finally:
