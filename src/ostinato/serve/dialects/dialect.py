@@ -481,5 +481,7 @@ def _path(loc: Sequence[int | str], where: str) -> str:
 
 def kind(value: Any) -> str:
     """The type of a JSON value, in words."""
-    names = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+    names = {
+        dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean",
+    }  # fmt: skip
     return names.get(type(value), "null")  # pyright: ignore[reportArgumentType]
