@@ -8,6 +8,7 @@ from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_
 from tests.growth import grows_with_its_input
 
 from ostinato.core.errors import Unavailable
+from ostinato.core.records import Arm
 from ostinato.core.visitors import Visitor
 from ostinato.reward.accounting import Accounting
 from ostinato.web.page import app, charts
@@ -252,6 +253,12 @@ async def test_only_open_pages_have_events():
 )
 def test_who_signs_in_comes_back_to_a_path_of_the_page_and_nowhere_else(text, host, path):
     assert own_path(text, host) == path
+
+
+@pytest.mark.parametrize("arm", Arm)
+async def test_every_arm_can_be_chosen_and_stays_chosen(arm):
+    async with page_world() as w:
+        assert f"<option selected>{arm}</option>" in (await w.get(f"/turns?arm={arm}")).text
 
 
 def test_no_address_that_a_stranger_sends_takes_long_to_be_refused():

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from ostinato.core.errors import NotFound
+from ostinato.core.records import Arm
 from ostinato.core.visitors import Visitor
 from ostinato.status.compactions import CompactionsNow, facts_sentence, rewards_sentence
 from ostinato.status.dials import DialsNow, cautions, effect_sentence
@@ -98,6 +99,7 @@ class Views:
             "found": found,
             "query": query,
             "most": MOST_COUNTED,
+            "arms": [*Arm],
             "older": None if found.page.older is None else address(query, visitor, before=found.page.older),
             "newer": None if found.page.newer is None else address(query, visitor, after=found.page.newer),
             "newest": address(query, visitor),
