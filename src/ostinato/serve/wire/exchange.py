@@ -23,16 +23,14 @@ from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import ErrorShape
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.wire.body import parse_json, read_body
-from ostinato.serve.wire.origins import CrossSite, Origins
+from ostinato.serve.wire.body import content_type, parse_json, read_body
+from ostinato.serve.wire.origins import CrossSite, Headers, Origins
 from ostinato.serve.wire.watch import ClientGone, DisconnectWatch
 
 MAX_HEADER_CHARS = 512
 JSON = b"application/json"
 
 _SESSION = "ostinato.session"  # a key of the scope
-
-Headers = list[tuple[bytes, bytes]]
 
 
 def in_session(scope: Scope) -> Scope:
@@ -65,7 +63,7 @@ def _printable(name: str, value: str) -> str:
 class Exchange:
     """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
     of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
-    `time.monotonic`; `received` is the length of the JSON body, unpacked; `shared` are headers of every answer, by which the page that
+    `time.monotonic`; `received` is the length of the body, unpacked; `shared` are headers of every answer, by which the page that
     asked may read it.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
@@ -121,6 +119,13 @@ class Exchange:
 
     async def body(self, charge: Callable[[int], None]) -> bytes:
         """The body as JSON text; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
+        kind = content_type(self.headers)
+        if kind != "application/json":  # this also keeps a web page from posting here without a CORS preflight
+            raise BadRequest(f"Content-Type is {kind or 'missing'!r}; send 'application/json'.")
+        return await self.data(charge)
+
+    async def data(self, charge: Callable[[int], None]) -> bytes:
+        """The body, whatever its type, unpacked; `charge` as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
 
         def counted(size: int) -> None:
