@@ -34,7 +34,7 @@ class Parts:
     `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained;
     `reader` reads long requests in another process, or is None if they are read here.
 
-    Example: ``Calls(parts, stored=intake.turn)``
+    Example: ``ServerInfo(parts)``
     """
 
     engine: Engine

@@ -1,6 +1,6 @@
 """The Anthropic dialect: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
 
-Every field is used, known to change nothing, or refused by name (`rules`). Field list: anthropic-python 2.12,
+Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: anthropic-python 2.12,
 `types/message_create_params.py` and `types/beta/message_create_params.py`.
 """
 
@@ -29,6 +29,7 @@ from ostinato.serve.dialects.context_edits import ContextManagement
 from ostinato.serve.dialects.dialect import (
     AUTO,
     MAX_MESSAGES,
+    MAX_TOOLS,
     NONE,
     REQUIRED,
     Name,
@@ -365,8 +366,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 
 # ---------------------------------------------------------------- requests
 
-
-MAX_TOOLS = 1024
 
 _Decided = Annotated[Any, Ignored("the model decides by itself whether and how long to think")]
 _Billing = Annotated[Any, Ignored("all calls are served alike")]

@@ -331,7 +331,7 @@ def demanded(
 # ---------------------------------------------------------------- the table of fields
 
 
-MAX_MESSAGES = 4096
+MAX_MESSAGES, MAX_TOOLS = 4096, 1024
 MAX_STOPS = 16
 _JOINERS = "\u200c\u200d"
 # pydantic puts the name of a union's branch into a path, where it is not a field of the body

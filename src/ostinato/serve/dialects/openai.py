@@ -1,6 +1,6 @@
 """The OpenAI dialect, inbound: JSON bodies of `/v1/chat/completions` and `/v1/completions` to typed requests.
 
-Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
+Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
 `types/chat/completion_create_params.py` and `types/completion_create_params.py`.
 """
 
@@ -20,6 +20,7 @@ from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
     MAX_MESSAGES,
+    MAX_TOOLS,
     MEDIA_TYPES,
     REQUIRED,
     Name,
@@ -37,7 +38,6 @@ from ostinato.serve.dialects.items import ReadItems, WithItems
 # ---------------------------------------------------------------- messages
 
 
-MAX_TOOLS = 1024
 _C = TypeVar("_C", bound="ChatRequest")
 _ROLES = {
     "system": Role.SYSTEM,

@@ -1,6 +1,6 @@
 """OpenAI's responses dialect: JSON bodies of `/v1/responses` to typed requests, and answers to replies.
 
-Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
+Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
 `types/responses/response_create_params.py`.
 
 A response is a list of items, each done before the next is added; agents run a tool call when its item is done.
@@ -302,8 +302,6 @@ _NOTHING_ASKED: Json = {
 }
 """Fields that the official clients expect in every response."""
 
-_text = json_line
-
 
 @dataclass(slots=True)
 class _Open:
@@ -398,7 +396,7 @@ class Responses(Writer):
         return [] if compacted is None or compacted.block is None else [_item(self._heading, compacted.block)]
 
     def _event(self, type: str, **fields: object) -> str:
-        data = _text({"type": type, "sequence_number": self._events, **fields})
+        data = json_line({"type": type, "sequence_number": self._events, **fields})
         self._events += 1
         return f"event: {type}\ndata: {data}\n\n"
 

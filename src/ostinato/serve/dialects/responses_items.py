@@ -12,11 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.core.conversation import CompactionBlock, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.compaction_blocks import TriggerMessage, block_message, signature_invalid, unpacked_token
-from ostinato.serve.dialects.dialect import MEDIA_TYPES, Name, Omissions, validate
+from ostinato.serve.dialects.dialect import MAX_TOOLS, MEDIA_TYPES, Name, Omissions, validate
 from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems
 
-MAX_TOOLS = 1024
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
 # Tools that Codex sends besides functions and that are unavailable here: it works without them.
