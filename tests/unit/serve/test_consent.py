@@ -287,6 +287,17 @@ async def test_a_persons_choice_counts_from_the_next_turn_on_for_that_person_alo
         assert await chosen(w, "ann") == {"user": "ann", "train": "aggregate", "applied": "never"}
 
 
+@pytest.mark.parametrize(
+    "user", ["\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "\U0001f469\u200d\U0001f4bb", "山田\u3000太郎"]
+)
+async def test_whoever_can_be_named_in_a_body_can_be_named_in_a_header(user):
+    async with world(**KEYS) as w:
+        assert (await choose(w, user, "adapt"))[0] == 200
+        assert (await chosen(w, user.encode()))["user"] == user
+        assert (await w.chat(headers=w.key(ACME, **{"x-ostinato-user": user.encode()})))[0] == 200
+        assert [(turn.user, turn.consent) for turn in w.log.turns()] == [(user, ADAPT)]
+
+
 async def test_only_the_user_or_an_operator_takes_a_refusal_back():
     keys = {**KEYS, "user_keys": (f"acme:{SECRET_OF_ACME}",)}
     async with world(**keys, admin_keys=(ADMIN,)) as w:
