@@ -23,7 +23,7 @@ from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, 
 from ostinato.core.seams import Renderer
 from ostinato.core.steering import Steering
 from ostinato.serve.arms import Assignment, slot_of
-from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.compaction import asks_for_summary
 from ostinato.serve.calls.conversations import ConversationScope
@@ -136,8 +136,7 @@ class Senders:
         self._config = parts.config
         self._privacy, self._choices = parts.privacy, choices
         self._clock = parts.clock
-        self._users = UserKeys(parts.config.user_keys)
-        self._arms = parts.arms
+        self._users, self._arms = parts.users, parts.arms
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
         """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
