@@ -46,13 +46,12 @@ from ostinato.serve.dialects.dialect import (
     demanded,
     validate,
 )
-from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
+from ostinato.serve.dialects.field_rules import Cached, Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems, WithItems, joined
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
 
-_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
 _Served = Annotated[Any, Ignored("all calls are served alike")]
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -114,9 +113,9 @@ class ResponsesRequest(OneAnswer, WithItems):
     access_programs: _Served = None
     service_tier: _Served = None
     client_metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
-    prompt_cache_key: _Cached = None
-    prompt_cache_options: _Cached = None
-    prompt_cache_retention: _Cached = None
+    prompt_cache_key: Cached = None
+    prompt_cache_options: Cached = None
+    prompt_cache_retention: Cached = None
     reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     stream_options: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None
     truncation: Annotated[
