@@ -119,6 +119,8 @@ class ServerInfo:
         if not keys.may_scrape(exchange.headers):
             who = keys.identify(exchange.headers)
             tenant = None if who.admin or keys.open else who.tenant
+        if tenant is not None:
+            self._parts.quotas.count_scrape(tenant)
         page = self._parts.metrics.page(tenant)
         await exchange.reply(200, page, kind=_PROMETHEUS)
 
