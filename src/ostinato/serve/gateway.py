@@ -213,10 +213,7 @@ def create_app(
         trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
-    privacy = privacy or PrivacyConfig()
-    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
-    operators = [key.get_secret_value() for key in admins]
-    keys, visits, watched = _authentication(config, privacy, admins, clock)
+    keys, visits, watched, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -225,8 +222,7 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        # by the operator's keys, so that blocks outlive the process; without any, by a key that does not
-        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),
+        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),  # without a key they end with the process
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
@@ -240,9 +236,10 @@ def create_app(
 
 
 def _authentication(
-    config: ServeConfig, privacy: PrivacyConfig, admins: Sequence[SecretStr], clock: Clock
-) -> tuple[Keyring, SessionCookies, Watched | None]:
-    """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
+    config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
+) -> tuple[Keyring, SessionCookies, Watched | None, list[str]]:
+    """The keys, the page's visitors, what keeps both as the file of keys says, if there is one, and the operators' keys."""
+    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
     check_tenants(config, privacy, keys.tenants)
@@ -254,7 +251,8 @@ def _authentication(
         visits.renew(clients)
         return strange
 
-    return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
+    watched = None if config.api_keys_file is None else partial(file.watch, renew)
+    return keys, visits, watched, [key.get_secret_value() for key in admins]
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
