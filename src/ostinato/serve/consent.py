@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from ostinato.core.arm_assignment import ANONYMOUS
-from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized
+from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Person
 from ostinato.core.seams import Cursor, Log
-from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.auth import Principal
 from ostinato.serve.dialects.dialect import User, validate
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.wire.exchange import Exchange
@@ -99,10 +99,10 @@ class ConsentChoices:
             try:
                 await self.refresh()
                 told = ""
-            except OstinatoError as error:
-                if told != str(error):
-                    _LOG.warning("What people allow cannot be read again: %s", error)
-                told = str(error)
+            except Exception as error:  # noqa: BLE001 (whatever it was, the next look may succeed, and nobody else looks)
+                if told != repr(error):
+                    _LOG.warning("What people allow cannot be read again: %r", error)
+                told = repr(error)
             await asyncio.sleep(EVERY_S)
 
 
@@ -119,7 +119,6 @@ class ConsentHandlers:
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
         self._parts, self._choices = parts, choices
-        self._users = UserKeys(parts.config.user_keys)
 
     async def tell(self, exchange: Exchange) -> None:
         """`GET /v1/consent`: the choice of the user that X-Ostinato-User names."""
@@ -156,7 +155,7 @@ class ConsentHandlers:
                 "A looser choice than the recorded one needs the user's signature; send X-Ostinato-User-Signature (serve.user_keys), or "
                 "have the operator record it with `ostinato consent`."
             )
-        self._users.check(who.tenant, user, signature, self._parts.clock())
+        self._parts.users.check(who.tenant, user, signature, self._parts.clock())
 
     async def _reply(self, exchange: Exchange, person: Person) -> None:
         chosen = self._choices.of(person)

@@ -68,8 +68,9 @@ class FairThread:
                 retry_after_s=1,
             )
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="requests", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._serve, name="requests", daemon=True)
+            thread.start()  # where the machine has no thread left, the next call tries again
+            self._thread = thread
         return await done
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ from ostinato.serve.parts import Parts
 from ostinato.serve.person_dials import PersonDialHandlers
 from ostinato.serve.quotas import in_force
 from ostinato.serve.reader import RequestReader
-from ostinato.serve.scrub import Scrubbing, open_scrubbing
+from ostinato.serve.scrub import open_scrubbing
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
 from ostinato.serve.wire.origins import Origins
@@ -119,6 +119,8 @@ class ServerInfo:
         if not keys.may_scrape(exchange.headers):
             who = keys.identify(exchange.headers)
             tenant = None if who.admin or keys.open else who.tenant
+        if tenant is not None:
+            self._parts.quotas.count_scrape(tenant)
         page = self._parts.metrics.page(tenant)
         await exchange.reply(200, page, kind=_PROMETHEUS)
 
@@ -211,7 +213,7 @@ def create_app(
         trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
-    keys, visits, watched = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
+    keys, visits, watched, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -220,13 +222,13 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        blocks=_signer(config, admin_keys, model_name),
+        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),  # without a key they end with the process
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         adaptation=adaptation,
         styles=styles,
-        scrubbing=_scrubbing(privacy, config, admin_keys),
+        scrubbing=open_scrubbing(privacy, operators[0] if operators else ""),  # all gateways of a run have the key
         trained=trained,
         reader=reader,
     )
@@ -235,9 +237,9 @@ def create_app(
 
 def _authentication(
     config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
-) -> tuple[Keyring, SessionCookies, Watched | None]:
-    """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
-    admins = _admins(config, admin_keys)
+) -> tuple[Keyring, SessionCookies, Watched | None, list[str]]:
+    """The keys, the page's visitors, what keeps both as the file of keys says, if there is one, and the operators' keys."""
+    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
     check_tenants(config, privacy, keys.tenants)
@@ -249,23 +251,8 @@ def _authentication(
         visits.renew(clients)
         return strange
 
-    return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
-
-
-def _admins(config: ServeConfig, admin_keys: Sequence[SecretStr]) -> list[SecretStr]:
-    return [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
-
-
-def _signer(config: ServeConfig, admin_keys: Sequence[SecretStr], model: str) -> BlockSigner:
-    """Signs with the operator's keys, so that blocks outlive the process; without any, with a key that does not."""
-    keys = [key.get_secret_value() for key in _admins(config, admin_keys)]
-    return BlockSigner(keys or [secrets.token_hex(32)], model)
-
-
-def _scrubbing(privacy: PrivacyConfig | None, config: ServeConfig, admin_keys: Sequence[SecretStr]) -> Scrubbing | None:
-    """The scrubbing, under an operator's key that all gateways of the run have."""
-    operator = next((key.get_secret_value() for key in _admins(config, admin_keys)), "")
-    return None if privacy is None else open_scrubbing(privacy, operator)
+    watched = None if config.api_keys_file is None else partial(file.watch, renew)
+    return keys, visits, watched, [key.get_secret_value() for key in admins]
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -388,8 +375,7 @@ class GatewayApp(Starlette):
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations start over.", error)
         parts = self._parts
-        several = (self._judge, parts.deals, parts.adaptation, parts.styles)
-        beside = [each for each in several if each is not None]
+        beside = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
         for each in beside:
             await each.start()
         watching = [asyncio.create_task(self._choices.follow())]
@@ -403,12 +389,10 @@ class GatewayApp(Starlette):
             if self._judge is not None:
                 await self._judge.close()
             await self._calls.close()
-            self._parts.thread.close()
-            for each in (*beside, parts.reader):
-                if each is not None and each is not self._judge:
+            parts.thread.close()
+            for each in (parts.deals, parts.adaptation, parts.styles, parts.reader, parts.tracing):
+                if each is not None:
                     await each.close()
-            if self._parts.tracing is not None:
-                await self._parts.tracing.close()
 
     def _forget(self, row: Forgotten) -> None:
         """Drop what is kept in memory of somebody who was forgotten."""

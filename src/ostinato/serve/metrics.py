@@ -22,7 +22,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """Counts what the gateway does. Implements `capture.TurnObserver`.
+    """Counts what the gateway does.
 
     Args:
         engine: its `stats()` are read at each scrape as `ostinato_engine_<name>`; None for the gateway's metrics alone.

@@ -86,6 +86,9 @@ class Breaker:
 # ---------------------------------------------------------------- the wire
 
 
+_MOST_COUNTED = 1_000_000_000  # tokens; a larger count is no count
+
+
 class OutsideFailure(Exception):
     """An outside model did not answer correctly. `blame`: the fault lies with the model's service, not with this particular request."""
 
@@ -111,8 +114,8 @@ class OutsideChoice(BaseModel):
 class OutsideUsage(BaseModel):
     """Token counts as reported by the outside model, over all choices."""
 
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=0, le=_MOST_COUNTED)
+    completion_tokens: int = Field(ge=0, le=_MOST_COUNTED)
 
 
 class OutsideEvent(BaseModel):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.core.seams import Adaptation, Clock, Engine, Log, Renderer, StyleDealer
 from ostinato.serve.arms import Arms
-from ostinato.serve.auth import Keyring
+from ostinato.serve.auth import Keyring, UserKeys
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.config import PrivacyConfig, ServeConfig
@@ -34,7 +34,7 @@ class Parts:
     `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained;
     `reader` reads long requests in another process, or is None if they are read here.
 
-    Example: ``Calls(parts, stored=intake.turn)``
+    Example: ``ServerInfo(parts)``
     """
 
     engine: Engine
@@ -54,6 +54,7 @@ class Parts:
     trained: Collection[str] = ()
     reader: RequestReader | None = None
     thread: FairThread = field(init=False, default_factory=FairThread)
+    users: UserKeys = field(init=False)
     metrics: Metrics = field(init=False)
     quotas: Quotas = field(init=False)
     writes: Writes = field(init=False)
@@ -64,6 +65,7 @@ class Parts:
     def __post_init__(self) -> None:
         config, clock, metrics = self.config, self.clock, Metrics(self.engine)
         made = {
+            "users": UserKeys(config.user_keys),
             "metrics": metrics,
             "quotas": Quotas(config, self.keys.tenants, clock, metrics.refused),
             "writes": Writes(clock, slow_s=config.store_timeout_s),

@@ -17,7 +17,7 @@ from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unauthorized
 from ostinato.core.records import Arm, Consent, Person
 from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
-from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.auth import Principal
 from ostinato.serve.consent import ConsentChoices, named_user
 from ostinato.serve.dialects.dialect import kind, refusal
 from ostinato.serve.dialects.openai_reply import json_bytes
@@ -42,7 +42,6 @@ class PersonDialHandlers:
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
         self._parts, self._choices = parts, choices
-        self._users = UserKeys(parts.config.user_keys)
 
     async def show(self, exchange: Exchange) -> None:
         """`GET`: what is known of the person, and what it does to their answers. Raises NotFound, Unauthorized, Unavailable."""
@@ -91,7 +90,7 @@ class PersonDialHandlers:
         user = named_user(exchange.text("X-Ostinato-User"), "X-Ostinato-User")
         signature = exchange.text("X-Ostinato-User-Signature")
         if signature is not None:
-            self._users.check(who.tenant, user, signature, self._parts.clock())
+            self._parts.users.check(who.tenant, user, signature, self._parts.clock())
         elif adaptation.verified_only:
             raise Unauthorized(
                 "A person's dials are shown and set with their signature only; send X-Ostinato-User-Signature (serve.user_keys), made by "

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 # ---------------------------------------------------------------- latency window
 
@@ -25,6 +26,12 @@ _LATELY_S = 10.0
 _LATE_SHARE = 0.1
 _LATE_CALLS = 3  # fewer late calls may be due to a single long prompt
 _LATE_USERS = 2  # waits of a single user are no reason to return servers
+
+
+def _forget(seen: deque[Any], now: float) -> None:
+    """Drop observations, each of which begins with its time, that are too old."""
+    while seen and seen[0][0] < now - _LATELY_S:
+        seen.popleft()
 
 
 class LatencyWindow:
@@ -59,7 +66,7 @@ class LatencyWindow:
         def first() -> None:
             now = self._clock()
             if self._waiting.pop(number, None) is not None:
-                self._forget(now)
+                _forget(self._lately, now)
                 self._lately.append((now, now - came, user))
 
         try:
@@ -73,7 +80,7 @@ class LatencyWindow:
         If that tenth is fewer than three calls, or all of one user, it is extended by the next shorter waits; 0 if there are none.
         """
         now = self._clock()
-        self._forget(now)
+        _forget(self._lately, now)
         found = [(wait, user) for _, wait, user in self._lately]
         found += [(now - came, user) for came, user in self._waiting.values()]
         found.sort(reverse=True)
@@ -84,10 +91,6 @@ class LatencyWindow:
             if count >= late and len(users) >= _LATE_USERS:
                 return wait
         return 0.0
-
-    def _forget(self, now: float) -> None:
-        while self._lately and self._lately[0][0] < now - _LATELY_S:
-            self._lately.popleft()
 
 
 _EACH_S = 1.0
@@ -102,10 +105,19 @@ def _nothing(*_: int) -> None:
 # ---------------------------------------------------------------- priority
 
 
+_Seen = deque[tuple[float, bool]]
+"""Recent observations of people's calls: when, and whether it was too slow."""
+
+
+def _too_many(seen: _Seen, overdue: int = 0) -> bool:
+    """Whether too large a share was too slow, with those that are not over and are so already."""
+    return overdue + sum(late for _, late in seen) > _LATE_SHARE * (overdue + len(seen))
+
+
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Callbacks for a person's call: `first` is called once, at the first token, and `last` with the token count at the last. The defaults
-    do nothing, for a call that is not a person's.
+    """Callbacks for a person's call: `first` is called at the first token, and `last` with the token count at the last. Both are called
+    again for each further answer of one call (its summary, another arm's). The defaults do nothing, for a call that is not a person's.
     """
 
     first: Callable[[], None] = _nothing
@@ -156,8 +168,7 @@ class PeopleFirst:
         self.waits = LatencyWindow(clock)
         self._numbers = itertools.count()
         self._asking: dict[int, float] = {}  # people's calls without a first token: when they arrived
-        # recent observations of people's calls: when, and whether too slow
-        self._lately: deque[tuple[float, bool]] = deque()
+        self._waits, self._speeds = _Seen(), _Seen()  # of people's recent calls: for the first token, and of the rest
         self._changed = asyncio.Condition()
         self._looked = -math.inf
         self._limit = math.inf
@@ -176,13 +187,13 @@ class PeopleFirst:
         def first() -> None:
             nonlocal began
             began = self._clock()
-            del self._asking[number]
-            self._lately.append((began, began - came > self._longest_s))
+            if self._asking.pop(number, None) is not None:  # what comes later is no wait for a first token
+                self._observe(self._waits, began, late=began - came > self._longest_s)
 
         def last(tokens: int) -> None:
             now = self._clock()
             if tokens > _SHORT:
-                self._lately.append((now, tokens - 1 < self._least * (now - began)))
+                self._observe(self._speeds, now, late=tokens - 1 < self._least * (now - began))
 
         try:
             yield Person(first, last)
@@ -228,6 +239,11 @@ class PeopleFirst:
         finally:
             self._count(-1)
 
+    @staticmethod
+    def _observe(seen: _Seen, now: float, *, late: bool) -> None:
+        _forget(seen, now)  # a gateway without calls of machines never looks
+        seen.append((now, late))
+
     def _count(self, change: int) -> None:
         self._waiting += change
         self._tell(self._waiting)
@@ -238,12 +254,12 @@ class PeopleFirst:
         if now - self._looked < _EACH_S:
             return
         self._looked = now
-        while self._lately and self._lately[0][0] < now - _LATELY_S:
-            self._lately.popleft()
         overdue = sum(now - came > self._longest_s for came in self._asking.values())
-        late = overdue + sum(late for _, late in self._lately)
-        if late > _LATE_SHARE * (overdue + len(self._lately)):
+        for seen in (self._waits, self._speeds):
+            _forget(seen, now)
+        if _too_many(self._waits, overdue) or _too_many(self._speeds):
             self._limit = max(1, min(self._limit, self._open) // 2)
-            self._lately.clear()  # else the same observations would halve the limit again
+            for seen in (self._waits, self._speeds):
+                seen.clear()  # else the same observations would halve the limit again
         elif self._open or self._waiting:
             self._limit += 1

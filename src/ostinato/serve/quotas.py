@@ -1,5 +1,5 @@
-"""Per-tenant quotas: calls, events and bytes per second, bytes per day, tokens per minute, samples in progress. Arithmetic over a given
-clock.
+"""Per-tenant quotas: calls, events and bytes per second, bytes per day, tokens per minute, samples in progress, looks at the metrics.
+Arithmetic over a given clock.
 
 Half of the places for samples in progress are shared by all tenants; the other half is reserved for the tenants in equal shares, so
 that however much one tenant asks for, the next one finds room at once.
@@ -19,6 +19,8 @@ from ostinato.serve.auth import DEFAULT_TENANT
 from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig
 
 DAY_S = 86_400.0
+SCRAPES_PER_S, SCRAPES_AT_ONCE = 1.0, 60.0
+"""How often a tenant may read its metrics, which takes milliseconds for each ten tenants: in the long run, and after a pause."""
 
 
 class QuotaExceeded(OstinatoError):
@@ -44,6 +46,7 @@ class _Tenant:
         self.tokens = Bucket(rate=minute / 60, size=float(minute), now=now) if minute else None
         day = 1e6 * quota.mb_per_day
         self.stored = Bucket(rate=day / DAY_S, size=day, now=now) if day else None
+        self.scrapes = Bucket(rate=SCRAPES_PER_S, size=SCRAPES_AT_ONCE, now=now)
 
 
 def quota_of(config: ServeConfig, tenant: str, tenants: Collection[str]) -> QuotaConfig:
@@ -106,6 +109,11 @@ class Quotas:
         if wait_s := account.calls.take(1.0, self._clock()):
             limit = f"{account.quota.calls_per_s:g} calls a second (serve.quota.calls_per_s)"
             raise self._exceeded(tenant, f"more than {limit}.", wait_s)
+
+    def count_scrape(self, tenant: str) -> None:
+        """Charge a look at the metrics. Raises QuotaExceeded."""
+        if wait_s := self._tenants[tenant].scrapes.take(1.0, self._clock()):
+            raise self._exceeded(tenant, f"the metrics were read more than {SCRAPES_PER_S:g} time a second.", wait_s)
 
     def count_bytes(self, tenant: str, size: int) -> None:
         """Charge a request body of `size` bytes. Raises QuotaExceeded."""

@@ -27,7 +27,7 @@ import re2
 _TOO_FEW = 5  # different characters: xxxxxxxx, 12121212
 _WORDS = re.compile(rb"[a-z]+(?:[_.:/-][a-z0-9]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(.*)?")
 _CAMEL = re.compile(rb"(?:[A-Z][a-z]+[0-9]*){2,}")
-_SPOKEN = re.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row
+_SPOKEN = re2.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row; `re` would try every way to cut them
 _STAND_INS = re.compile(
     rb"(?i)your|example|placeholder|redacted|dummy|x{4}|\*{3}|\.{3}|[<>{}]|^\[[A-Z_]+$|\$\(|%\(|\xe2\x9f\xa8"
 )

@@ -60,9 +60,11 @@ class Writes:
         now = self._clock()
         if self._tasks and now - next(iter(self._tasks.values())) > self._slow_s:
             return "store_slow"
-        if self._failed is not None and now - self._failed[1] <= FAILING_S:
-            return self._failed[0]
-        return None
+        if self._failed is None:
+            return None
+        code, at = self._failed
+        self._failed = code, min(at, now)  # else a clock that was set back would keep it failing
+        return code if now - at <= FAILING_S else None
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[task]

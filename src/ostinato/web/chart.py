@@ -31,12 +31,13 @@ def axis(low: float, high: float, count: int = 5) -> ChartAxis:
 
     Example: ``axis(0, 0.53).ticks`` is ``(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)``.
     """
-    span = (high - low) or 1.0
+    span = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0  # steps below that would round to the same number
     rough = span / count
-    unit = 10.0 ** math.floor(math.log10(rough))
+    digits = -math.floor(math.log10(rough))
+    unit = 10.0**-digits
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return ChartAxis(ticks=tuple(round(i * step, 12) for i in range(first, max(last, first + 1) + 1)))
+    return ChartAxis(ticks=tuple(round(i * step, digits + 3) for i in range(first, max(last, first + 1) + 1)))
 
 
 def lines(title: str, description: str, curves: Sequence[Curve], marks: Sequence[Mark]) -> str:

@@ -18,7 +18,7 @@ from ostinato.status.run_report import Calibration, Curve, OutcomeShare, RunRepo
 from ostinato.status.run_state import RunNow
 from ostinato.status.training_state import LearningNow, WeightsNow
 from ostinato.web.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, ChartAxis, Scale, bars, frame, lines, svg
-from ostinato.web.page.templates import StaticFiles, Templates
+from ostinato.web.page.templates import StaticFiles, Templates, percent
 from ostinato.web.page.views import learning_shown, now_shown, release_shown, releases_shown, state_of
 
 # ---------------------------------------------------------------- calibration
@@ -41,12 +41,12 @@ class _Dot:
 
 def calibration(title: str, description: str, found: Calibration) -> str:
     """Dots with intervals on both axes, the threshold as a vertical line, and shading where a calibrated policy would be."""
-    percent = ChartAxis(ticks=(0.0, 0.25, 0.5, 0.75, 1.0))
-    x, y = percent.scale(LEFT, WIDTH - RIGHT), percent.scale(HEIGHT - BOTTOM, TOP)
+    shares = ChartAxis(ticks=(0.0, 0.25, 0.5, 0.75, 1.0))
+    x, y = shares.scale(LEFT, WIDTH - RIGHT), shares.scale(HEIGHT - BOTTOM, TOP)
     dots = list(_dots(found, x, y))
     at = x(found.threshold)
     parts = [
-        *frame(percent, percent, x, y, right=RIGHT, below="share of suggestions that are right"),
+        *frame(shares, shares, x, y, right=RIGHT, below="share of suggestions that are right"),
         f'<rect class="wanted" x="{LEFT:g}" y="{y(0.1):.1f}" width="{at - LEFT:.1f}" height="{y(0.0) - y(0.1):.1f}"/>',
         f'<rect class="wanted" x="{at:.1f}" y="{y(1.0):.1f}" width="{WIDTH - RIGHT - at:.1f}" height="{y(0.9) - y(1.0):.1f}"/>',
         f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>',
@@ -205,10 +205,10 @@ def _suggested(run: RunReport) -> str:
 
 
 def _arms_over_time(run: RunReport, curves: Sequence[Curve], title: str, what: str) -> str:
-    ends = ", ".join(f"{curve.arm} ends at {_percent(curve.points[-1].mean)}" for curve in curves if curve.points)
+    ends = ", ".join(f"{curve.arm} ends at {percent(curve.points[-1].mean)}" for curve in curves if curve.points)
     chart = lines(title, ends or "no data", curves, run.releases)
     rows = [
-        (curve.arm, f"{p.t:.1f}", _percent(p.mean), f"{_percent(p.lower)} to {_percent(p.upper)}", str(p.n))
+        (curve.arm, f"{p.t:.1f}", percent(p.mean), f"{percent(p.lower)} to {percent(p.upper)}", str(p.n))
         for curve in curves
         for p in curve.points
     ]
@@ -238,7 +238,7 @@ def _calibration(run: RunReport) -> str:
     table = _table("Shares with their 95% intervals", heads, rows, numbers=(1, 2, 3, 4))
     hint = (
         f"Each family of held-out tasks under the starting model (hollow) and the last release (filled). A suggestion pays where more "
-        f"than {_percent(found.threshold)} are right: there a calibrated policy always suggests, elsewhere never (shaded). "
+        f"than {percent(found.threshold)} are right: there a calibrated policy always suggests, elsewhere never (shaded). "
         "Upwards: the share of answers that suggest something."
     )
     chart = calibration(title, f"{len(found.families)} families", found)
@@ -284,7 +284,7 @@ def _deltas(run: RunReport) -> str:
     hint = "No version was published."
     if run.deltas:
         share = sum(d.bytes for d in run.deltas) / sum(d.full_bytes for d in run.deltas)
-        hint = f"MiB per published version; in total {_percent(share)} of the bytes that full weights would take."
+        hint = f"MiB per published version; in total {percent(share)} of the bytes that full weights would take."
     return _section("Delta size", hint, bars("Delta size in MiB", hint, sizes, "MiB"))
 
 
@@ -299,9 +299,7 @@ def _pauses(run: RunReport) -> str:
 
 
 def _held_out(run: RunReport) -> str:
-    rows = [
-        (h.label, _percent(h.mean), f"{_percent(h.lower)} to {_percent(h.upper)}", str(h.items)) for h in run.held_out
-    ]
+    rows = [(h.label, percent(h.mean), f"{percent(h.lower)} to {percent(h.upper)}", str(h.items)) for h in run.held_out]
     body = _table("", ("Version", "Passed", "95% interval", "Items"), rows, numbers=(1, 2, 3))
     return _section("Held-out suite", "Families of tasks that no simulated user asks for.", body)
 
@@ -328,10 +326,6 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *,
     body = "".join("<tr>" + "".join(cell(i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
 
 
 def _points(difference: float) -> str:

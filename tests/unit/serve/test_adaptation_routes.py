@@ -143,6 +143,7 @@ async def test_what_cannot_be_set_is_refused_by_name_and_nothing_is_written(tmp_
             status, told = await call(w, "PUT", signed(), body)
             assert (status, told["error"]["param"]) == (400, field), body
         assert "it has brief, lists" in (await call(w, "PUT", signed(), {"commas": 0.5}))[1]["error"]["message"]
+        assert "not an object" in (await call(w, "PUT", signed(), {"brief": {}}))[1]["error"]["message"]
         for data in (b'{"brief": NaN}', b'{"brief": Infinity}', b"{}", b"[]", b"0.5", b'"brief"', b""):
             assert await put(w, data) == 400, data
         assert not [row for row in log.rows if isinstance(row, DialSet)]

@@ -238,6 +238,9 @@ FAILURES = {
     "another's choice": {"raw": b'data: {"choices": [{"index": 7, "delta": {"content": "hi"}}]}\n\n'},
     "endless": {"text": "x" * 5000},
     "a page": {"kind": "text/html"},
+    "a count beyond measure": {
+        "raw": b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": 1%b}}\n\n' % (b"0" * 400)
+    },
 }
 
 
@@ -266,6 +269,14 @@ async def test_another_arm_answers_what_the_outside_cannot_if_nothing_was_said_y
         for turn in (first, second):
             router.apply(turn)
         assert [view.failed for view in router.views()] == [0, 0, 1]
+
+
+async def test_another_arm_answers_also_while_machines_give_way_to_people(outside):
+    outside.cut = True
+    dealer = Order("far", "live")
+    async with world(engine=an_engine(), dealer=dealer, auto={"arms": arms_of(outside)}, first_token_s=0.5) as w:
+        status, _, body = await w.chat(**AUTO, max_tokens=8)
+        assert (status, [turn.auto.arm for turn in w.log.turns()]) == (200, ["far", "live"]), body
 
 
 async def test_a_slow_outside_is_waited_for_with_a_comment_and_another_arm_answers_all_the_same(outside):

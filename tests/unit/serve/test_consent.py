@@ -8,10 +8,11 @@ import pytest
 from gateway_world import ADMIN, V0, V1, eventually, world
 from tests.virtual_time import in_virtual_time
 
-from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ConsentGiven, Finish, Signal, Turn
 from ostinato.serve.config import PrivacyConfig
+from ostinato.serve.feedback import intake
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
 from ostinato_client import sign_user
@@ -140,6 +141,32 @@ async def test_words_about_it_are_not_kept_whenever_they_come():
     }
 
 
+async def test_no_other_tenant_can_have_words_about_it_kept(monkeypatch):
+    class Picky(FakeEngine):
+        async def generate(self, request):
+            if request.n == 2:
+                raise BadRequest("no")
+            async for chunk in super().generate(request):
+                yield chunk
+
+    monkeypatch.setattr(intake, "_REMEMBERED", 4)
+    async with world(engine=Picky(lambda _: "hello"), **KEYS) as w:
+        _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
+        for _ in range(3):  # of which no turn comes
+            assert (await w.chat(headers=w.key(BOLT, **train("never")), n=2))[0] == 400
+        assert await w.feedback(headers["x-ostinato-turn"], key=ACME, comment=SECRET) == "accepted"
+        assert [row.comment for row in w.log.rows if isinstance(row, Signal)] == [None]
+
+
+async def test_what_another_tenant_is_told_of_it_is_what_a_turn_that_does_not_exist_gets():
+    async with world(**KEYS) as w:
+        _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
+        told = []
+        for id, target in (("s1", headers["x-ostinato-turn"]), ("s2", "chatcmpl-0123456789abcdef0123456789abcdef:0")):
+            told.append([await w.feedback(target, key=BOLT, id=id, comment=said) for said in ("one", "another")])
+        assert told == [["early", "changed"]] * 2
+
+
 async def test_a_conversation_goes_on_after_it_from_the_words_that_are_sent():
     said = [{"role": "user", "content": "one"}]
     async with world(engine=counting()) as w:
@@ -260,6 +287,17 @@ async def test_a_persons_choice_counts_from_the_next_turn_on_for_that_person_alo
         assert await chosen(w, "ann") == {"user": "ann", "train": "aggregate", "applied": "never"}
 
 
+@pytest.mark.parametrize(
+    "user", ["\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "\U0001f469\u200d\U0001f4bb", "山田\u3000太郎"]
+)
+async def test_whoever_can_be_named_in_a_body_can_be_named_in_a_header(user):
+    async with world(**KEYS) as w:
+        assert (await choose(w, user, "adapt"))[0] == 200
+        assert (await chosen(w, user.encode()))["user"] == user
+        assert (await w.chat(headers=w.key(ACME, **{"x-ostinato-user": user.encode()})))[0] == 200
+        assert [(turn.user, turn.consent) for turn in w.log.turns()] == [(user, ADAPT)]
+
+
 async def test_only_the_user_or_an_operator_takes_a_refusal_back():
     keys = {**KEYS, "user_keys": (f"acme:{SECRET_OF_ACME}",)}
     async with world(**keys, admin_keys=(ADMIN,)) as w:
@@ -350,10 +388,11 @@ class Unreadable(MemoryLog):
     """A log whose rows about consent cannot be read."""
 
     broken = True
+    error = Unavailable("away")
 
     async def read(self, after, kinds):
         if self.broken and ConsentGiven in kinds:
-            raise Unavailable("away")
+            raise self.error
         async for item in super().read(after, kinds):
             yield item
 
@@ -369,6 +408,18 @@ async def test_nobody_is_taken_to_agree_while_the_log_cannot_tell():
         for user in ("ann", "bob"):
             assert (await w.chat(user=user))[0] == 200
     assert [turn.consent for turn in log.turns()] == [NEVER, NEVER, NEVER, Consent.YES]
+
+
+@in_virtual_time
+async def test_no_failure_of_a_look_ends_the_following():
+    log = Unreadable()
+    log.broken = False
+    async with world(log=log) as w:
+        log.broken, log.error = True, RuntimeError("a fault of ours")
+        await asyncio.sleep(5)
+        log.broken = False
+        await log.append(ConsentGiven(id="c", tenant="default", user="ann", level=NEVER, at=1.0))
+        await eventually(lambda: w.app._choices.of(("default", "ann")) is NEVER)
 
 
 async def test_a_page_may_ask_for_both_methods():

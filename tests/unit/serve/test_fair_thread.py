@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from gateway_world import world
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.fair_thread import AT_ONCE_CHARS, MOST_WAITING, FairThread
@@ -50,6 +51,20 @@ async def test_a_queue_is_bounded_for_its_own_tenant_only(held):
     free.set()
     await asyncio.gather(*waiting)
     assert len(order) == MOST_WAITING + 1
+
+
+async def test_a_thread_that_could_not_start_is_started_for_the_next(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    thread = FairThread()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            await thread.run("few", LONG, lambda: None)
+    async with asyncio.timeout(PATIENT_S):
+        assert await thread.run("few", LONG, lambda: "done") == "done"
+    thread.close()
 
 
 async def test_who_has_gone_is_passed_over_and_errors_reach_who_asked(held):

@@ -308,6 +308,20 @@ async def test_who_asks_again_after_reading_was_not_content():
         assert found == [(turn, "retry (rules@2)"), (second, "retry (rules@2)")]
 
 
+async def test_one_tenants_answers_drive_out_none_of_anothers(monkeypatch):
+    monkeypatch.setattr("ostinato.serve.feedback.followups._ANSWERED", 2)
+    acme, bolt = "sk-acme-0123456789", "sk-bolt-0123456789"
+    async with world(engine=engine(), next_message=True, api_keys=(f"acme:{acme}", f"bolt:{bolt}")) as w:
+        ours = {"user": "ann", "headers": w.key(acme)}
+        history, _ = await say(w, [], "Sort the list.", **ours)
+        _, turn = await say(w, history, "Explain the second step.", **ours)
+        for number in range(3):
+            await say(w, [], f"Question {number}?", user="bob", headers=w.key(bolt))
+        w.now += 30
+        await say(w, history, "Explain the second step.", **ours)
+        assert [row.turn for row in await told(w, 2) if row.name == "dissatisfied"] == [turn]
+
+
 async def test_a_program_that_asks_again_at_once_says_nothing():
     async with world(engine=engine(), next_message=True) as w:
         history, _ = await say(w, [], "Sort the list.", user="ann")

@@ -47,6 +47,16 @@ async def test_without_calls_it_is_tried_again_after_a_while():
         assert (await health(w))[0] == 503, "and the first call finds out"
 
 
+async def test_a_clock_that_is_set_back_does_not_keep_it_failing():
+    async with world() as w:
+        w.log.full = True
+        assert (await w.chat())[0] == 507
+        w.now -= 3600
+        assert (await health(w))[0] == 503
+        w.now += FAILING_S + 1
+        assert (await health(w))[0] == 200
+
+
 @in_virtual_time
 async def test_what_was_delivered_is_noted_again_and_finds_that_the_log_is_well(monkeypatch):
     monkeypatch.setattr(answer, "_RETRY_S", 0.05)

@@ -10,6 +10,7 @@ from gateway_world import ASK, all_sampled, events, world
 from tests.fakes.proxy import LosesAnswers
 
 from ostinato.core.records import Finish
+from ostinato.serve.calls.response_store import IdempotencyKeys, KeyReused
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 
@@ -135,6 +136,26 @@ async def test_a_refused_body_does_not_use_up_its_key():
     async with world() as w:
         assert (await w.chat(headers=KEY, messages=[{"role": "user", "content": "x" * 5000}]))[0] == 400
         assert (await w.chat(headers=KEY, max_tokens=10))[0] == 200
+
+
+async def test_a_call_that_waited_for_one_that_left_nothing_has_the_key_to_itself():
+    keys = IdempotencyKeys(MemoryLog(), remembered=10)
+    ends = [asyncio.Event(), asyncio.Event()]
+
+    async def call(shape, end):
+        async with keys.attempt("chatcmpl", "acme", "k", shape, n=1):
+            await end.wait()
+
+    first, second = (asyncio.create_task(call("a" * 12, end)) for end in ends)
+    await asyncio.sleep(0)
+    ends[0].set()
+    await first
+    other = asyncio.create_task(call("b" * 12, ends[1]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    ends[1].set()
+    answers = await asyncio.gather(second, other, return_exceptions=True)
+    assert [type(each) for each in answers] == [type(None), KeyReused]
 
 
 @pytest.mark.parametrize("stream", [False, True])

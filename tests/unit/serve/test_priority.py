@@ -154,6 +154,56 @@ async def test_people_who_get_the_rest_too_slowly_count_too_but_not_by_a_word(cl
     assert await through(people) is None
 
 
+async def test_what_is_seen_of_people_is_not_kept_where_no_machine_ever_calls(clock):
+    people = PeopleFirst(1.0, 10.0, 30.0, clock=clock)
+    for _ in range(1_000):
+        with people.person() as person:
+            clock.now += 0.5
+            person.first()
+            clock.now += 0.5
+            person.last(64)
+    assert max(len(people._waits), len(people._speeds)) <= 11
+
+
+@pytest.mark.parametrize("targets", [(1.0, 0.0), (0.0, 100.0)])
+async def test_a_tenth_is_of_the_calls_and_not_of_all_that_is_seen_of_them(clock, targets):
+    people = PeopleFirst(*targets, 1e9, clock=clock)
+    for number in range(20):
+        slow = number % 7 == 0  # 3 of 20
+        with people.person() as person:
+            clock.now += 1.5 if slow else 0.1
+            person.first()
+            clock.now += 0.5 if slow else 0.0
+            person.last(41)
+    assert await through(people)
+    assert await through(people) is None
+
+
+async def test_a_call_that_is_answered_twice_waited_once_and_its_speed_is_each_answers_own(clock):
+    people = PeopleFirst(1.0, 10.0, 1e9, clock=clock)
+    with people.person() as person:
+        person.first()
+        clock.now += 4
+        person.last(41)
+        clock.now += 60  # the next answer is asked for, and begins
+        person.first()
+        clock.now += 4
+        person.last(41)
+    assert all([await through(people) for _ in range(3)])
+
+
+@pytest.mark.parametrize("limit", [{"first_token_s": 0.5}, {"tokens_per_s": 1e-6}])
+async def test_a_call_that_begins_with_a_summary_is_answered_while_machines_give_way(limit):
+    said = iter(["Done: the parser is mended.", "Going on."])
+    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 900}}
+    asked = {"model": "m", "max_tokens": 200, "messages": [{"role": "user", "content": "Mend the parser. " * 60}]}
+    engine = FakeEngine(lambda request: next(said))
+    async with world(engine=engine, compaction_least_tokens=256, **limit) as w:
+        status, _, body = await w.post("/v1/messages", asked | {"context_management": {"edits": [edit]}})
+        assert status == 200, body
+        assert body["content"][1] == {"type": "text", "text": "Going on."}
+
+
 async def test_without_a_limit_nothing_is_counted(clock):
     people = PeopleFirst(0.0, 0.0, 30.0, clock=clock)
     with people.person():

@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from gateway_world import eventually, world
+from gateway_world import ADMIN, eventually, world
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.deadlines import PATIENT_S
@@ -16,6 +16,16 @@ from ostinato.testing.engine import FakeEngine
 
 def quotas(tenants=("acme", "bolt"), clock=lambda: 0.0, **config):
     return Quotas(ServeConfig(**config), tenants, clock, lambda tenant, reason: None)
+
+
+async def test_a_tenants_looks_at_its_metrics_are_bounded_and_an_operators_are_not():
+    async with world(api_keys=("acme:sk-acme-0123456789", "bolt:sk-bolt-0123456789"), admin_key=ADMIN) as w:
+        acme, bolt = w.key("sk-acme-0123456789"), w.key("sk-bolt-0123456789")
+        assert [(await w.get("/metrics", acme))[0] for _ in range(61)] == [200] * 60 + [429]
+        assert (await w.get("/metrics", bolt))[0] == 200
+        assert {(await w.get("/metrics", w.key(ADMIN)))[0] for _ in range(61)} == {200}
+        w.now += 1.0
+        assert (await w.get("/metrics", acme))[0] == 200
 
 
 def test_a_bucket_fills_with_time_and_says_when_to_come_again():

@@ -5,7 +5,7 @@ import string
 import pytest
 from tests.growth import TIMES, grows_with_its_input
 
-from ostinato.serve.secret_detector import KINDS, SecretDetector
+from ostinato.serve.secret_detector import KINDS, SecretDetector, is_named_secret
 
 MIXED = "a1B2c3D4e5F6g7H8i9J0kLmNoPqRsTuVwXyZ"
 FOUND = [
@@ -118,6 +118,18 @@ HOSTILE = [
     "⟨A_", "⟨EMAIL_3f2a91c4⟩", "DE89", "DE89 3704 ", "1.", "a:",
     "::1:", "Authorization: Basic ", "basic aaaaaaaaaaaaaaaaaaaa ", "phone: 1 ", "xoxb-aaaaaaaaaa", '\U0001f600',
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("letters", ["aA", "Aa"])
+def test_no_word_takes_longer_than_its_length_allows(letters):
+    """Letters alone, of which the last does not fit, can be cut into words in ever more ways."""
+
+    def assigned(length):
+        return f'password = "{letters[0] * length}{letters[1]}"'.encode()
+
+    assert grows_with_its_input(SecretDetector().find, assigned(4), assigned(36))
+    assert SecretDetector().find(assigned(280)) == []
+    assert not is_named_secret("password", letters[0] * 100_000 + letters[1])
 
 
 @pytest.mark.parametrize("piece", HOSTILE)

@@ -5,8 +5,10 @@ from urllib.parse import quote
 
 import pytest
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_turn_line, a_worker, page_world
+from tests.growth import grows_with_its_input
 
 from ostinato.core.errors import Unavailable
+from ostinato.core.records import Arm
 from ostinato.core.visitors import Visitor
 from ostinato.reward.accounting import Accounting
 from ostinato.web.page import app, charts
@@ -241,6 +243,9 @@ async def test_only_open_pages_have_events():
         ("//elsewhere/releases", "", "/"),
         ("/sign-in", "", "/"),
         ("/a\\b", "", "/"),
+        ("/1/2/3/4/5/6/7/8/", "", "/1/2/3/4/5/6/7/8/"),
+        ("/1/2/3/4/5/6/7/8/9", "", "/"),
+        ("/1//2", "", "/"),
         ("http://[", "", "/"),
         ("javascript:alert(1)", "", "/"),
         ("", "127.0.0.1:8321", "/"),
@@ -248,6 +253,18 @@ async def test_only_open_pages_have_events():
 )
 def test_who_signs_in_comes_back_to_a_path_of_the_page_and_nowhere_else(text, host, path):
     assert own_path(text, host) == path
+
+
+@pytest.mark.parametrize("arm", Arm)
+async def test_every_arm_can_be_chosen_and_stays_chosen(arm):
+    async with page_world() as w:
+        assert f"<option selected>{arm}</option>" in (await w.get(f"/turns?arm={arm}")).text
+
+
+def test_no_address_that_a_stranger_sends_takes_long_to_be_refused():
+    """Who is not signed in can have it checked: the Referer of `GET /sign-in`, the field of its form."""
+    assert grows_with_its_input(own_path, f"/{'a' * 4}!", f"/{'a' * 32}!")
+    assert own_path(f"/{'a' * 100_000}!") == "/"
 
 
 async def test_what_a_configuration_leaves_unguarded_is_warned_of_beside_the_loop():

@@ -111,7 +111,7 @@ async def test_a_version_that_nobody_compared_is_not_praised():
 
 async def test_people_who_were_dealt_otherwise_void_the_comparison():
     odd = Dealt(candidate=2300, others=1743, expected=2021.5, odds=5e6, turns=30_000, whole=False)
-    said, sound = dealt_as_set(odd, 1000.0)
+    said, sound = dealt_as_set(odd, None)
     assert not sound
     assert said.startswith(
         "VOID: people were not assigned in the configured shares: 2,300 people on the new side where 2,022 were expected"

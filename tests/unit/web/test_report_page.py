@@ -161,7 +161,10 @@ def test_json_round_trip_and_refusals():
         render(example(surprise=1))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 0.53), (0, 1), (0, 12), (0, 0.0003), (0, 0), (3, 1234567)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 0.53), (0, 1), (0, 12), (0, 0.0003), (0, 0), (3, 1234567), (0, 2e-13), (-3e-16, 1e-15), (0, 1e-290)],
+)
 def test_axis_covers_its_range_in_few_steps(low, high):
     ticks = axis(low, high).ticks
     assert ticks[0] <= low
@@ -169,3 +172,10 @@ def test_axis_covers_its_range_in_few_steps(low, high):
     assert 2 <= len(ticks) <= 8
     steps = {round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in pairwise(ticks)}
     assert steps == {1.0}
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0 + 2e-13), (-5e9, -5e9 + 1e-6), (1e16, 1e16 + 2)])
+def test_what_hardly_differs_is_drawn_all_the_same(low, high):
+    found = axis(low, high)
+    assert found.ticks[0] <= low < high <= found.ticks[-1]
+    assert 0 <= found.scale(0, 100)(low) <= found.scale(0, 100)(high) <= 100

@@ -23,7 +23,7 @@ from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose, 
 from ostinato.core.seams import Renderer
 from ostinato.core.steering import Steering
 from ostinato.serve.arms import Assignment, slot_of
-from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.compaction import asks_for_summary
 from ostinato.serve.calls.conversations import ConversationScope
@@ -136,8 +136,7 @@ class Senders:
         self._config = parts.config
         self._privacy, self._choices = parts.privacy, choices
         self._clock = parts.clock
-        self._users = UserKeys(parts.config.user_keys)
-        self._arms = parts.arms
+        self._users, self._arms = parts.users, parts.arms
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
         """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
@@ -316,57 +315,43 @@ def leading(conversation: Conversation) -> int:
 # ---------------------------------------------------------------- auto's draws
 
 
-class Draws:
-    """The calls' interface to Auto; also used in a gateway without Auto, where `asked` is never true.
+def asks_auto(parts: Parts, request: Request, caller: Caller) -> bool:
+    """True if the request is for Auto, False if it is for the model.
 
-    Example::
-
-        if draws.asked(request, caller):
-            placement, deal = draws.draw(caller.tenant, episode)
+    Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
     """
+    model, deals = parts.model, parts.deals
+    if deals is None or request.model != deals.name:
+        if request.model == model:
+            return False
+        raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
+    if not isinstance(request, ChatRequest):
+        raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
+    for field, wanted in (
+        ("logprobs", request.wants_logprobs),
+        ("continue_final_message", request.continue_final_message),
+        ("tools", _has_tools(for_auto(request.conversation))),
+        ("response_format", for_auto(request.conversation).demand is not None),
+        ("logit_bias", bool(request.logit_bias)),
+        ("presence_penalty", bool(request.presence_penalty)),
+        ("frequency_penalty", bool(request.frequency_penalty)),
+    ):
+        if wanted:
+            raise BadRequest(f"{field}: not every arm of {deals.name} supports it; ask {model!r} instead.", field=field)
+    if caller.slot is not None:
+        raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
+    return True
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
 
-    def asked(self, request: Request, caller: Caller) -> bool:
-        """True if the request is for Auto, False if it is for the model.
-
-        Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
-        """
-        model, deals = self._parts.model, self._parts.deals
-        if deals is None or request.model != deals.name:
-            if request.model == model:
-                return False
-            raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
-        if not isinstance(request, ChatRequest):
-            raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
-        for field, wanted in (
-            ("logprobs", request.wants_logprobs),
-            ("continue_final_message", request.continue_final_message),
-            ("tools", _has_tools(for_auto(request.conversation))),
-            ("response_format", for_auto(request.conversation).demand is not None),
-            ("logit_bias", bool(request.logit_bias)),
-            ("presence_penalty", bool(request.presence_penalty)),
-            ("frequency_penalty", bool(request.frequency_penalty)),
-        ):
-            if wanted:
-                raise BadRequest(
-                    f"{field}: not every arm of {deals.name} supports it; ask {model!r} instead.", field=field
-                )
-        if caller.slot is not None:
-            raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
-        return True
-
-    def draw(self, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
-        """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
-        deals = self._parts.deals
-        assert deals is not None, "a request for Auto is refused where there is none"
-        releases = self._parts.arms.releases(self._parts.engine.slots())
-        deal = deals.deal(tenant, episode, releases, failed)
-        if failed:
-            self._parts.metrics.passed_on(tenant, [*failed][-1])
-        assignment = Assignment(arm=deal.release, propensity=deal.propensity)
-        return Placement(slot=deal.release.value, assignment=assignment), deal
+def draw_arm(parts: Parts, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
+    """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
+    deals = parts.deals
+    assert deals is not None, "a request for Auto is refused where there is none"
+    deal = deals.deal(tenant, episode, parts.arms.releases(parts.engine.slots()), failed)
+    if failed:
+        parts.metrics.passed_on(tenant, [*failed][-1])
+    assignment = Assignment(arm=deal.release, propensity=deal.propensity)
+    return Placement(slot=deal.release.value, assignment=assignment), deal
 
 
 def for_auto(conversation: Conversation) -> Conversation:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from ostinato.core import nucleus
 from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
@@ -112,35 +112,6 @@ def cache_salt(tenant: str, user: str, arm: Arm) -> str:
     return f"{tenant}/{user}" if arm is Arm.WORLD else tenant
 
 
-class TurnObserver(Protocol):
-    """Observes whether turns reached the log."""
-
-    def turn(self, turn: Turn) -> None:
-        """A turn is in the log."""
-        ...
-
-    def store_error(self) -> None:
-        """The log refused a turn."""
-        ...
-
-
-class Both(TurnObserver):
-    """Counts turns in the metrics and passes them to a second callback."""
-
-    def __init__(self, metrics: Metrics, stored: Callable[[Turn], None]) -> None:
-        self._metrics = metrics
-        self._stored = stored
-
-    def turn(self, turn: Turn) -> None:
-        """A turn is in the log."""
-        self._metrics.turn(turn)
-        self._stored(turn)
-
-    def store_error(self) -> None:
-        """The log refused a turn."""
-        self._metrics.store_error()
-
-
 class StoreSlow(Unavailable):
     """The log did not confirm a turn in time: the turn may or may not be written, and counts as not delivered."""
 
@@ -200,12 +171,21 @@ class Capture:
         log: stores the turns.
         clock: Unix seconds.
         writes: keeps writes alive across cancellation.
-        observer: notified of each turn in the log.
+        metrics: counts the turns in the log, and those that it refused.
+        noted: called with each turn in the log.
         stored: True if the turns are in the log already and nothing is to be written.
     """
 
     def __init__(
-        self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: TurnObserver, stored: bool = False
+        self,
+        call: Call,
+        *,
+        log: Log,
+        clock: Clock,
+        writes: Writes,
+        metrics: Metrics,
+        noted: Callable[[Turn], None],
+        stored: bool = False,
     ) -> None:
         self.call = call
         self.choices = [Choice(written=stored) for _ in range(call.n)]
@@ -215,7 +195,7 @@ class Capture:
         self._log = log
         self._clock = clock
         self._writes = writes
-        self._observer = observer
+        self._metrics, self._noted = metrics, noted
 
     def take(self, chunk: Chunk) -> None:
         """Add a chunk.
@@ -380,10 +360,11 @@ class Capture:
         try:
             await self._log.append(*turns)
         except OstinatoError:
-            self._observer.store_error()
+            self._metrics.store_error()
             raise
         for turn in turns:
-            self._observer.turn(turn)
+            self._metrics.turn(turn)
+            self._noted(turn)
 
 
 def stop_string(sampled: str, shown: str, stops: Sequence[str]) -> str:

@@ -24,8 +24,8 @@ from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, WindowMaker
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Senders, steering_of
-from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, cache_salt, played
+from ostinato.serve.calls.caller import Caller, CallRoute, Senders, asks_auto, draw_arm, steering_of
+from ostinato.serve.calls.capture import Call, Capture, EngineFailed, again, cache_salt, played
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
     LEAST_SHARE,
@@ -75,8 +75,8 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log, `unkept` with the ids of turns whose words will not be stored, before
-    they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
+    """Answers calls. `stored` is called with each turn in the log, `unkept` with a tenant and the ids of turns whose words will not be
+    stored, before they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
     """
 
     def __init__(
@@ -84,16 +84,15 @@ class CallHandlers:
         parts: Parts,
         *,
         stored: Callable[[Turn], None],
-        unkept: Callable[[Sequence[str]], None],
+        unkept: Callable[[str, Sequence[str]], None],
         overheard: FollowUps,
         choices: ConsentChoices,
     ) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
-        self._observer = Both(parts.metrics, stored)
+        self._noted = stored
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
-        self._draws = Draws(parts)
         self._senders = Senders(parts, choices)
         self._unkept = unkept
         budget = config.session_tokens // len(tenants)
@@ -165,7 +164,7 @@ class CallHandlers:
         person: Person,
     ) -> None:
         """Answer a call while it holds a place among the calls in progress."""
-        drawn = self._draws.asked(request, caller)
+        drawn = asks_auto(self._parts, request, caller)
         with self._parts.quotas.places(caller.tenant, request.n or 1):
             self._parts.metrics.calls(+1)
             try:
@@ -349,7 +348,7 @@ class CallHandlers:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         if call.consent is Consent.NEVER:
-            self._unkept(call.turn_ids())
+            self._unkept(call.tenant, call.turn_ids())
         try:
             yield
         finally:
@@ -638,7 +637,7 @@ class CallHandlers:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
         if placement is None:
-            placement, deal = self._draws.draw(caller.tenant, episode, failed)
+            placement, deal = draw_arm(self._parts, caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         if question.purpose is Purpose.COMPACTION:  # an agent whose summary is cut off cannot go on
             default = max(default, self._context // LEAST_SHARE)
@@ -689,7 +688,8 @@ class CallHandlers:
             log=self._parts.log,
             clock=self._parts.clock,
             writes=self._parts.writes,
-            observer=self._observer,
+            metrics=self._parts.metrics,
+            noted=self._noted,
             stored=stored,
         )
 

@@ -183,14 +183,10 @@ class IdempotencyKeys:
         """
         name = _digest(_NAME_CHARS, tenant.encode(), key.encode())
         bodies = self._bodies[tenant]
-        if bodies.setdefault(name, shape) != shape:
-            raise KeyReused(
-                "This Idempotency-Key was used before with another body; make a new key for each new call.",
-                field="Idempotency-Key",
-            )
-        bodies.move_to_end(name)
+        _claim(bodies, name, shape)
         while name in self._open:
             await asyncio.shield(self._open[name])
+            _claim(bodies, name, shape)  # the call before may have left nothing, and with it the key
         ended = self._open[name] = asyncio.get_running_loop().create_future()
         attempt = Try(base=f"{kind}-{name}-{shape}")
         try:
@@ -230,6 +226,16 @@ class IdempotencyKeys:
         del self._open[name]
         if not ended.done():
             ended.set_result(None)
+
+
+def _claim(bodies: OrderedDict[str, str], name: str, shape: str) -> None:
+    """Remember the body under a key. Raises KeyReused if another one is."""
+    if bodies.setdefault(name, shape) != shape:
+        raise KeyReused(
+            "This Idempotency-Key was used before with another body; make a new key for each new call.",
+            field="Idempotency-Key",
+        )
+    bodies.move_to_end(name)
 
 
 def is_whole(turn: Turn) -> bool:

@@ -1,6 +1,6 @@
 """The Anthropic dialect: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
 
-Every field is used, known to change nothing, or refused by name (`rules`). Field list: anthropic-python 2.12,
+Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: anthropic-python 2.12,
 `types/message_create_params.py` and `types/beta/message_create_params.py`.
 """
 
@@ -29,6 +29,7 @@ from ostinato.serve.dialects.context_edits import ContextManagement
 from ostinato.serve.dialects.dialect import (
     AUTO,
     MAX_MESSAGES,
+    MAX_TOOLS,
     NONE,
     REQUIRED,
     Name,
@@ -40,7 +41,7 @@ from ostinato.serve.dialects.dialect import (
     printable,
     validate,
 )
-from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
+from ostinato.serve.dialects.field_rules import Cached, Fields, Hidden, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems, WithItems, joined
 
 # ---------------------------------------------------------------- messages
@@ -69,8 +70,6 @@ _TAKEN = {
     Role.USER: ("text", "tool_result", *_MEDIA),
     Role.ASSISTANT: ("text", "thinking", "redacted_thinking", "tool_use", *_MEDIA),
 }
-_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
-_Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")]
 
 
 def read_messages(
@@ -119,7 +118,7 @@ class _Block(Fields):
     """The fields of every content block."""
 
     type: str
-    cache_control: _Cached = None
+    cache_control: Cached = None
 
 
 class TextBlock(_Block):
@@ -338,8 +337,8 @@ class AnthropicTool(Fields):
     input_examples: list[Any] = Field(default_factory=list[Any])
     strict: bool = False
     type: Literal["custom"] | None = None
-    cache_control: _Cached = None
-    defer_loading: _Hidden = None
+    cache_control: Cached = None
+    defer_loading: Hidden = None
     eager_input_streaming: Annotated[Any, Ignored("a call is sent whole, when it is complete")] = None
     allowed_callers: list[Literal["direct"]] | None = None
 
@@ -365,8 +364,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 
 # ---------------------------------------------------------------- requests
 
-
-MAX_TOOLS = 1024
 
 _Decided = Annotated[Any, Ignored("the model decides by itself whether and how long to think")]
 _Billing = Annotated[Any, Ignored("all calls are served alike")]
@@ -439,7 +436,7 @@ class _Asked(WithItems):
     thinking: _Decided = None
     betas: Annotated[Any, Ignored("the fields of each feature decide")] = None
     billing_policy: _Billing = None
-    cache_control: Annotated[Any, Ignored("prompts are cached in any case")] = None
+    cache_control: Cached = None
     context_management: ContextManagement | None = None
     diagnostics: Annotated[Any, Ignored("the metrics are the operator's")] = None
     fallback_credit_token: _Billing = None

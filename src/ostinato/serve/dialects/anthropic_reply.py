@@ -37,8 +37,6 @@ _ERROR_TYPES = {
 }
 _OVERLOADED = 529
 
-_text_block = json_line
-
 
 class Messages(Writer):
     """`/v1/messages`. In a stream, a tool call is sent whole, in one delta, when it is complete."""
@@ -54,13 +52,13 @@ class Messages(Writer):
         said, compacted = answer.message, self._heading.compacted
         blocks = [_tool_use(call, _input(call)) for call in said.calls]
         if said.text or not (blocks or said.reasoning):
-            blocks.insert(0, _text_block({"type": "text", "text": said.text}))
+            blocks.insert(0, json_line({"type": "text", "text": said.text}))
         if said.reasoning:
-            blocks.insert(0, _text_block({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
+            blocks.insert(0, json_line({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
         if compacted is not None:
-            blocks.insert(0, _text_block(_told(compacted.block)))
+            blocks.insert(0, json_line(_told(compacted.block)))
         rest: Json = {**_stopped(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
-        return f'{_text_block(self._head)[:-1]},"content":[{",".join(blocks)}],{_text_block(rest)[1:]}'.encode()
+        return f'{json_line(self._head)[:-1]},"content":[{",".join(blocks)}],{json_line(rest)[1:]}'.encode()
 
     def heartbeat(self) -> str:
         return _event("ping")
@@ -68,7 +66,7 @@ class Messages(Writer):
     def opening(self) -> str:
         counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
         begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
-        data = _event("message_start", f'"message":{_text_block(begun)}') + _event("ping")
+        data = _event("message_start", f'"message":{json_line(begun)}') + _event("ping")
         if self._heading.compacted is None:
             return data
         self._blocks = 1
@@ -84,7 +82,7 @@ class Messages(Writer):
             return data
         counts, ostinato = closing
         last = {"delta": _stopped(finish, stop), **self._closing(counts), "ostinato": ostinato}
-        return data + _event("message_delta", _text_block(last)[1:-1]) + _event("message_stop")
+        return data + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")
 
     def _closing(self, counts: Counts) -> Json:
         """The fields at the end of an answer that count, apart for the summary that the call began with, and that tell what was cleared."""
@@ -126,7 +124,7 @@ class Messages(Writer):
         return _event("content_block_start", data)
 
     def _delta(self, type: str, field: str, text: str) -> str:
-        data = f'"index":{self._blocks - 1},"delta":{{"type":"{type}","{field}":{_text_block(text)}}}'
+        data = f'"index":{self._blocks - 1},"delta":{{"type":"{type}","{field}":{json_line(text)}}}'
         return _event("content_block_delta", data)
 
     def _close(self) -> str:
@@ -191,7 +189,7 @@ def _event(type: str, fields: str = "") -> str:
 
 def _tool_use(call: ToolCall, input: str) -> str:
     name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
-    return f'{{"type":"tool_use","id":{_text_block(call.id)},"name":{name},"input":{one_line(input)}}}'
+    return f'{{"type":"tool_use","id":{json_line(call.id)},"name":{name},"input":{one_line(input)}}}'
 
 
 def _input(call: ToolCall) -> str:
@@ -237,7 +235,7 @@ def error_body(error: OstinatoError) -> Json:
 
 def error_event(error: OstinatoError) -> str:
     """An error as a stream's last event."""
-    return f"event: error\ndata: {_text_block(error_body(error))}\n\n"
+    return f"event: error\ndata: {json_line(error_body(error))}\n\n"
 
 
 def _status(error: OstinatoError) -> int:

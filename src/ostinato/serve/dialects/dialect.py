@@ -331,7 +331,7 @@ def demanded(
 # ---------------------------------------------------------------- the table of fields
 
 
-MAX_MESSAGES = 4096
+MAX_MESSAGES, MAX_TOOLS = 4096, 1024
 MAX_STOPS = 16
 _JOINERS = "\u200c\u200d"
 # pydantic puts the name of a union's branch into a path, where it is not a field of the body
@@ -481,5 +481,7 @@ def _path(loc: Sequence[int | str], where: str) -> str:
 
 def kind(value: Any) -> str:
     """The type of a JSON value, in words."""
-    names = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+    names = {
+        dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean",
+    }  # fmt: skip
     return names.get(type(value), "null")  # pyright: ignore[reportArgumentType]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
+from ostinato.serve.dialects.field_rules import Cached, Fields, Ignored, Only
 
 _DRAWN = "is not supported: tokens are drawn by temperature and top_p"
 _FORM = "is not supported: ask for a format with the dialect's own field (response_format, text.format, output_config.format)"
 _TEMPLATE = "is not supported: prompts are rendered by the model's own chat template"
 _STOPS = "is not supported: end answers with stop strings"
 _Decided = Annotated[Any, Ignored("the model decides by itself how long to think and to write")]
-_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
 
 
 class Extensions(Fields):
@@ -56,7 +55,7 @@ class Extensions(Fields):
     documents: Annotated[Any, Only([], why="is not supported: put their text into a message")] = None
     priority: Annotated[Any, Only(0, why="is not supported: the operator decides who waits")] = None
     request_id: Annotated[Any, Ignored("answers have ids of the server's")] = None
-    cache_prompt: _Cached = None
+    cache_prompt: Cached = None
     keep_alive: Annotated[Any, Ignored("the model stays loaded")] = None
     reasoning_effort: _Decided = None
     verbosity: _Decided = None

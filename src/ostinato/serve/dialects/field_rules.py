@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -27,6 +27,10 @@ class Ignored:
     """
 
     why: str
+
+
+Cached = Annotated[Any, Ignored("prompts are cached in any case")]
+Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")]
 
 
 class Only:

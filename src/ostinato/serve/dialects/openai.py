@@ -1,6 +1,6 @@
 """The OpenAI dialect, inbound: JSON bodies of `/v1/chat/completions` and `/v1/completions` to typed requests.
 
-Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
+Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
 `types/chat/completion_create_params.py` and `types/completion_create_params.py`.
 """
 
@@ -20,6 +20,7 @@ from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
     MAX_MESSAGES,
+    MAX_TOOLS,
     MEDIA_TYPES,
     REQUIRED,
     Name,
@@ -31,13 +32,12 @@ from ostinato.serve.dialects.dialect import (
     validate,
 )
 from ostinato.serve.dialects.extensions import Extensions
-from ostinato.serve.dialects.field_rules import Fields, Ignored, Only, too_wide
+from ostinato.serve.dialects.field_rules import Cached, Fields, Hidden, Ignored, Only, too_wide
 from ostinato.serve.dialects.items import ReadItems, WithItems
 
 # ---------------------------------------------------------------- messages
 
 
-MAX_TOOLS = 1024
 _C = TypeVar("_C", bound="ChatRequest")
 _ROLES = {
     "system": Role.SYSTEM,
@@ -120,7 +120,7 @@ class ChatFunction(Fields):
     parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
     strict: bool = False
     cache_control: _Note = None
-    defer_loading: Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")] = None
+    defer_loading: Hidden = None
     output_schema: Annotated[Any, Ignored("describes what the tool returns, which only the client sees")] = None
 
 
@@ -236,7 +236,6 @@ def _text_of(holder: Mapping[str, Any], name: str, where: str, longest: int | No
 
 MAX_N = 128
 
-_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
 _CHAT = "is for chat completions only"
 
 
@@ -267,9 +266,9 @@ class _Request(Extensions):
     store: bool | None = None
     metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
     service_tier: Annotated[Any, Ignored("all calls are served alike")] = None
-    prompt_cache_key: _Cached = None
-    prompt_cache_options: _Cached = None
-    prompt_cache_retention: _Cached = None
+    prompt_cache_key: Cached = None
+    prompt_cache_options: Cached = None
+    prompt_cache_retention: Cached = None
     suffix: Annotated[Any, Only("")] = None
 
     @field_validator("logit_bias")

@@ -20,8 +20,6 @@ from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, T
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
 
-_text = json_line
-
 
 class _OpenAI(Writer):
     """Base of both endpoints. `renderer` gives the text of tokens, for log-probabilities; None if they were not requested."""
@@ -33,23 +31,23 @@ class _OpenAI(Writer):
         self._head: Json = {"id": heading.id, "created": int(heading.created), "model": heading.model}
         self._heading = heading
         self._tokens = None if renderer is None else _Tokens(renderer)
-        self._prefix = f'data: {_text({**self._head, "object": self.chunk_object})[:-1]},"choices":['
+        self._prefix = f'data: {json_line({**self._head, "object": self.chunk_object})[:-1]},"choices":['
         self._more = ',"usage":null' if heading.count_usage else ""
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        head = _text({**self._head, "object": self.body_object})[:-1]
+        head = json_line({**self._head, "object": self.body_object})[:-1]
         choices = ",".join(self._choice(index, answer) for index, answer in enumerate(answers))
-        return f'{head},"choices":[{choices}],"usage":{_text(usage(counts))},"ostinato":{_text(ostinato)}}}'.encode()
+        return f'{head},"choices":[{choices}],"usage":{json_line(usage(counts))},"ostinato":{json_line(ostinato)}}}'.encode()
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         last = self._last(index, finish)
         if closing is None:
             return self._event(last, self._more)
         counts, ostinato = closing
-        extra = f',"ostinato":{_text(ostinato)}'
+        extra = f',"ostinato":{json_line(ostinato)}'
         if not self._heading.count_usage:
             return self._event(last, extra) + DONE
-        return self._event(last, self._more) + self._event("", f',"usage":{_text(usage(counts))}{extra}') + DONE
+        return self._event(last, self._more) + self._event("", f',"usage":{json_line(usage(counts))}{extra}') + DONE
 
     def _event(self, choice: str, more: str) -> str:
         """One event: a choice as JSON text, then `more`, the fields after the choices."""
@@ -94,10 +92,10 @@ class Chat(_OpenAI):
         if piece.call is not None:
             number = self._calls[index]
             self._calls[index] += 1
-            return _text({"tool_calls": [{"index": number, **_call(piece.call)}]})
+            return json_line({"tool_calls": [{"index": number, **_call(piece.call)}]})
         if piece.reasoning:
-            return f'{{"reasoning_content":{_text(piece.reasoning)}}}'
-        return f'{{"content":{_text(piece.text)}}}'
+            return f'{{"reasoning_content":{json_line(piece.reasoning)}}}'
+        return f'{{"content":{json_line(piece.text)}}}'
 
     def _last(self, index: int, finish: Finish) -> str:
         return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
@@ -110,7 +108,7 @@ class Chat(_OpenAI):
         if said.calls:
             message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
         logged = self._logprobs(answer.tokens)
-        return f'{{"index":{index},"message":{_text(message)},"logprobs":{logged},"finish_reason":"{told_finish(answer.finish)}"}}'
+        return f'{{"index":{index},"message":{json_line(message)},"logprobs":{logged},"finish_reason":"{told_finish(answer.finish)}"}}'
 
     def _logprobs(self, tokens: Tokens) -> str:
         """The JSON, assembled by hand for speed: an answer may report a hundred thousand tokens, and all calls share one thread."""
@@ -142,8 +140,8 @@ class Completion(_OpenAI):
         text = "".join(piece.text for piece in pieces)
         if not text and (self._tokens is None or not tokens.ids):
             return ""
-        logged = _text(self._logprobs(index, tokens))
-        choice = f'{{"index":{index},"text":{_text(text)},"logprobs":{logged},"finish_reason":null}}'
+        logged = json_line(self._logprobs(index, tokens))
+        choice = f'{{"index":{index},"text":{json_line(text)},"logprobs":{logged},"finish_reason":null}}'
         return self._event(choice, self._more)
 
     def _last(self, index: int, finish: Finish) -> str:
@@ -152,7 +150,7 @@ class Completion(_OpenAI):
     def _choice(self, index: int, answer: Whole) -> str:
         logged = self._logprobs(index, answer.tokens)
         text = answer.message.text
-        return _text(
+        return json_line(
             {"index": index, "text": text, "logprobs": logged, "finish_reason": str(told_finish(answer.finish))}
         )
 
@@ -190,7 +188,7 @@ class _Tokens(dict[int, _Token]):
     def __missing__(self, token: int) -> _Token:
         raw = self._renderer.token_bytes(token)
         text = raw.decode(errors="replace")
-        self[token] = made = _Token(text, f'{{"token":{_text(text)},"bytes":{_text(list(raw))},"logprob":')
+        self[token] = made = _Token(text, f'{{"token":{json_line(text)},"bytes":{json_line(list(raw))},"logprob":')
         return made
 
 
@@ -209,7 +207,7 @@ def usage(counts: Counts) -> Json:
 
 def json_bytes(value: Any) -> bytes:
     """Compact JSON."""
-    return _text(value).encode()
+    return json_line(value).encode()
 
 
 def error_body(error: OstinatoError) -> Json:
@@ -226,7 +224,7 @@ def error_body(error: OstinatoError) -> Json:
 
 def error_event(error: OstinatoError) -> str:
     """An error as a stream's last event."""
-    return f"data: {_text(error_body(error))}\n\n"
+    return f"data: {json_line(error_body(error))}\n\n"
 
 
 ERRORS = ErrorShape(body=error_body, event=error_event)

@@ -1,6 +1,6 @@
 """OpenAI's responses dialect: JSON bodies of `/v1/responses` to typed requests, and answers to replies.
 
-Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
+Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
 `types/responses/response_create_params.py`.
 
 A response is a list of items, each done before the next is added; agents run a tool call when its item is done.
@@ -46,13 +46,12 @@ from ostinato.serve.dialects.dialect import (
     demanded,
     validate,
 )
-from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
+from ostinato.serve.dialects.field_rules import Cached, Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems, WithItems, joined
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
 
-_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
 _Served = Annotated[Any, Ignored("all calls are served alike")]
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -114,9 +113,9 @@ class ResponsesRequest(OneAnswer, WithItems):
     access_programs: _Served = None
     service_tier: _Served = None
     client_metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
-    prompt_cache_key: _Cached = None
-    prompt_cache_options: _Cached = None
-    prompt_cache_retention: _Cached = None
+    prompt_cache_key: Cached = None
+    prompt_cache_options: Cached = None
+    prompt_cache_retention: Cached = None
     reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     stream_options: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None
     truncation: Annotated[
@@ -302,8 +301,6 @@ _NOTHING_ASKED: Json = {
 }
 """Fields that the official clients expect in every response."""
 
-_text = json_line
-
 
 @dataclass(slots=True)
 class _Open:
@@ -398,7 +395,7 @@ class Responses(Writer):
         return [] if compacted is None or compacted.block is None else [_item(self._heading, compacted.block)]
 
     def _event(self, type: str, **fields: object) -> str:
-        data = _text({"type": type, "sequence_number": self._events, **fields})
+        data = json_line({"type": type, "sequence_number": self._events, **fields})
         self._events += 1
         return f"event: {type}\ndata: {data}\n\n"
 

@@ -12,11 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.core.conversation import CompactionBlock, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.compaction_blocks import TriggerMessage, block_message, signature_invalid, unpacked_token
-from ostinato.serve.dialects.dialect import MEDIA_TYPES, Name, Omissions, validate
-from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
+from ostinato.serve.dialects.dialect import MAX_TOOLS, MEDIA_TYPES, Name, Omissions, validate
+from ostinato.serve.dialects.field_rules import Fields, Hidden, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems
 
-MAX_TOOLS = 1024
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
 # Tools that Codex sends besides functions and that are unavailable here: it works without them.
@@ -37,7 +36,6 @@ _HOSTED = frozenset(
 )
 # Other fields of an item (its id, status, phase) are its producer's notes and are ignored.
 _ITEM = ConfigDict(frozen=True, extra="ignore", strict=True)
-_Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")]
 
 
 class Offered(NamedTuple):
@@ -301,7 +299,7 @@ class _OfferedTool(Fields):
     type: str
     name: Name
     description: str = ""
-    defer_loading: _Hidden = None
+    defer_loading: Hidden = None
     allowed_callers: Annotated[Any, Only(["direct"], why="is not supported: only the model calls tools")] = None
     async_: Annotated[Any, Only(False, why="is not supported: a call's result is waited for"), Field(alias="async")] = (
         None

@@ -112,7 +112,7 @@ EVERY_S = 0.25
 _MOST = 256  # signals in one write
 _RETRY_S = 2.0
 _KEPT = 10_000  # signals kept in memory while the log accepts no writes
-_ANSWERED = 16_384  # delivered answers that are remembered, to notice questions asked again
+_ANSWERED = 16_384  # delivered answers of a tenant that are remembered, to notice questions asked again
 _LEFT = 512  # broken-off answers of a tenant that are remembered, for when their conversation goes on
 _LONGEST_LEFT = 20_000  # characters of such an answer and of its question
 _SINCE = 8  # messages after a question that was left, among which its question is looked for
@@ -161,8 +161,8 @@ class FollowUps:
         self._judge = judge
         self._clock = parts.clock
         self._intake = intake
-        # the turn and its time of delivery
-        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
+        # by tenant: the turn and its time of delivery
+        self._answered: dict[str, OrderedDict[tuple[bytes, str], tuple[str, float]]] = {}
         self._left: dict[str, OrderedDict[tuple[bytes, str], _Left]] = {}  # by tenant
         self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
@@ -172,8 +172,8 @@ class FollowUps:
     def note(self, tenant: str, question: PendingPrompt, purpose: Purpose) -> None:
         """Queue a question to be classified and written soon. A repeated question gives the same signal ids and counts once."""
         if self.on and purpose is Purpose.TASK and not question.conversation.continued:
-            now = self._clock()
-            turn, at = self._answered.get(_place(question), ("", now)) if question.again else ("", now)
+            now, answered = self._clock(), self._answered.setdefault(tenant, OrderedDict())
+            turn, at = answered.get(_place(question), ("", now)) if question.again else ("", now)
             read = turn if now - at >= _READING_S else ""
             self._asked.append(_Asked(tenant, question, now, read))
             self._wait(EVERY_S)
@@ -181,11 +181,11 @@ class FollowUps:
     def answered(self, question: PendingPrompt, turns: Sequence[str], answers: Sequence[Message]) -> None:
         """Note that a client received these answers whole: a person who asks the same again was not content with what they could read."""
         if self.on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
-            place = _place(question)
-            self._answered[place] = (turns[0], self._clock())
-            self._answered.move_to_end(place)
-            if len(self._answered) > _ANSWERED:
-                self._answered.popitem(last=False)
+            place, answered = _place(question), self._answered.setdefault(question.scope.tenant, OrderedDict())
+            answered[place] = (turns[0], self._clock())
+            answered.move_to_end(place)
+            if len(answered) > _ANSWERED:
+                answered.popitem(last=False)
 
     def left(self, question: PendingPrompt, turn: str, answer: Message) -> None:
         """Note that a client broke an answer off. If its conversation goes on with other words, it was a person who stopped it; the same

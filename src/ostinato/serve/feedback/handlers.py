@@ -21,7 +21,6 @@ be reported repeatedly, late and in any order.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
@@ -33,7 +32,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from ostinato.core.conversation import calling_turn
-from ostinato.core.errors import BadRequest, TooLarge, Unauthorized
+from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.records import Signal, Source
 from ostinato.core.verdicts import RESERVED
 from ostinato.serve.dialects.openai_reply import json_bytes
@@ -43,9 +42,8 @@ from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, Tr
 from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import QuotaExceeded
 from ostinato.serve.reader import LONG_CHARS, ReadEvents
-from ostinato.serve.wire.body import UnsupportedMedia, unpacking
+from ostinato.serve.wire.body import UnsupportedMedia, content_type
 from ostinato.serve.wire.exchange import Exchange
-from ostinato.serve.wire.watch import ClientGone
 
 # ---------------------------------------------------------------- telemetry
 
@@ -281,10 +279,6 @@ _READERS: dict[str, _Reader] = {
 }
 
 
-_DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
-_LENGTH_DIGITS = 20
-
-
 class Telemetry:
     """The handlers of both routes. An export is answered when its signals are durable.
 
@@ -323,21 +317,9 @@ class Telemetry:
     async def _receive(self, exchange: Exchange) -> tuple[str, Encoding, bytes]:
         """The sending tenant, the encoding, and the decompressed body."""
         tenant = self._parts.keys.identify(exchange.headers).tenant
-        quotas, config = self._parts.quotas, self._parts.config
-        quotas.expect_events(tenant)  # before the body is read
-        charge = partial(quotas.count_bytes, tenant)
-        limit, wait_s = config.max_body_bytes, config.body_timeout_s
-        encoding, unpack = _encoding(exchange.headers), unpacking(exchange.headers, limit)
-        try:
-            async with asyncio.timeout(wait_s):
-                data = await _read(exchange, limit, charge)
-        except TimeoutError:
-            raise BadRequest(f"The body did not arrive within {wait_s:g} s; send it in one piece.") from None
-        if unpack is not None:
-            unpacked = await asyncio.to_thread(unpack, data)
-            charge(max(0, len(unpacked) - len(data)))
-            data = unpacked
-        return tenant, encoding, data
+        self._parts.quotas.expect_events(tenant)  # before the body is read
+        encoding = _encoding(exchange.headers)
+        return tenant, encoding, await exchange.data(partial(self._parts.quotas.count_bytes, tenant))
 
     async def _store(self, signals: list[Signal]) -> None:
         for start in range(0, len(signals), MAX_EVENTS):
@@ -345,36 +327,13 @@ class Telemetry:
 
 
 def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+    kind = content_type(headers)
     try:
         return Encoding(kind)  # this also keeps a web page from posting here without a CORS preflight
     except ValueError:
         raise UnsupportedMedia(
             f"Content-Type is {kind[:200] or 'missing'!r}; send '{Encoding.PROTOBUF}' or '{Encoding.JSON}'."
         ) from None
-
-
-async def _read(exchange: Exchange, limit: int, charge: Callable[[int], None]) -> bytes:
-    """The body as it was sent; at most `limit` bytes are held. Raises TooLarge, ClientGone, and whatever `charge` raises."""
-    length = exchange.headers.get(b"content-length", b"")
-    declared = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
-    charged = min(declared, limit * _DRAIN_FACTOR)  # more is not read
-    charge(charged)
-    held, size, more = bytearray(), 0, True
-    while more and size <= limit * _DRAIN_FACTOR:
-        message = await exchange.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        more, chunk = message.get("more_body", False), message.get("body", b"")
-        size += len(chunk)
-        if size > charged:
-            charge(size - charged)
-            charged = size
-        if size <= limit:
-            held += chunk
-    if size > limit:
-        raise TooLarge(f"The body is longer than {limit} bytes; export smaller batches.")
-    return bytes(held)
 
 
 def _unclear(reading: Heard) -> str:

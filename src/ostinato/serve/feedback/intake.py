@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -70,7 +70,8 @@ class Intake:
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
         self._users: OrderedDict[str, str] = OrderedDict()  # turn -> its user, if comments are scrubbed
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
-        self._unkept: OrderedDict[str, None] = OrderedDict()  # turns whose words are not stored
+        # by tenant: turns whose words are not stored; of another tenant's nobody is told, and nobody can drive them out
+        self._unkept: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
 
     def turn(self, turn: Turn) -> None:
         """Note a turn in the log, so that feedback about it needs no lookup."""
@@ -78,7 +79,7 @@ class Intake:
         if self._scrubbing is not None:
             _remember(self._users, turn.id, turn.user)
         if not turn.counts:
-            self.keep_no_words([turn.id])
+            self.keep_no_words(turn.tenant, [turn.id])
 
     def forget(self, row: Forgotten) -> None:
         """Drop whose turns were a person's."""
@@ -86,10 +87,10 @@ class Intake:
         for turn in theirs:
             del self._users[turn]
 
-    def keep_no_words(self, turns: Sequence[str]) -> None:
-        """Store no comment or correction on these turns, which may not be in the log yet."""
+    def keep_no_words(self, tenant: str, turns: Sequence[str]) -> None:
+        """Store no comment or correction on these turns of a tenant, which may not be in the log yet."""
         for turn in turns:
-            _remember(self._unkept, turn, None)
+            _remember(self._unkept[tenant], turn, None)
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
         """Write one tenant's signals, durable on return. Returns their statuses in order.
@@ -102,8 +103,9 @@ class Intake:
                 await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
                 signals, early = await self._scrubbed(signals)
                 await self._check_lines(signals)
+                unkept = self._unkept[signals[0].tenant]
                 signals = [
-                    replace(each, comment=None, correction=None, lines=()) if each.turn in self._unkept else each
+                    replace(each, comment=None, correction=None, lines=()) if each.turn in unkept else each
                     for each in signals
                 ]
                 late = {signal.turn for signal in signals if signal.turn in self._decided}

@@ -113,7 +113,7 @@ async def read_body(
     timeout_s: float,
     charge: Callable[[int], None],
 ) -> bytes:
-    """A request body of JSON, unpacked.
+    """A request body, unpacked.
 
     Args:
         chunks: the body as it arrives.
@@ -126,9 +126,8 @@ async def read_body(
     Raises:
         TooLarge: more bytes than `limit` (no more than that are ever held).
         UnsupportedMedia: compressed in an unknown way.
-        BadRequest: said to be no JSON, or late.
+        BadRequest: late, or not compressed as it says.
     """
-    _check_headers(headers)
     unpack = unpacking(headers, limit)
     try:
         async with asyncio.timeout(timeout_s):
@@ -192,10 +191,9 @@ def _place(data: bytes, at: int, word: str) -> str:
     return f"at line {line}, {word} {at - data.rfind(bytes([10]), 0, at)}"
 
 
-def _check_headers(headers: Mapping[bytes, bytes]) -> None:
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    if kind != "application/json":  # this also keeps a web page from posting here without a CORS preflight
-        raise BadRequest(f"Content-Type is {kind or 'missing'!r}; send 'application/json'.")
+def content_type(headers: Mapping[bytes, bytes]) -> str:
+    """The declared type of a body, without parameters; "" if none is declared."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
 def _declared(headers: Mapping[bytes, bytes]) -> int:

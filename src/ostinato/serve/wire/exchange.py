@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -20,19 +21,17 @@ from starlette.types import Message, Receive, Scope, Send
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, Unavailable
 from ostinato.core.json_shape import LONG_BYTES
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.dialects.dialect import ErrorShape
+from ostinato.serve.dialects.dialect import ErrorShape, printable
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.wire.body import parse_json, read_body
-from ostinato.serve.wire.origins import CrossSite, Origins
+from ostinato.serve.wire.body import content_type, parse_json, read_body
+from ostinato.serve.wire.origins import CrossSite, Headers, Origins
 from ostinato.serve.wire.watch import ClientGone, DisconnectWatch
 
 MAX_HEADER_CHARS = 512
 JSON = b"application/json"
 
 _SESSION = "ostinato.session"  # a key of the scope
-
-Headers = list[tuple[bytes, bytes]]
 
 
 def in_session(scope: Scope) -> Scope:
@@ -56,16 +55,18 @@ def tidied(scope: Scope) -> Scope:
     return in_session({**scope, "path": path}) if path.startswith(("/v1/", "/s/")) else scope
 
 
-def _printable(name: str, value: str) -> str:
-    if not (0 < len(value) <= MAX_HEADER_CHARS and value.isprintable()):
-        raise BadRequest(f"{name} must hold 1 to {MAX_HEADER_CHARS} printable characters.", field=name)
-    return value
+def _checked(name: str, value: str) -> str:
+    """A header's value, whose characters are those that names in a body may hold. Raises BadRequest."""
+    with suppress(ValueError):
+        if 0 < len(value) <= MAX_HEADER_CHARS:
+            return printable(value)
+    raise BadRequest(f"{name} must hold 1 to {MAX_HEADER_CHARS} printable characters.", field=name)
 
 
 class Exchange:
     """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
     of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
-    `time.monotonic`; `received` is the length of the JSON body, unpacked; `shared` are headers of every answer, by which the page that
+    `time.monotonic`; `received` is the length of the body, unpacked; `shared` are headers of every answer, by which the page that
     asked may read it.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
@@ -100,12 +101,12 @@ class Exchange:
             value = raw.decode()
         except UnicodeDecodeError:
             value = raw.decode("latin-1")
-        return _printable(name, value)
+        return _checked(name, value)
 
     @property
     def session(self) -> str | None:
         """The session named in the path, as in `/s/SESSION/v1/...`; None without one. Raises BadRequest."""
-        return None if self._session is None else _printable("The session in the address", self._session)
+        return None if self._session is None else _checked("The session in the address", self._session)
 
     async def json(self, charge: Callable[[int], None]) -> Any:
         """The body's JSON value; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
@@ -121,6 +122,13 @@ class Exchange:
 
     async def body(self, charge: Callable[[int], None]) -> bytes:
         """The body as JSON text; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
+        kind = content_type(self.headers)
+        if kind != "application/json":  # this also keeps a web page from posting here without a CORS preflight
+            raise BadRequest(f"Content-Type is {kind or 'missing'!r}; send 'application/json'.")
+        return await self.data(charge)
+
+    async def data(self, charge: Callable[[int], None]) -> bytes:
+        """The body, whatever its type, unpacked; `charge` as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
 
         def counted(size: int) -> None:

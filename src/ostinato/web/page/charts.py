@@ -317,13 +317,7 @@ def release_marks(
 
 
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 620.0, 30.0, 208.0
-_VOID_ODDS = 1000.0
 _SHADES = 5
-
-
-def void_odds(rules: TrialRules | None) -> float:
-    """The odds against the set shares from which on a trial is void."""
-    return _VOID_ODDS if rules is None else rules.void_odds
 
 
 def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:

@@ -19,7 +19,8 @@ _LONGEST_FIELD = 512
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _ROOT = re.compile(r"[0-9a-f]{6,64}")
 _VERSION = re.compile(r"v[0-9]{1,15}")
-_PATH = re.compile(r"/(?:[A-Za-z0-9_:.-]+/?){0,8}")
+# each character has one place in it, so that no text takes longer than its length allows
+_PATH = re.compile(r"/(?:[A-Za-z0-9_:.-]+(?:/[A-Za-z0-9_:.-]+){0,7}/?)?")
 
 
 class FormLate(OstinatoError):

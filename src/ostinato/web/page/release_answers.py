@@ -10,6 +10,7 @@ from ostinato.web.page.templates import count, points, size
 
 VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
 _ACCEPTED = "accepted"
+_VOID_ODDS = 1000.0  # against the set shares, from which on a trial is void, if the ledger does not tell
 _OF_LIVE = frozenset({"shipped", "better", "confirmed", "faded", "verified"})  # last lines of a version that was live
 _DECISIONS = {"shipped": "Shipped", "blocked": "Refused", "rolled_back": "Rolled back"}
 
@@ -157,20 +158,20 @@ def _people(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tup
     if last.sees is not None:
         details.append(f"The smallest loss that this many people could reveal by now: {100 * last.sees:.1f} pp.")
     if evidence.dealt is not None:
-        said, sound = dealt_as_set(evidence.dealt, 1000.0 if evidence.rules is None else evidence.rules.void_odds)
+        said, sound = dealt_as_set(evidence.dealt, evidence.rules)
         details.append(said)
         state = state if sound else "bad"
     return verdict, state, details
 
 
-def dealt_as_set(dealt: releases.Dealt, void_odds: float) -> tuple[str, bool]:
+def dealt_as_set(dealt: releases.Dealt, rules: releases.TrialRules | None) -> tuple[str, bool]:
     """A sentence on whether people were assigned to the sides in the configured shares; False if they were not (the trial is void)."""
     counted = (
         f"{count(dealt.candidate)} people on the new side where {count(dealt.expected)} were expected, "
         f"{count(dealt.others)} on the other"
     )
     part = "" if dealt.whole else f" (the first {count(dealt.turns)} turns)"
-    if dealt.odds >= void_odds:
+    if dealt.odds >= (_VOID_ODDS if rules is None else rules.void_odds):
         return (
             f"VOID: people were not assigned in the configured shares: {counted}{part}; odds {dealt.odds:.3g} to 1 against them.",
             False,

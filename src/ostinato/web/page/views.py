@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from ostinato.core.errors import NotFound
+from ostinato.core.records import Arm
 from ostinato.core.visitors import Visitor
 from ostinato.status.compactions import CompactionsNow, facts_sentence, rewards_sentence
 from ostinato.status.dials import DialsNow, cautions, effect_sentence
@@ -98,6 +99,7 @@ class Views:
             "found": found,
             "query": query,
             "most": MOST_COUNTED,
+            "arms": [*Arm],
             "older": None if found.page.older is None else address(query, visitor, before=found.page.older),
             "newer": None if found.page.newer is None else address(query, visitor, after=found.page.newer),
             "newest": address(query, visitor),
@@ -138,7 +140,6 @@ class Views:
             "arms": [arm for arm in ("live", "control") if arm in run.refs],
             "prompt": "",
             "answers": (),
-            "said": "",
         }
 
 
@@ -214,7 +215,7 @@ def release_shown(found: ReleaseDetail) -> Shown:
         "answers": answers(found),
         "looks": charts.looks(found.looks),
         "sequence": charts.sequence(proof.trial, proof.rules),
-        "balance": None if proof.dealt is None else dealt_as_set(proof.dealt, charts.void_odds(proof.rules)),
+        "balance": None if proof.dealt is None else dealt_as_set(proof.dealt, proof.rules),
         "shifts": charts.shifts(proof.rates),
         "layers": charts.layers(proof.weights),
         "prompts": [prompt_text(each.prompt) for each in proof.examples],
@@ -291,8 +292,13 @@ def address(query: TurnQuery, visitor: Visitor, *, before: int | None = None, af
         "before": before,
         "after": after,
     }
+    return _with_query("/turns", asked)
+
+
+def _with_query(path: str, asked: Mapping[str, str | int | None]) -> str:
+    """The address of a list, with the fields that are filled in."""
     chosen = {name: value for name, value in asked.items() if value not in (None, "")}
-    return "/turns" + (f"?{urlencode(chosen)}" if chosen else "")
+    return path + (f"?{urlencode(chosen)}" if chosen else "")
 
 
 # ---------------------------------------------------------------- simulated worlds: drawing
@@ -507,8 +513,7 @@ def rollouts_address(query: RolloutQuery, before: int | None) -> str:
         "ended": query.ended,
         "before": before,
     }
-    chosen = {name: value for name, value in asked.items() if value not in (None, "")}
-    return "/worlds/rollouts" + (f"?{urlencode(chosen)}" if chosen else "")
+    return _with_query("/worlds/rollouts", asked)
 
 
 def _nothing(found: WorldsNow) -> bool:
