@@ -1,6 +1,6 @@
 """pass@1 and best-of-k of each checkpoint, from rollouts of the same tasks.
 
-The estimators are those of `evaluate.sharpening`: unbiased for every task, tasks as clusters.
+The estimators are those of `evaluate.pass_at_k`: unbiased for every task, tasks as clusters.
 """
 
 from __future__ import annotations
