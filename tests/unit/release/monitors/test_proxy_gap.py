@@ -319,6 +319,13 @@ def test_a_policy_that_pleases_every_thumb_and_halves_who_comes_again_is_found()
     assert days(favour, np.random.default_rng(1), 0.8, 0.8, first=0, count=7) == [], "teachers and gold people alike"
 
 
+def test_days_are_over_again_after_a_clock_that_was_ahead_was_set_back():
+    watch = gap()
+    watch.turn(replace(a_turn("ahead:0", user="u1", ended_at=400 * DAY), propensity=0.5))
+    (raised,) = served(watch, np.random.default_rng(1), (0.8, 0.6), (0.4, 0.8))
+    assert raised.detail["outcome"] == "returned"
+
+
 def test_who_is_moved_by_a_changed_share_of_control_counts_for_the_side_they_are_on():
     """Everybody changes sides after three days in which both were alike; from then on live's people are pleased and stay away."""
     watch, rng = gap(), np.random.default_rng(3)
