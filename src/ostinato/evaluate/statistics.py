@@ -171,8 +171,8 @@ def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate
     return replace(plain, lower=max(-1.0, lower), upper=min(1.0, upper))
 
 
-def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimate:
-    """Mean score of one policy over a suite, draws averaged within each item, with a two-sided t interval cut to [0, 1].
+def suite_mean(scores: Iterable[ItemScore]) -> Estimate:
+    """Mean score of one policy over a suite, draws averaged within each item, with a two-sided 95% t interval cut to [0, 1].
 
     When every item has the same mean, the interval is the exact binomial bound on an unseen different item.
 
@@ -185,13 +185,13 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
     if not items:
         raise ValueError("no scores to average; run the suite first")
     means_I = np.array([math.fsum(values) / len(values) for values in items.values()])
-    n, alpha, mean = means_I.size, 1.0 - confidence, float(means_I.mean())
+    n, mean = means_I.size, float(means_I.mean())
     if n == 1 or float(np.ptp(means_I)) == 0.0:
-        unseen = 1.0 - (alpha / 2) ** (1.0 / n)
+        unseen = 1.0 - 0.025 ** (1.0 / n)
         lower, upper = mean * (1.0 - unseen), mean + unseen * (1.0 - mean)
         return Estimate(mean=mean, lower=lower, upper=upper, error=unseen, df=math.inf, n=n)
     error = float(means_I.std(ddof=1)) / math.sqrt(n)
-    half = t_quantile(n - 1, 1.0 - alpha / 2) * error
+    half = t_quantile(n - 1, 0.975) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
@@ -272,17 +272,17 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2.0 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927). (0, 1) when nothing was observed."""
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% score interval of a proportion (Wilson 1927). (0, 1) when nothing was observed."""
     if n < 0 or not 0 <= successes <= n:
         raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
     if n == 0:
         return 0.0, 1.0
-    return _score_interval(successes / n, n, _NORMAL.inv_cdf(0.5 + confidence / 2))
+    return _score_interval(successes / n, n, _NORMAL.inv_cdf(0.975))
 
 
-def clustered_share(tally: Tally, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
+def clustered_share(tally: Tally) -> tuple[float, float]:
+    """95% interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
 
     That number is mean (1 - mean) over the user-clustered variance, at most that of the turns; where no user differs from the mean, it is
     Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t replaces the normal, as in Korn and Graubard (1998), with
@@ -298,7 +298,7 @@ def clustered_share(tally: Tally, confidence: float = 0.95) -> tuple[float, floa
     alike = float(np.abs(residual_U).max()) < 1e-12
     turns = total**2 / squares if alike else min(total, mean * (1.0 - mean) / variance)
     freedom = max(1.0, squares**2 / float((counts_U**4).sum()))
-    return _score_interval(mean, turns, t_quantile(freedom, 0.5 + confidence / 2))
+    return _score_interval(mean, turns, t_quantile(freedom, 0.975))
 
 
 def _score_interval(share: float, n: float, z: float) -> tuple[float, float]:
