@@ -274,10 +274,11 @@ def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) ->
 
 
 def _sees(traffic: Traffic, config: TrialConfig) -> float:
+    """The margin that an equally good candidate passes with probability `POWER` at the variance of the time limit."""
     if not traffic.people or not traffic.turns:
         return 1.0
     variance = variance_of(traffic, config.limit_s / DAY, config.most_turns_a_day)
-    return min(_wants(variance, config.ship_alpha), 1.0)
+    return min(_quantiles(config.ship_alpha) * math.sqrt(variance * _INFLATION), 1.0)
 
 
 def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None:
@@ -290,11 +291,6 @@ def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None
         there = variance_of(traffic, middle / DAY, config.most_turns_a_day) <= wanted
         low, high = (low, middle) if there else (middle, high)
     return max(high, config.slot_s)
-
-
-def _wants(variance: float, alpha: float) -> float:
-    """The margin that an equally good candidate passes with probability `POWER` at this variance."""
-    return _quantiles(alpha) * math.sqrt(variance * _INFLATION)
 
 
 def _quantiles(alpha: float) -> float:
