@@ -27,7 +27,7 @@ from ostinato.adapt.older_states import OLDER_FORMAT, older_state
 from ostinato.adapt.prior import Population
 from ostinato.adapt.safety import ViolationConstraint, ViolationRules
 from ostinato.core.arm_assignment import could_lean, holdout_place
-from ostinato.core.errors import Corrupt, OstinatoError
+from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Forgotten
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Consent, ConsentGiven, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
@@ -265,7 +265,6 @@ class StateFold:
             if self.cursor == self._saved and not self._gone:
                 return
             cursor, batch, gone = self.cursor, self._dirty, self._gone
-            self._dirty, self._gone, self._writing = {}, set(), batch
             early = {**self._early.snapshot(), "time": self._early.time}
             constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
             kept = {
@@ -280,9 +279,10 @@ class StateFold:
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
+            self._dirty, self._gone, self._writing = {}, set(), batch
             try:
                 await asyncio.to_thread(self._cache.write, cursor, note, told)
-            except OstinatoError:
+            except BaseException:  # whatever it is: a later write would tell the place, and these states would be lost
                 self._dirty, self._gone = {**batch, **self._dirty}, gone | self._gone
                 raise
             finally:

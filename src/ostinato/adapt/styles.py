@@ -301,15 +301,7 @@ class StyleAdaptation(PersonAdaptation):
         return False if self._config.privacy.epsilon else await super().refit()
 
     def _rules_of(self, names: tuple[str, ...]) -> StateRules:
-        rules = super()._rules_of(names)
-        return StateRules(
-            names=names,
-            signals=rules.signals,
-            regression=rules.regression,
-            prior=rules.prior,
-            without=rules.without,
-            violations=ViolationRules(),
-        )
+        return replace(super()._rules_of(names), violations=ViolationRules())
 
 
 def _held(state: PersonState, rules: StateRules) -> str | None:

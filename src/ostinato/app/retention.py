@@ -17,6 +17,9 @@ from ostinato.reward.log_fold import needed_above
 from ostinato.weights.keep.gc import Collected, OnStep, collect
 
 _LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
+_WAITS = (
+    "awaits_approval"  # the action after which it waits for a person, for however long, and newer ones take its refs
+)
 
 
 async def needed(log: RowLog, config: Config) -> list[str]:
@@ -35,13 +38,16 @@ async def collect_weights(run: Run, on_step: OnStep = lambda step: None) -> Coll
 
 
 async def _released(log: Log, count: int) -> list[PolicyVersion]:
-    """The last `count` versions that were live, newest first, by the run's ledger."""
+    """The last `count` versions that were live, newest first, and the last one that waited for approval, by the run's ledger."""
     found: dict[PolicyVersion, None] = {}
+    waits: list[PolicyVersion] = []
     async for _, row in log.read(0, {ReleaseEvent}):
         if isinstance(row, ReleaseEvent) and row.action in _LIVE:
             found.pop(row.policy, None)  # moves it to the end: the order is by when it was last live
             found[row.policy] = None
-    return list(found)[::-1][:count]
+        elif isinstance(row, ReleaseEvent) and row.action == _WAITS:
+            waits = [row.policy]
+    return [*list(found)[::-1][:count], *waits]
 
 
 def _retaken(log: RowLog, config: Config) -> list[PolicyVersion]:

@@ -1,6 +1,6 @@
 """pass@1 and best-of-k of each checkpoint, from rollouts of the same tasks.
 
-The estimators are those of `evaluate.sharpening`: unbiased for every task, tasks as clusters.
+The estimators are those of `evaluate.pass_at_k`: unbiased for every task, tasks as clusters.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Covered:
     change: Sharpening | None
 
 
-def covered(attempts: Iterable[ScoredAttempt], k: int, confidence: float = 0.95) -> tuple[Covered, ...]:
-    """Every checkpoint's rates, oldest first. The interval of each change has the same confidence on its own."""
+def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
+    """Every checkpoint's rates, oldest first. Each interval is one of 95% on its own."""
     by_policy: dict[PolicyVersion, list[ItemScore]] = {}
     draws: dict[tuple[PolicyVersion, str], int] = {}
     for each in attempts:
@@ -56,7 +56,7 @@ def covered(attempts: Iterable[ScoredAttempt], k: int, confidence: float = 0.95)
         whole = [score for score in by_policy[policy] if draws[policy, score.item] >= k]
         tasks = {score.item for score in by_policy[policy]}
         change = (
-            sharpening(whole, first[1], k, confidence, against=Incumbent.ANCHOR, policy=first[0])
+            sharpening(whole, first[1], k, 0.95, against=Incumbent.ANCHOR, policy=first[0])
             if first is not None and whole
             else None
         )
@@ -65,7 +65,7 @@ def covered(attempts: Iterable[ScoredAttempt], k: int, confidence: float = 0.95)
                 policy=policy,
                 attempts=len(by_policy[policy]),
                 short=sum(draws[policy, task] < k for task in tasks),
-                rates=pass_rates(whole, k, confidence) if whole else None,
+                rates=pass_rates(whole, k) if whole else None,
                 change=change,
             )
         )

@@ -33,7 +33,8 @@ Scores = dict[tuple[str, int], ItemScore]
 SHARED_ROUNDS = 10
 """Candidates that share a version's draws; then others are made, so that neither their luck nor a judge's view of them lasts."""
 SURE = 0.998
-"""Confidence of each interval of a sharpening: of a thousand candidates that lost nothing, at most one is reported as a loss."""
+"""Confidence of each interval of a sharpening: of a thousand candidates that lost nothing against an incumbent, at most one is reported
+as a loss against it."""
 
 
 class Runner(Protocol):
@@ -122,20 +123,25 @@ class Evaluation:
         return {"candidate": self._judged[0], "round": self._judged[1], "drawn": drawn}
 
     def restore(self, evidence: Mapping[str, Any]) -> None:
-        """The inverse of `evidence`; evidence of other suites, or in the form of earlier versions, is ignored.
+        """The inverse of `evidence`; evidence of other suites or items, or in the form of earlier versions, is ignored: what it lacks is
+        drawn again from the same seeds.
 
         Raises:
             Corrupt: the evidence is malformed.
         """
         if "round" not in evidence:
             return
-        known = {_key(runner.suite) for runner in (*self._runners, *self._aside)}
         try:
             self._judged = str(evidence["candidate"]), int(evidence["round"])
             self._drawn = {}
-            for suite in known & set(evidence["drawn"]):
-                for policy_hash, rows in evidence["drawn"][suite].items():
-                    self._keep(suite, policy_hash, [_score(*row) for row in rows])
+            for runner in (*self._runners, *self._aside):
+                suite = runner.suite
+                asked = {item.id for item in (suite if runner in self._aside else self._select(suite)).items}
+                for policy_hash, rows in evidence["drawn"].get(_key(suite), {}).items():
+                    scores = [_score(*row) for row in rows]
+                    # else the settings that pick a round's items have changed, and some would have more draws than others
+                    if {score.item for score in scores} == asked:
+                        self._keep(_key(suite), policy_hash, scores)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Corrupt(
                 f"the ledger's evidence does not have the expected form ({error}); `ostinato ship` ships by hand"

@@ -141,8 +141,8 @@ def bounds(found: Spread, *, lower_alpha: float, upper_alpha: float) -> Estimate
         unseen_low, unseen_high = 1.0 - lower_alpha ** (1.0 / n), 1.0 - upper_alpha ** (1.0 / n)
         lower, upper = mean - unseen_low * (1.0 + mean), mean + unseen_high * (1.0 - mean)
         return Estimate(mean=mean, lower=lower, upper=upper, error=unseen_low, df=math.inf, n=n)
-    lower = max(-1.0, found.centre - _t_quantile(found.df, 1.0 - lower_alpha) * found.error)
-    upper = min(1.0, found.centre + _t_quantile(found.df, 1.0 - upper_alpha) * found.error)
+    lower = max(-1.0, found.centre - t_quantile(found.df, 1.0 - lower_alpha) * found.error)
+    upper = min(1.0, found.centre + t_quantile(found.df, 1.0 - upper_alpha) * found.error)
     return Estimate(
         mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=found.error, df=float(found.df), n=n
     )
@@ -166,13 +166,13 @@ def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate
     def errors(quantile: float) -> float:
         return quantile if abs(k) < 1e-9 else 3.0 / k * (float(np.cbrt(1.0 + k * (quantile - k / 6.0))) - 1.0)
 
-    most = _t_quantile(spread.df, 1.0 - alpha)
+    most = t_quantile(spread.df, 1.0 - alpha)
     lower, upper = spread.mean - errors(most) * spread.error, spread.mean - errors(-most) * spread.error
     return replace(plain, lower=max(-1.0, lower), upper=min(1.0, upper))
 
 
-def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimate:
-    """Mean score of one policy over a suite, draws averaged within each item, with a two-sided t interval cut to [0, 1].
+def suite_mean(scores: Iterable[ItemScore]) -> Estimate:
+    """Mean score of one policy over a suite, draws averaged within each item, with a two-sided 95% t interval cut to [0, 1].
 
     When every item has the same mean, the interval is the exact binomial bound on an unseen different item.
 
@@ -185,13 +185,13 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
     if not items:
         raise ValueError("no scores to average; run the suite first")
     means_I = np.array([math.fsum(values) / len(values) for values in items.values()])
-    n, alpha, mean = means_I.size, 1.0 - confidence, float(means_I.mean())
+    n, mean = means_I.size, float(means_I.mean())
     if n == 1 or float(np.ptp(means_I)) == 0.0:
-        unseen = 1.0 - (alpha / 2) ** (1.0 / n)
+        unseen = 1.0 - 0.025 ** (1.0 / n)
         lower, upper = mean * (1.0 - unseen), mean + unseen * (1.0 - mean)
         return Estimate(mean=mean, lower=lower, upper=upper, error=unseen, df=math.inf, n=n)
     error = float(means_I.std(ddof=1)) / math.sqrt(n)
-    half = _t_quantile(n - 1, 1.0 - alpha / 2) * error
+    half = t_quantile(n - 1, 0.975) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
@@ -232,7 +232,7 @@ def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
         good = int((means_I == 1.0).sum())
         return _binomial_lower(good, n, alpha)
     error = float(means_I.std(ddof=1)) / math.sqrt(n)
-    return max(0.0, float(means_I.mean()) - _t_quantile(n - 1, 1.0 - alpha) * error)
+    return max(0.0, float(means_I.mean()) - t_quantile(n - 1, 1.0 - alpha) * error)
 
 
 def _binomial_lower(good: int, n: int, alpha: float) -> float:
@@ -272,17 +272,17 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2.0 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927). (0, 1) when nothing was observed."""
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% score interval of a proportion (Wilson 1927). (0, 1) when nothing was observed."""
     if n < 0 or not 0 <= successes <= n:
         raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
     if n == 0:
         return 0.0, 1.0
-    return _score_interval(successes / n, n, _NORMAL.inv_cdf(0.5 + confidence / 2))
+    return _score_interval(successes / n, n, _NORMAL.inv_cdf(0.975))
 
 
-def clustered_share(tally: Tally, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
+def clustered_share(tally: Tally) -> tuple[float, float]:
+    """95% interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
 
     That number is mean (1 - mean) over the user-clustered variance, at most that of the turns; where no user differs from the mean, it is
     Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t replaces the normal, as in Korn and Graubard (1998), with
@@ -292,13 +292,13 @@ def clustered_share(tally: Tally, confidence: float = 0.95) -> tuple[float, floa
     counts_U = np.array([count for _, count in tally.values() if count > 0], dtype=np.float64)
     if counts_U.size < 2:
         return 0.0, 1.0
-    mean, residual_U = _residuals(tally, list(tally))
+    mean, residual_U = residuals(tally, list(tally))
     total, squares = float(counts_U.sum()), float(counts_U @ counts_U)
     variance = counts_U.size / (counts_U.size - 1) * float(residual_U @ residual_U)
     alike = float(np.abs(residual_U).max()) < 1e-12
     turns = total**2 / squares if alike else min(total, mean * (1.0 - mean) / variance)
     freedom = max(1.0, squares**2 / float((counts_U**4).sum()))
-    return _score_interval(mean, turns, _t_quantile(freedom, 0.5 + confidence / 2))
+    return _score_interval(mean, turns, t_quantile(freedom, 0.975))
 
 
 def _score_interval(share: float, n: float, z: float) -> tuple[float, float]:
@@ -331,22 +331,23 @@ def clustered_difference(
         if sum(1 for _, count in side.values() if count > 0) < 2:
             raise ValueError(f"{name}: a clustered interval needs at least 2 users with an outcome")
     users = sorted(set(treated) | set(control))
-    mean_t, residual_t_U = _residuals(treated, users)
-    mean_c, residual_c_U = _residuals(control, users)
+    mean_t, residual_t_U = residuals(treated, users)
+    mean_c, residual_c_U = residuals(control, users)
     smaller = min(sum(1 for _, count in side.values() if count > 0) for side in (treated, control))
     variance = _cluster_variance(residual_t_U, residual_c_U)
     for residual_U, side in zip((residual_t_U, residual_c_U), raw or (treated, control), strict=True):
-        share, raw_U = _residuals(side, users)
+        share, raw_U = residuals(side, users)
         if float(np.abs(raw_U).max()) < 1e-12:
             own = _cluster_variance(residual_U, np.zeros_like(residual_U))
-            variance += max(0.0, _agresti_caffo(share, len(side)) - own)
+            variance += max(0.0, agresti_caffo(share, len(side)) - own)
     error = math.sqrt(variance)
-    half = _t_quantile(smaller - 1, 0.5 + confidence / 2) * error
+    half = t_quantile(smaller - 1, 0.5 + confidence / 2) * error
     mean = mean_t - mean_c
     return Estimate(mean=mean, lower=mean - half, upper=mean + half, error=error, df=float(smaller - 1), n=len(users))
 
 
-def _residuals(tally: WeightedTally, users: Sequence[Person]) -> tuple[float, NDArray[np.float64]]:
+def residuals(tally: WeightedTally, users: Sequence[Person]) -> tuple[float, NDArray[np.float64]]:
+    """The pooled mean, and each of U users' residual of the linearised ratio estimator: what they add to its error."""
     total = sum(count for _, count in tally.values())
     mean = math.fsum(value for value, _ in tally.values()) / total
     pairs = (tally.get(user, (0.0, 0)) for user in users)
@@ -360,7 +361,8 @@ def _cluster_variance(treated_U: NDArray[np.float64], control_U: NDArray[np.floa
     return float(residuals_U @ residuals_U)
 
 
-def _agresti_caffo(mean: float, n: int) -> float:
+def agresti_caffo(mean: float, n: int) -> float:
+    """The variance of a share of n users with one more success and one more failure (Agresti and Caffo 2000), so that it is never 0."""
     share = (mean * n + 1.0) / (n + 2.0)
     return share * (1.0 - share) / (n + 2.0)
 
@@ -396,7 +398,7 @@ def items_needed(found: Spread, margin: float, *, alpha: float, chance: float = 
 
 
 @lru_cache(maxsize=1024)
-def _t_quantile(df: float, p: float) -> float:
+def t_quantile(df: float, p: float) -> float:
     """The p-quantile of Student's t with `df` degrees of freedom."""
     from scipy import special  # takes a quarter of a second to import, which `ostinato status` need not wait for
 

@@ -17,7 +17,14 @@ import numpy as np
 from ostinato.core.records import Arm, Person
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.acceptance import Rated
-from ostinato.evaluate.statistics import Estimate, Tally, clustered_difference
+from ostinato.evaluate.statistics import (
+    Estimate,
+    Tally,
+    agresti_caffo,
+    clustered_difference,
+    residuals,
+    t_quantile,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +66,7 @@ def by_user(rated: Iterable[Rated]) -> dict[Arm, Tallies]:
 def by_item(scores: Iterable[ItemScore], family: Mapping[str, str], t: float) -> dict[str, Tallies]:
     """The tallies of each family of a suite, with items in the place of users. `family` maps each item to its family.
 
-    A score of `t` is silence, a higher one an acceptance (see `graders.suggestion`).
+    A score of `t` is silence, a higher one an acceptance (see `worlds.grading.grade`).
     """
     outcomes: dict[str, list[tuple[Person, float]]] = defaultdict(list)
     for score in scores:
@@ -86,19 +93,15 @@ def ratio(tally: Tally) -> Estimate | None:
     The linearised ratio estimator of `statistics.clustered_difference`, for one side. Where all users have the same share, the variance
     is that of Agresti and Caffo over the users, with one more success and one more failure.
     """
-    users = [(value, count) for value, count in tally.values() if count > 0]
+    users = [user for user, (_, count) in tally.items() if count > 0]
     n = len(users)
     if n < 2:
         return None
-    values_U, counts_U = (np.array(column, dtype=np.float64) for column in zip(*users, strict=True))
-    mean = float(values_U.sum() / counts_U.sum())
-    residuals_U = (values_U - mean * counts_U) / counts_U.sum()
-    variance = n / (n - 1) * float(residuals_U @ residuals_U)
-    if float(np.abs(residuals_U).max()) < 1e-12:
-        share = (mean * n + 1.0) / (n + 2.0)
-        variance = share * (1.0 - share) / (n + 2.0)
+    mean, residuals_U = residuals(tally, users)
+    alike = float(np.abs(residuals_U).max()) < 1e-12
+    variance = agresti_caffo(mean, n) if alike else n / (n - 1) * float(residuals_U @ residuals_U)
     error = math.sqrt(variance)
-    half = _quantile(n - 1) * error
+    half = t_quantile(n - 1, 0.975) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
@@ -114,7 +117,7 @@ def change(live: Tally, control: Tally) -> ArmChange | None:
         return None
     difference = clustered_difference(live, control)
     error = math.hypot(treated.error / treated.mean, untreated.error / untreated.mean)
-    quotient, spread = treated.mean / untreated.mean, math.exp(_quantile(difference.df) * error)
+    quotient, spread = treated.mean / untreated.mean, math.exp(t_quantile(difference.df, 0.975) * error)
     relative = Estimate(
         mean=quotient - 1.0,
         lower=quotient / spread - 1.0,
@@ -124,10 +127,3 @@ def change(live: Tally, control: Tally) -> ArmChange | None:
         n=difference.n,
     )
     return ArmChange(difference=difference, relative=relative)
-
-
-def _quantile(df: float) -> float:
-    """Student's t: the half-width of a 95% interval in standard errors."""
-    from scipy import special  # takes a quarter of a second to import
-
-    return float(special.stdtrit(df, 0.975))

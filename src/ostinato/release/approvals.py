@@ -40,10 +40,11 @@ class Approvals:
         """Ship the candidate that waits. If `policy` is given, it must be that version.
 
         Raises:
-            NotFound: nothing waits, or another version does.
+            NotFound: nothing waits, or another version does, or what waits is no longer in the store.
             Conflict: live was moved, or a newer candidate took its place, at this moment; look again.
         """
         proposal = self._waiting(policy)
+        await self._moves.manifest_of(proposal.candidate)  # an approval that cannot be followed must not be written
         if proposal.actor is None:
             await self._ledger.append("approved", proposal.candidate, proposal.against, reason, {"actor": actor})
         try:
@@ -62,9 +63,15 @@ class Approvals:
         return await self._ledger.append("blocked", proposal.candidate, proposal.against, reason, {"actor": actor})
 
     async def ship_approved(self, proposal: Proposal) -> ReleaseEvent:
-        """Ship an approved candidate, also if the process was killed after the approval was recorded. Raises Conflict."""
+        """Ship an approved candidate, also if the process was killed after the approval was recorded; one that is no longer in the store
+        is blocked, or nothing else could ever be judged. Raises Conflict.
+        """
         reason, detail = told(proposal)
-        return await self._moves.ship(proposal.candidate, proposal.against, reason, detail)
+        try:
+            return await self._moves.ship(proposal.candidate, proposal.against, reason, detail)
+        except NotFound as error:
+            why = f"approved, but no longer in the store: {error}"
+            return await self._ledger.append("blocked", proposal.candidate, proposal.against, why, detail)
 
     def _still(self, proposal: Proposal) -> bool:
         current = self._ledger.state.proposal

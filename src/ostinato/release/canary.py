@@ -66,7 +66,7 @@ class RunningTrial:
         self._people: dict[Person, int] = {}
         self._expected = ExpectedMetrics(people={}, usual_M=())
         self._tenants: frozenset[str] = frozenset()
-        self._answering = False
+        self._answering = self._owed = False
         self._retention, self._day = Retention(0.0), 0
         self._thresholds: dict[str, float | None] = {}
         self.missed = 0
@@ -79,7 +79,7 @@ class RunningTrial:
         return Trial(self._config, active=self._active(now)).share
 
     async def look(self, record: TrialRecord, after: Cursor, now: float) -> Decision | None:
-        """The decision after the slots that are over, or None if none has ended since the last look.
+        """The decision after the slots that are over, or None if none has ended since the last look that was `acted` on.
 
         `after` is the place in the log of the trial's first line. Raises Unavailable while the trial's start lies in the future, because
         the clock was ahead when it began.
@@ -94,22 +94,26 @@ class RunningTrial:
             logger.warning("the clock was ahead: the trial of %s is read again from its start", record.candidate)
             self._record, self._reactions, self._past = None, None, Past(self._metrics)
         if self._record is None or (self._record.salt, self._record.began) != (record.salt, record.began):
-            await self._begin(record, after)
+            await self._begin(record, after, now)
         self._record = record
         assert self._trial is not None
         self._trial.better_s, self._trial.retested = record.better_s, record.retested
-        ended = 0
         while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
             # no further than the slot needs: reading a whole trial at once holds no more of it in memory than following it
-            await self._read(end + self._outcomes.maturity_s, self._upto)
+            await self._read(end + self._outcomes.maturity_s, self._upto, now)
             self._add(record, end)
-            self._upto = end
-            ended += 1
+            self._upto, self._owed = end, True
+        if not self._owed:
+            return None
         self._trial.share, self._trial.shipped = record.shares[-1][1], record.shipped
         self._trial.require = record.require
-        return self._trial.look(self._upto - record.began) if ended else None
+        return self._trial.look(self._upto - record.began)
 
-    async def _begin(self, record: TrialRecord, after: Cursor) -> None:
+    def acted(self) -> None:
+        """Note that the last decision was carried out; until then `look` repeats it, so that a failure on the way delays it by no slot."""
+        self._owed = False
+
+    async def _begin(self, record: TrialRecord, after: Cursor, now: float) -> None:
         """Begin a trial. The turns before it are the past from which users' expected outcomes come."""
         since = 0
         async for _ in self._log.read(after, {Turn}):
@@ -117,22 +121,22 @@ class RunningTrial:
         # always from the log, even if the trial before it was followed, so that a restarted worker knows the same past
         self._past = Past(self._metrics, record.began)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
-        await self._read(record.began, record.began)
+        await self._read(record.began, record.began, now)
         for each, known in self._take(record.began, record.began):
             self._past.remember(each.person, each.ended_at, known, each.tasks)
         self._past.forget(record.began - _REMEMBERED_S)
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
         self._thresholds = {}
-        self._people, self._upto, self._answering = {}, record.began, False
+        self._people, self._upto, self._answering, self._owed = {}, record.began, False, False
         self._retention, self._day = Retention(record.began), 0
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
-    async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
+    async def _read(self, until: float = math.inf, past: float = math.inf, now: float = math.inf) -> None:
         """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
         if self._reactions is None:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
-        for each in await self._reactions.refresh(until):
+        for each in await self._reactions.refresh(until, now):
             if each.ended_at > past:
                 self._miss()
                 continue
@@ -167,7 +171,10 @@ class RunningTrial:
         """The end of the next slot: on the grid, or where a new share came into force, so that shares are constant within a slot, or
         where a day of the trial ends.
         """
-        grid = record.began + self._config.slot_s * (math.floor((self._upto - record.began) / self._config.slot_s) + 1)
+        slot_s, over = self._config.slot_s, (self._upto - record.began) / self._config.slot_s
+        grid = record.began + slot_s * (math.floor(over) + 1)
+        if grid <= self._upto:  # the quotient was rounded down, below the whole number that it is
+            grid = record.began + slot_s * (math.floor(over) + 2)
         return min([grid, self._retention.end(self._day), *(at for at, _ in record.shares if at > self._upto)])
 
     def _add(self, record: TrialRecord, end: float) -> None:
@@ -301,8 +308,16 @@ class Trials:
             return await self._ledger.append("blocked", candidate, live, why)
         await self._moves.point("canary", candidate)
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
-        if decision is None or decision.next is NextAction.WAIT:
-            return None if decision is None else await self._tell(trial, decision)
+        event = None if decision is None else await self._advance(trial, live, state, decision)
+        self._running.acted()
+        return event
+
+    async def _advance(
+        self, trial: TrialRecord, live: PolicyVersion, state: State, decision: Decision
+    ) -> ReleaseEvent | None:
+        candidate = trial.candidate
+        if decision.next is NextAction.WAIT:
+            return await self._tell(trial, decision)
         if decision.next in (NextAction.SHIP, NextAction.RAMP) and self._paused():
             return None
         reading = {"reading": asdict(decision.reading)}
@@ -320,8 +335,11 @@ class Trials:
         """Compare live with the version it replaced: roll back if worse, note once it is better and whether that lasts. Needs trials on."""
         assert self._running is not None
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
-        if decision is None:
-            return None
+        event = None if decision is None else await self._judge(trial, live, decision)
+        self._running.acted()
+        return event
+
+    async def _judge(self, trial: TrialRecord, live: PolicyVersion, decision: Decision) -> ReleaseEvent | None:
         detail = {"reading": asdict(decision.reading)}
         if decision.next is NextAction.ROLL_BACK:
             why = f"beside {trial.against}: {decision.reason}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
 from ostinato.release.metrics.config import DEFAULT_METRICS, SIGNALS, MetricConfig, OutcomeConfig, completed
+from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.incumbent_test import StandingConfig
@@ -75,6 +76,16 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     monitors: MonitorsConfig = Field(
         default=MonitorsConfig(), description="Which behaviour is monitored, and what it is compared with."
     )
+
+    @model_validator(mode="after")
+    def _best_is_compared(self) -> ReleaseConfig:
+        goal = metrics_of(self.metrics, self.trial.margin)[0]
+        if self.best_arm and (goal.daily or goal.quantile is not None):
+            raise ValueError(
+                f"release.best_arm compares live with the best release by the first goal, turn by turn, and {goal.name!r} is one of "
+                "users' days or of a quantile: declare another goal before it, or leave best_arm off"
+            )
+        return self
 
     @property
     def verified_share(self) -> float:

@@ -273,7 +273,7 @@ class ReleaseController:
         """Ship the candidate that waits for a person's approval. If `policy` is given, it must be that version.
 
         Raises:
-            NotFound: nothing waits, or another version does.
+            NotFound: nothing waits, or another version does, or what waits is no longer in the store.
             Conflict: live was moved, or a newer candidate passed, at this moment; look again.
         """
         async with self._lock:
@@ -532,18 +532,21 @@ class RunningStanding:
         self._watch = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
         self._people: dict[Person, int] = {}
         self._upto = -math.inf
+        self._found: tuple[float, BestComparison] | None = None  # when live was released, and how it compares
 
     async def look(self, state: State, after: Cursor, now: float) -> BestComparison | None:
-        """The result after the slots that are over; None if none has ended since the last look.
+        """The result after the slots that are over; None if none has ended since live was released.
 
         `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
         """
         key = state.verified[-1].hash, state.verified_at
-        if self._key != key:
+        ahead = (
+            self._upto > max(now, state.verified_at) + self._config.trial.slot_s
+        )  # the clock was; it has been set back
+        if self._key != key or ahead:
             await self._begin(state.verified_at, after, now)
             self._key = key
         assert self._reactions is not None
-        found: BestComparison | None = None
         slot_s = self._config.trial.slot_s
         while (end := self._upto + slot_s) + self._config.outcomes.maturity_s <= now:
             if self._shipped_at != state.shipped_at and end - slot_s >= state.shipped_at:
@@ -552,12 +555,13 @@ class RunningStanding:
             if self._watch.over(end):
                 self._people = {}
             # turns dropped because too many wait are left out
-            await self._reactions.refresh(end + self._config.outcomes.maturity_s)
+            await self._reactions.refresh(end + self._config.outcomes.maturity_s, now)
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
-            found = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
-            self._upto = end
-        return found
+            compared = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
+            self._found, self._upto = (state.shipped_at, compared), end
+        # until it is acted on it stays true, so that a failure on the way delays nothing; but of another live version it says nothing
+        return self._found[1] if self._found is not None and self._found[0] == state.shipped_at else None
 
     async def _begin(self, since: float, after: Cursor, now: float) -> None:
         """Start with the period that is under way: earlier periods were decided on in their time."""
@@ -568,12 +572,12 @@ class RunningStanding:
         self._upto = since if began == since else began - slot_s
         window = await self._log.before_last(self._config.outcomes.window, Turn)
         self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
-        await self._reactions.refresh(self._upto)
+        await self._reactions.refresh(self._upto, now)
         self._reactions.take(self._upto)
         self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)
         self._shipped_at = -math.inf
-        self._people = {}
+        self._people, self._found = {}, None
 
     def _slot(self, taken: Sequence[Reacted], state: State, end: float, *, newest: bool = False) -> TimeSlot:
         """One slot's tallies; with `newest`, the live arm has only the version that is live now."""

@@ -19,15 +19,18 @@ from statistics import NormalDist
 
 from pydantic import BaseModel, Field
 
+from ostinato.release.trial.config import DAY
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, log_evidence, upper_bound
-
-_DAY = 86_400.0
 
 
 class GuardConfig(BaseModel, frozen=True, extra="forbid"):
     """When a version that serves users is rolled back automatically."""
 
-    enabled: bool = Field(default=True, description="Roll back automatically. False: only a person rolls back.")
+    enabled: bool = Field(
+        default=True,
+        description="Compare live with control, and roll back automatically. False: this comparison rolls nothing back; trials and "
+        "the best arm, where they are on, still do.",
+    )
     alpha: float = Field(
         default=0.02,
         gt=0.0,
@@ -48,7 +51,7 @@ class GuardConfig(BaseModel, frozen=True, extra="forbid"):
     min_users: int = Field(
         default=5, ge=2, description="Least number of effective users on each side before anything is decided."
     )
-    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts over.")
+    period_s: float = Field(default=3 * DAY, gt=0.0, description="Seconds after which the comparison starts over.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,22 +304,19 @@ def _ramped(state: State, event: ReleaseEvent) -> State:
     return replace(state, trial=replace(state.trial.then(event.at, float(event.detail["share"])), told_at=event.at))
 
 
-def _looked(state: State, event: ReleaseEvent) -> State:
+def _looked(state: State, event: ReleaseEvent, **found: Any) -> State:
+    """With a line about the trial, and what was `found`."""
     if state.trial is None or state.trial.candidate != event.policy:
         return state
-    return replace(state, trial=replace(state.trial, told_at=event.at))
+    return replace(state, trial=replace(state.trial, told_at=event.at, **found))
 
 
 def _better(state: State, event: ReleaseEvent) -> State:
-    if state.trial is None or state.trial.candidate != event.policy:
-        return state
-    return replace(state, trial=replace(state.trial, better_at=event.at, told_at=event.at))
+    return _looked(state, event, better_at=event.at)
 
 
 def _retested(state: State, event: ReleaseEvent) -> State:
-    if state.trial is None or state.trial.candidate != event.policy:
-        return state
-    return replace(state, trial=replace(state.trial, retested=event.action == "confirmed", told_at=event.at))
+    return _looked(state, event, retested=event.action == "confirmed")
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:

@@ -89,6 +89,10 @@ class Moves:
         # dealt anew: the users who had tried it were back on live meanwhile
         return {"share": 1.0 - self._holdback, "salt": token_hex(16)}
 
+    async def manifest_of(self, policy: PolicyVersion) -> str:
+        """The manifest hash of a version. Raises NotFound if it was never published, or is no longer in the store."""
+        return await self._versions.manifest_of(policy)
+
     async def point(self, ref: str, policy: PolicyVersion) -> None:
         """Move a ref that no other process moves, if it does not point there already."""
         manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)

@@ -20,12 +20,12 @@ from statistics import NormalDist, median
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.guard import GuardConfig
-from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.config import DAY, TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.incumbent_test import StandingConfig
 
-KEPT = 500
-"""The number of newest entries kept of each kind."""
+KEPT = 50_000
+"""The number of newest entries kept of each kind: of `WEEKS` weeks all, unless candidates come faster than one a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,14 @@ class Spans:
     def end(self, at: float) -> None:
         """End the open stretch, if any."""
         if self.open is not None:
-            self.over.append((self.open, at))
+            self.over.append(
+                (self.open, max(at, self.open))
+            )  # a clock that was set back ends no stretch before it began
         self.open = None
 
     def periods(self, seconds: float, since: float, now: float) -> int:
         """How many periods of length `seconds`, counted from each stretch's beginning, were under way after `since`; begun ones count."""
-        spans = [*self.over, *([] if self.open is None else [(self.open, now)])]
+        spans = [*self.over, *([] if self.open is None else [(self.open, max(now, self.open))])]
         return sum(
             int((end - began) // seconds) - int((max(began, since) - began) // seconds) + 1
             for began, end in spans
@@ -99,7 +101,7 @@ class PaceHistory:
             # a trial that a person ended does not tell how long trials take
             if "actor" not in event.detail:
                 passed = event.action != "blocked"
-                self.trials.append(TrialEnd(at=event.at, seconds=event.at - began, passed=passed))
+                self.trials.append(TrialEnd(at=event.at, seconds=max(event.at - began, 0.0), passed=passed))
         elif event.action in ("shipped", "rolled_back"):
             self._begun = None
 
@@ -140,9 +142,6 @@ _ENDS = ("shipped", "awaits_approval", "blocked")
 # ---------------------------------------------------------------- cooldown
 
 
-DAY = 86_400.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
     """One rollback, as the ledger has it. `by_itself`: no person asked for it.
@@ -178,8 +177,12 @@ def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now
                 reason=f"more rollbacks without a person within a day than release.rollbacks_a_day = {a_day} allows: nothing ships by "
                 "itself until somebody ships or approves a version (`ostinato ship`, `ostinato approve`)",
             )
-    if rollbacks and now < (until := rollbacks[-1].at + cooldown_s):
-        return Brake(until=until, reason="after a rollback nothing ships by itself for a while (release.cooldown_s)")
+    # a rollback that lies further ahead was written by a wrong clock, and would hold for as long as that was ahead
+    if rollbacks and abs(now - rollbacks[-1].at) < cooldown_s:
+        return Brake(
+            until=rollbacks[-1].at + cooldown_s,
+            reason="after a rollback nothing ships by itself for a while (release.cooldown_s)",
+        )
     return None
 
 
@@ -271,10 +274,11 @@ def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) ->
 
 
 def _sees(traffic: Traffic, config: TrialConfig) -> float:
+    """The margin that an equally good candidate passes with probability `POWER` at the variance of the time limit."""
     if not traffic.people or not traffic.turns:
         return 1.0
-    variance = variance_of(traffic, config.limit_s / 86_400.0, config.most_turns_a_day)
-    return min(_wants(variance, config.ship_alpha), 1.0)
+    variance = variance_of(traffic, config.limit_s / DAY, config.most_turns_a_day)
+    return min(_quantiles(config.ship_alpha) * math.sqrt(variance * _INFLATION), 1.0)
 
 
 def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None:
@@ -284,14 +288,9 @@ def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None
     low, high = 0.0, config.limit_s
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
-        there = variance_of(traffic, middle / 86_400.0, config.most_turns_a_day) <= wanted
+        there = variance_of(traffic, middle / DAY, config.most_turns_a_day) <= wanted
         low, high = (low, middle) if there else (middle, high)
     return max(high, config.slot_s)
-
-
-def _wants(variance: float, alpha: float) -> float:
-    """The margin that an equally good candidate passes with probability `POWER` at this variance."""
-    return _quantiles(alpha) * math.sqrt(variance * _INFLATION)
 
 
 def _quantiles(alpha: float) -> float:

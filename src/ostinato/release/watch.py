@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ostinato.core.errors import Unavailable
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
@@ -260,32 +261,42 @@ class ReleaseWatch:
         self._expected: tuple[Mapping[Person, float], ...] = ({}, {}, {})
         self._people: dict[Person, int] = {}
         self._next = 0
+        self._harm: Harm | None = None
 
     async def live(self, state: State, control: PolicyVersion, now: float) -> Harm | None:
-        """Live against control since live shipped: acceptance, engine errors, users who came again the next day: a third of alpha each."""
+        """Live against control since live shipped: acceptance, engine errors, users who came again the next day: a third of alpha each.
+
+        Raises Unavailable while the release lies in the future, because the clock was ahead then.
+        """
         live, since = state.live, state.shipped_at
         if not self._config.enabled or live is None or control.hash == live.hash:
             return None
+        if since > now + self._slot_s:
+            raise Unavailable(
+                f"{live} went live {(since - now) / HOUR:.1f} hours from now: the clock was ahead; the guard judges nothing until then; "
+                "end that with `ostinato ship` or `ostinato rollback`"
+            )
         await self._outcomes.refresh()
         beside = None if self._control_moves else control
         key = live.hash, "" if beside is None else beside.hash, since
-        if self._key != key:
+        ahead = self._next * self._slot_s > max(now, since) + self._slot_s  # the clock was; it has been set back
+        if self._key != key or ahead:
             self._key = key
             self._begin(since, now)
         until = math.floor((now - self._outcomes.maturity_s) / self._slot_s)
         if until <= self._next:
-            return None
+            return self._harm  # found already, and not taken back: that failed
         for slot, measures in self._slots(live, beside, since, until):
             at = max(slot * self._slot_s, since)
             if self.test.over(at):
                 self._people = {}
             self.test.add({name: self._slot(measures[name], m, at) for m, name in enumerate(_MEASURES)}, at)
-        self._next = until
-        return self.test.harm()
+        self._next, self._harm = until, self.test.harm()
+        return self._harm
 
     def _begin(self, since: float, now: float) -> None:
         """Begin with the period that is under way: earlier ones were decided on in their time."""
-        self.test = GuardTest(self._config, since, most_turns_a_day=self._most)
+        self.test, self._harm = GuardTest(self._config, since, most_turns_a_day=self._most), None
         self._expected, self._people = (*self._outcomes.expected(since, self._slot_s), {}), {}
         period = max(0, math.floor((now - self._outcomes.maturity_s - since) / self._config.period_s))
         began = (since + period * self._config.period_s) / self._slot_s

@@ -1,14 +1,24 @@
 """What a person is shown: values that are those of the answers, intervals that narrow, and words that say no more than is known."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import numpy as np
 import pytest
-from tests.unit.adapt.people import RULES
+from tests.deadlines import PATIENT_S
+from tests.unit.adapt.people import RULES, cache_at
 
-from ostinato.adapt.dials import _WORDS, person_view
+from ostinato.adapt.config import AdaptConfig
+from ostinato.adapt.dials import _WORDS, DialAdaptation, person_view
 from ostinato.adapt.fit import ATTRIBUTES
 from ostinato.adapt.learner import PersonState, names_hash
 from ostinato.adapt.state_fold import FeatureMoments
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Row
+from ostinato.core.seams import Cursor
 from ostinato.core.steering import NotSteered, PersonView
+from ostinato.testing.log import MemoryLog
 
 REGRESSION, PRIOR = RULES.regression, RULES.prior
 
@@ -65,3 +75,37 @@ def test_what_was_set_by_hand_is_told_so() -> None:
 def test_every_built_in_dial_has_words_and_every_reason_too() -> None:
     assert set(_WORDS) == set(ATTRIBUTES)
     assert all(reason.words for reason in NotSteered)
+
+
+class Failing(MemoryLog):
+    """A log whose reader fails for a reason that nobody expects, once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = asyncio.Event()
+
+    async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
+        await self.fails.wait()
+        raise RuntimeError("a fault of the program")
+        yield  # pyright: ignore[reportUnreachable]
+
+
+@pytest.mark.parametrize("ends", ["by a fault", "by closing"])
+async def test_who_asks_while_states_are_followed_no_longer_is_told_and_does_not_wait(
+    tmp_path: Path, ends: str
+) -> None:
+    log = Failing()
+    found = DialAdaptation(log, cache_at(tmp_path), AdaptConfig(mode="dials"))
+    await found.start()
+    asked = asyncio.create_task(found.shown(("acme", "ann"), weights="0" * 64))
+    await asyncio.sleep(0)
+    if ends == "by a fault":
+        log.fails.set()
+    else:
+        await found.close()
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises(Unavailable, match="restart the gateway"):
+            await asked
+        with pytest.raises(Unavailable, match="restart the gateway"):
+            await found.shown(("acme", "ann"), weights="0" * 64)
+    await found.close()

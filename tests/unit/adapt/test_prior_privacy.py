@@ -31,6 +31,7 @@ from ostinato.adapt.privacy import (
     noised,
     prior_of,
     release_prior,
+    secure_gauss,
     total_contribution,
     within_year,
 )
@@ -472,3 +473,12 @@ async def test_more_people_than_delta_is_for_release_nothing_and_it_is_said_once
     (told,) = [record.message for record in caplog.records]
     assert "adapt.privacy.delta = 0.041666666666666664 is not below 1 in 24" in told
     assert priors(log) == []
+
+
+def test_the_noise_is_normal_and_reaches_as_far_out_as_the_smallest_delta_asks() -> None:
+    assert secure_gauss(lambda bits: 0) > 14.8, "beyond 8.6, where uniform numbers of 53 bits end"
+    bits = random.Random(3).getrandbits
+    drawn = np.array([secure_gauss(bits) for _ in range(20_000)])
+    assert drawn.mean() == pytest.approx(0.0, abs=0.03)
+    assert drawn.std() == pytest.approx(1.0, abs=0.02)
+    assert (np.abs(drawn) > 1.96).mean() == pytest.approx(0.05, abs=0.007)

@@ -429,3 +429,21 @@ def test_rules_that_give_other_states_have_another_hash() -> None:
     )
     assert len({RULES.hash, *(rules.hash for rules in changed)}) == 5
     assert replace(RULES, signals=dict(reversed(RULES.signals.items()))).hash == RULES.hash
+
+
+async def test_states_that_could_not_be_written_are_written_later_whatever_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, cache = steered_turn("t:0", ANN, 10.0), cache_at(tmp_path)
+    fold = await folded(await log_of([turn, about(turn, "s")]), cache)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault of the program")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "write", fails)
+        with pytest.raises(RuntimeError):
+            await fold.save()
+    assert cache.count("acme") == 0
+    await fold.save()
+    assert cache.count("acme") == 1

@@ -264,6 +264,19 @@ async def test_evaluation_samples_nothing_twice_and_survives_a_restart():
     assert item_seed(SUITE, SUITE.items[0], 0, seed_of(SUITE, V9.hash, 0)) in seeds
 
 
+async def test_draws_of_other_items_than_the_settings_pick_now_are_drawn_again():
+    """With some items of two looks and some of one no judgement was possible, and none of another candidate either."""
+    world = World(size=2)
+    first = Evaluation([runner(world)], LOOKS.model_copy(update={"items_per_round": 3}))
+    assert (await first.run(V9, against=standing())).verdict == Verdict.EXTEND
+    world.calls.clear()
+    second = Evaluation([runner(world)], LOOKS)
+    second.restore(json.loads(json.dumps(first.evidence())))
+    report = await second.run(V9, against=standing())
+    assert (report.items, report.draws, len(world.calls)) == (6, 2, 12)
+    assert (await second.run(V9, against=standing())).draws == 4
+
+
 async def test_a_candidate_whose_answers_are_all_alike_is_reported_after_a_restart_too():
     world = World(size=2)
     world.text = lambda slot, seed, index: "one \n answer" if slot == "candidate" else f"{seed} {index}"

@@ -279,3 +279,27 @@ async def test_killed_at_every_write_nothing_ships_that_nobody_approved(after):
             if isinstance(row, ReleaseEvent) and "actor" in row.detail
         ]
         assert named == [("approved", "ann"), ("shipped", "ann"), ("blocked", "bob")], f"killed at write {at}"
+
+
+async def test_what_waits_and_is_no_longer_in_the_store_is_not_approved(disk):
+    control = await waiting(disk, FakeJudge({5: [Verdict.BLOCK]}))
+    disk.publish(V5)
+    await settle(control)
+    del disk.known["m3"]
+    with pytest.raises(NotFound, match="was never published"):
+        await control.approve(None, "yes", actor="ann")
+    assert disk.events()[-1] == ("blocked", 5), "an approval that cannot be followed is not written"
+
+
+async def test_what_was_approved_and_is_no_longer_in_the_store_holds_up_nothing(disk):
+    control = await waiting(disk)
+    disk.fuse.at, disk.fuse.after = disk.fuse.writes + 1, True
+    with pytest.raises(Killed):
+        await controller(disk).approve(None, "yes", actor="ann")
+    disk.publish(V5)
+    del disk.known["m3"]
+    event = await control.step()
+    assert (event.action, event.policy, event.detail["actor"]) == ("blocked", V3, "ann")
+    assert "no longer in the store" in event.reason
+    await settle(control)
+    assert disk.events()[-1] == ("awaits_approval", 5)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.release.guard import GuardConfig, GuardTest
 from ostinato.release.ledger import State
@@ -182,3 +183,22 @@ async def test_users_of_live_who_do_not_come_again_are_harm():
 
 async def test_users_who_come_as_seldom_as_controls_are_none():
     assert await returns(0.0, 6) == [None] * 6
+
+
+async def test_a_clock_that_was_ahead_makes_the_guard_neither_blind_nor_silent():
+    product = Product()
+    assert await product.watch.live(STATE, V0, BEGAN + 365 * DAY) is None
+    assert any([await product.round(0.2) for _ in range(PERIOD)]), "set back, it goes on"
+    with pytest.raises(Unavailable, match=r"went live 48\.0 hours from now: the clock was ahead"):
+        await product.watch.live(replace(STATE, shipped_at=BEGAN + 2 * DAY), V0, BEGAN)
+
+
+async def test_harm_is_told_until_it_was_taken_back():
+    """A store that was away for a moment delayed the way back by a whole slot."""
+    product = Product()
+    harm = next(filter(None, [await product.round(0.2) for _ in range(PERIOD)]))
+    now = BEGAN + product.rounds * SLOT_S
+    assert (await product.watch.live(STATE, V0, now)).measure == harm.measure, "though no slot has ended since"
+    assert await product.watch.live(replace(STATE, shipped_at=now), V0, now) is None, (
+        "of what is live since it says nothing"
+    )

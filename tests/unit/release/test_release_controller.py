@@ -802,6 +802,25 @@ async def test_a_harmful_canary_is_blocked(disk):
     assert disk.events()[-1] == ("blocked", 3)
 
 
+async def test_a_harmful_canary_is_blocked_at_once_though_the_log_was_away_when_that_was_found(disk):
+    """It served on until the next slot was over."""
+    control, crowd = await on_trial(disk, {V3: 0.1})
+    append = disk.append
+
+    async def away(*rows):
+        if any(isinstance(row, ReleaseEvent) and row.action == "blocked" for row in rows):
+            raise Unavailable("the log is away")
+        return await append(*rows)
+
+    disk.append = away
+    with pytest.raises(Unavailable, match="the log is away"):
+        await crowd.until("blocked")
+    disk.append = append
+    event = await control.step()
+    assert event is not None, "no slot has ended since"
+    assert (event.action, event.policy) == ("blocked", V3)
+
+
 async def test_a_canary_that_fails_is_blocked_though_nobody_says_so(disk):
     _, crowd = await on_trial(disk, {V3: 0.5})
     crowd.fails = {V3: 0.5}

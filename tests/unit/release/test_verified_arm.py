@@ -1,6 +1,9 @@
 """Live beside the users who stay on the best release that users proved: a staircase of small losses ends there."""
 
+from dataclasses import replace
+
 import pytest
+from pydantic import ValidationError
 from tests.fakes.release_world import (
     V0,
     V3,
@@ -15,6 +18,7 @@ from tests.fakes.release_world import (
     settle,
 )
 
+from ostinato.release.config import ReleaseConfig
 from ostinato.release.controller import RunningStanding
 from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
@@ -119,6 +123,35 @@ async def test_a_restarted_watch_comes_to_the_same_numbers(disk, slots):
         assert one.turns == other.turns > 0
 
 
+async def test_what_was_found_is_told_until_it_is_acted_on_but_of_another_version_it_says_nothing(disk):
+    control, crowd = await standing(disk, {V3: 0.48})
+    disk.publish(V3)
+    await settle(control)
+    state, after, watch = control.ledger.state, control.ledger.verified_from, RunningStanding(disk, control._config)
+    await crowd.slot()
+    now = crowd.time.now + 5.0
+    found = await watch.look(state, after, now)
+    assert found is not None
+    assert await watch.look(state, after, now) == found
+    assert await watch.look(replace(state, shipped_at=now), after, now) is None
+
+
+async def test_a_clock_that_was_ahead_blinds_nobody(disk):
+    control, crowd = await standing(disk, {V3: 0.48})
+    disk.publish(V3)
+    await settle(control)
+    state, after = control.ledger.state, control.ledger.verified_from
+    watches = [RunningStanding(disk, control._config) for _ in range(2)]
+    await watches[0].look(state, after, crowd.time.now + 5_000.0)
+    for _ in range(5):
+        await crowd.slot()
+    for watch in watches:
+        await watch.look(state, after, crowd.time.now + 5.0)
+    ahead, fresh = (watch._watch._all.effect() for watch in watches)
+    assert ahead == fresh
+    assert fresh.turns > 0
+
+
 async def test_who_came_in_a_period_that_is_over_is_not_remembered(disk):
     control, crowd = await standing(disk, {V3: 0.5})
     disk.publish(V3)
@@ -188,3 +221,11 @@ async def test_killed_at_every_write_live_goes_back_to_the_same_release(after):
         disk.fuse.at, disk.fuse.after = at, after
         assert await told_with_deaths(disk) == expected, f"killed at write {at}"
         assert (disk.refs["live"], disk.refs["verified"]) == ("m3", "m3")
+
+
+@pytest.mark.parametrize("goal", [{"name": "returned", "role": "goal"}, {"name": "latency_p50", "role": "goal"}])
+def test_a_goal_that_the_arm_cannot_be_compared_by_is_refused(goal):
+    assert ReleaseConfig(metrics=(goal,)).best_arm is False
+    with pytest.raises(ValidationError, match="declare another goal before it"):
+        ReleaseConfig(metrics=(goal,), best_arm=True)
+    ReleaseConfig(metrics=({"name": "acceptance"}, goal), best_arm=True)

@@ -71,6 +71,6 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
     def _in_order(self) -> RouterConfig:
         if not self.low < self.high:
             raise ValueError(f"low {self.low} must be less than high {self.high}")
-        if not self.weights:
-            raise ValueError("weights must name a metric")
+        if not any(self.weights.values()):
+            raise ValueError("weights must name a metric, and give one of them another weight than 0")
         return self

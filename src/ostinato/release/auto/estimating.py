@@ -36,6 +36,7 @@ from ostinato.release.auto.offpolicy import (
     difference,
     doubly_robust,
     earned,
+    half_width,
     ips,
     snips,
 )
@@ -337,8 +338,6 @@ class StyleTally:
         ]
 
     def _gain(self, arm: str) -> PolicyValue | None:
-        from scipy import special  # takes a quarter of a second to import
-
         if arm not in self._sums:
             return None
         sums, totals = self._sums[arm], self._sums[arm].sum(1)
@@ -348,7 +347,7 @@ class StyleTally:
         means = totals[:, 1] / totals[:, 0]
         residuals_G = ((sums[..., 1] - means[:, None] * sums[..., 0]) / totals[:, :1]).T @ np.array([1.0, -1.0])
         error = math.sqrt(groups / (groups - 1) * float(residuals_G @ residuals_G))
-        half = float(special.stdtrit(groups - 1, 0.975)) * error
+        half = half_width(groups - 1, error)
         mean = float(means[0] - means[1])
         turns = float((totals[:, 0] ** 2 / totals[:, 2]).min())
         return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=groups, turns=turns)

@@ -83,8 +83,8 @@ class LoggedTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyValue:
-    """The mean reward per turn under a router. `turns` is how many turns dealt by that router itself would tell as much:
-    (sum h w)^2 / sum((h w)^2), Kish's effective size.
+    """The mean reward per turn under a router, with a 95% interval. `turns` is how many turns dealt by that router itself would tell as
+    much: (sum h w)^2 / sum((h w)^2), Kish's effective size.
 
     Example: ``PolicyValue(mean=0.58, lower=0.55, upper=0.61, error=0.015, users=800, turns=2310.5)``
     """
@@ -97,24 +97,24 @@ class PolicyValue:
     turns: float
 
 
-def earned(logged: LoggedTurns, confidence: float = 0.95) -> PolicyValue:
+def earned(logged: LoggedTurns) -> PolicyValue:
     """The reward earned under the actual odds: the plain mean."""
     ones_N = np.ones_like(logged.rewards_N)
     mean = float(logged.rewards_N.mean())
-    return _value(logged, mean, logged.rewards_N - mean, ones_N, ones_N, confidence)
+    return _value(logged, mean, logged.rewards_N - mean, ones_N, ones_N)
 
 
-def ips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> PolicyValue:
+def ips(logged: LoggedTurns, target_NA: Floats) -> PolicyValue:
     """Inverse propensity scores. `target_NA` are the changed router's probabilities of every arm at each turn.
 
     Raises:
         ValueError: probabilities that do not fit the turns, do not sum to 1, or are above 0 for an arm that was not available.
     """
     weights_N, evaluation_N = _weights(logged, target_NA), evaluation_weights(logged, target_NA)
-    return _mean_of(logged, weights_N * logged.rewards_N, weights_N, evaluation_N, confidence)
+    return _mean_of(logged, weights_N * logged.rewards_N, weights_N, evaluation_N)
 
 
-def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> PolicyValue:
+def snips(logged: LoggedTurns, target_NA: Floats) -> PolicyValue:
     """Self-normalised inverse propensity scores. If arms differ in how many turns an episode has, this is the right mean per turn.
 
     Raises:
@@ -125,10 +125,10 @@ def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> P
     if total <= 0.0:
         raise ValueError("the changed router would have chosen none of these turns: they say nothing about it")
     mean = float(weights_N @ logged.rewards_N) / total
-    return _value(logged, mean, weights_N * (logged.rewards_N - mean), weights_N, weights_N, confidence)
+    return _value(logged, mean, weights_N * (logged.rewards_N - mean), weights_N, weights_N)
 
 
-def difference(logged: LoggedTurns, arm: int, other: int, confidence: float = 0.95) -> PolicyValue:
+def difference(logged: LoggedTurns, arm: int, other: int) -> PolicyValue:
     """By how much more all would have earned with one arm than with another, each by SNIPS with h = 1. The error is that of
     the linearised difference, users as clusters (Liang and Zeger 1986). `turns`: those of the rarer arm that tell as
     much. Where one of the two could not be drawn a turn must be left out before.
@@ -136,8 +136,6 @@ def difference(logged: LoggedTurns, arm: int, other: int, confidence: float = 0.
     Raises:
         ValueError: no turn of one of the two arms.
     """
-    from scipy import special  # takes a quarter of a second to import
-
     residuals_N, told, means = np.zeros_like(logged.rewards_N), list[float](), list[float]()
     for sign, each in ((1.0, arm), (-1.0, other)):
         weights_N = (logged.arms_N == each) / logged.propensities_N
@@ -150,14 +148,12 @@ def difference(logged: LoggedTurns, arm: int, other: int, confidence: float = 0.
     _, cluster_N = np.unique(logged.users_N, return_inverse=True)
     sums_U = np.bincount(cluster_N, weights=residuals_N)
     error = math.sqrt(len(sums_U) / (len(sums_U) - 1) * float(sums_U @ sums_U))
-    half = float(special.stdtrit(len(sums_U) - 1, 0.5 + confidence / 2)) * error
+    half = half_width(len(sums_U) - 1, error)
     mean = means[0] - means[1]
     return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=len(sums_U), turns=min(told))
 
 
-def doubly_robust(
-    logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats, confidence: float = 0.95
-) -> PolicyValue:
+def doubly_robust(logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats) -> PolicyValue:
     """The model's prediction, corrected by the actual rewards. `predicted_NA` is the reward expected of each arm at each turn; the
     interval holds if no turn's prediction uses rewards of the same user (`cross_fitted`).
 
@@ -169,7 +165,7 @@ def doubly_robust(
         raise ValueError(f"predictions must be finite, with the shape {target_NA.shape} of the probabilities")
     chosen_N = predicted_NA[np.arange(len(weights_N)), logged.arms_N]
     values_N = (target_NA * predicted_NA).sum(axis=1) + weights_N * (logged.rewards_N - chosen_N)
-    return _mean_of(logged, values_N, weights_N, evaluation_N, confidence)
+    return _mean_of(logged, values_N, weights_N, evaluation_N)
 
 
 def evaluation_weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
@@ -233,21 +229,15 @@ def _weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
     return target_NA[np.arange(len(logged.arms_N)), logged.arms_N] / logged.propensities_N
 
 
-def _mean_of(
-    logged: LoggedTurns, values_N: Floats, weights_N: Floats, evaluation_N: Floats, confidence: float
-) -> PolicyValue:
+def _mean_of(logged: LoggedTurns, values_N: Floats, weights_N: Floats, evaluation_N: Floats) -> PolicyValue:
     mean = float(evaluation_N @ values_N / evaluation_N.sum())
-    return _value(logged, mean, evaluation_N * (values_N - mean), evaluation_N, evaluation_N * weights_N, confidence)
+    return _value(logged, mean, evaluation_N * (values_N - mean), evaluation_N, evaluation_N * weights_N)
 
 
-def _value(
-    logged: LoggedTurns, mean: float, residuals_N: Floats, shares_N: Floats, weights_N: Floats, confidence: float
-) -> PolicyValue:
+def _value(logged: LoggedTurns, mean: float, residuals_N: Floats, shares_N: Floats, weights_N: Floats) -> PolicyValue:
     """The value and interval of a mean sum(values) / sum(shares), with residuals = values - mean x shares: without user u the mean
     would be less by the sum of u's residuals over the sum of everybody else's shares.
     """
-    from scipy import special  # takes a quarter of a second to import
-
     _, cluster_N = np.unique(logged.users_N, return_inverse=True)
     shares_U = np.bincount(cluster_N, weights=shares_N)
     weights_U = np.bincount(cluster_N, weights=weights_N)
@@ -259,9 +249,16 @@ def _value(
         left_out_U = np.bincount(cluster_N, weights=residuals_N) / others_U
         error = math.sqrt((users - 1) / users * float(left_out_U @ left_out_U))
         freedom = float(weights_U @ weights_U) ** 2 / float((weights_U**4).sum())
-        half = float(special.stdtrit(max(1.0, freedom), 0.5 + confidence / 2)) * error
+        half = half_width(max(1.0, freedom), error)
     turns = float(weights_N.sum()) ** 2 / squares if squares > 0.0 else 0.0
     return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=users, turns=turns)
+
+
+def half_width(freedom: float, error: float) -> float:
+    """Half of a 95% interval by Student's t."""
+    from scipy import special  # takes a quarter of a second to import
+
+    return float(special.stdtrit(freedom, 0.975)) * error
 
 
 # ---------------------------------------------------------------- test of the logged propensities

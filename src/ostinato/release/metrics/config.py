@@ -192,6 +192,8 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _whole(self) -> MetricConfig:
+        if not self.numerator:
+            raise ValueError("a metric needs a numerator: name a signal or a fact")
         of_days = [name for name in self.names() if name in USER_FACTS]
         if of_days and (self.quantile is not None or len(of_days) < len(self.names())):
             raise ValueError(

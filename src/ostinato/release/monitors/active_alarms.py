@@ -50,14 +50,16 @@ class GapAlarm:
         self.stands = next((n for n in names if n in alarms and alarms[n].state is AlarmState.RAISED), "")
 
     def lasted(self, at: float) -> float:
-        """How many seconds the count has lasted; the first call begins the first one."""
-        if self.since is None:
+        """How many seconds the count has lasted. The first call begins the first one, and one long before the count began, which was when
+        the clock was ahead, begins it anew.
+        """
+        if self.since is None or at < self.since - LOOK_S:
             self.since = self._looked = at
         return at - self.since
 
     def look_due(self, at: float) -> bool:
         """True once an hour, for the caller to look."""
-        due = at - self._looked >= LOOK_S
+        due = abs(at - self._looked) >= LOOK_S
         self._looked = at if due else self._looked
         return due
 
@@ -116,6 +118,30 @@ class GapAlarm:
         self.tolerated, self.tolerated_below = (
             max(self._least, float(state[name])) for name in ("tolerated", "tolerated_below")
         )
+
+
+class GapWatch:
+    """What the watches on a gap have in common: an alarm, and how it follows the log.
+
+    Args:
+        gap: the alarm.
+    """
+
+    def __init__(self, gap: GapAlarm) -> None:
+        self.gap = gap
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return self.gap.standing
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self.gap.begin(alarms)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
+        self.gap.accepted(row)
 
 
 # ---------------------------------------------------------------- alarms about rates

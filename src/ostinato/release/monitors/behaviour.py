@@ -23,7 +23,7 @@ from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Person, ReleaseEvent, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
-from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.detector import Detector, ExpectedRange, Shifted, thresholds
 from ostinato.release.monitors.rates import Rate, measured
 from ostinato.release.monitors.reference import ArmReference, FixedReference, Level
@@ -33,9 +33,11 @@ from ostinato.release.monitors.turn_text import take_apart
 
 
 DECILES = 10
-DAY = 86_400.0
 _REMEMBERED = 7 * DAY  # activity halves in five days
 _FEW_PEOPLE = 50  # below this many there are no deciles
+_SET_BACK_S = (
+    3_600.0  # how far behind the latest time a row shows that the clock was ahead, and not that rows are out of order
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +99,13 @@ class OpenSessions:
             yield self._open.popitem(last=False)[1]
 
     def advance(self, at: float) -> Iterator[TurnSession]:
-        """Advance the time; yields the sessions that are over by then. A time before the latest is taken for the latest."""
+        """Advance the time; yields the sessions that are over by then. A time before the latest is taken for the latest, unless that was
+        told by a clock that was ahead.
+        """
+        if at < self._time - _SET_BACK_S:
+            self._time = at
+            for session in self._open.values():
+                session.ended_at = min(session.ended_at, at)
         self._time = max(self._time, at)
         while self._open and self._time - next(iter(self._open.values())).ended_at > self._pause_s:
             yield self._open.popitem(last=False)[1]
@@ -158,7 +166,7 @@ class Activity:
         else:
             known.score = float(max(known.score, now) + math.log1p(math.exp(-abs(known.score - now))))
             self._people.move_to_end(person)
-        if day > known.day:
+        if day != known.day:  # also after a clock that was ahead, or nothing would count until that day
             known.day, known.today = day, 0
         known.today += 1
         self._recut()
@@ -255,6 +263,8 @@ class Expecting:
         ranks = self._config.reference
         if not self.uses(arm):
             return SessionRole.UNUSED
+        if at < self._at - _SET_BACK_S:
+            self._at, self._heard_at = at, {heard: min(when, at) for heard, when in self._heard_at.items()}
         self._at = max(self._at, at)
         if arm not in ranks:
             self._silent_for += 1
@@ -419,7 +429,7 @@ class Behaviour:
 
     Args:
         config: the settings.
-        rates: the rates to watch (`loading.rates_of`).
+        rates: the rates to watch (`watcher.rates_of`).
     """
 
     def __init__(self, config: MonitorsConfig, rates: tuple[Rate, ...]) -> None:

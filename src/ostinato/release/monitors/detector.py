@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from ostinato.core.notices import Forgotten
@@ -149,14 +149,7 @@ class Gambler:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
-        counts = {"sessions": self.sessions, "events": self.events, "total": self.total}
-        return {
-            "sums": list(self.sums),
-            "wins": list(self.wins),
-            **counts,
-            "turns": list(self.turns),
-            "people": list(self.people),
-        }
+        return {**asdict(self), "turns": list(self.turns)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:

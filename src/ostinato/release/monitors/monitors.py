@@ -43,7 +43,7 @@ class Monitors:
 
     Args:
         config: the settings.
-        rates: the behaviour rates to watch (`loading.rates_of`).
+        rates: the behaviour rates to watch (`watcher.rates_of`).
 
     Example::
 

@@ -24,7 +24,7 @@ import numpy as np
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Arm, Person, Purpose, Reward, Signal, Turn
-from ostinato.release.monitors.active_alarms import GapAlarm
+from ostinato.release.monitors.active_alarms import GapAlarm, GapWatch
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, lower_bound, upper_bound
@@ -87,7 +87,7 @@ def teacher_favour(
     """The gap among people who were served the same versions at the same time; None with fewer than 20 effective people on a side.
 
     `outcomes` has each person's number of turns with a positive reward, and of all turns with a reward. Clustered by person; the bound
-    is that of a confidence sequence (`release.trial.evidence`), which allows repeated looks.
+    is that of a confidence sequence (`release.trial.contrast`), which allows repeated looks.
     """
     effect, taught, others = person_difference(outcomes, lambda person: not gold(*person))
     if effect.people < LEAST_PEOPLE:
@@ -191,31 +191,22 @@ class PersonCrowd(Generic[T]):
         return True
 
 
-class GoldWatch:
+class GoldWatch(GapWatch):
     """Rewards in, alarms about the gap out.
 
     Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
+        super().__init__(GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR))
         self._config = config
         self._gold = gold_people(config)
         self._people = PersonCrowd[_Counted](config.most_people)
-        self.gap = GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR)
 
     @property
     def full(self) -> bool:
         """True if a person was left out for want of room since the present count began."""
         return self._people.full
-
-    @property
-    def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
-
-    def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
@@ -229,10 +220,6 @@ class GoldWatch:
             self._count(owner.person, row)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
-
-    def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's counts."""
@@ -337,32 +324,24 @@ class _Visits:
         )
 
 
-class OutcomeGapWatch:
+class OutcomeGapWatch(GapWatch):
     """Turns, rewards and signals in, alarms about the reward and an outcome of live and control out.
 
     Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. The alarm is raised when live's share of turns with a
-    positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at. An
+    positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at, of
+    which several outcomes have equal parts. An
     outcome that merely stays where it was raises nothing: it may not depend on the model. After a person has accepted it, only a larger
     loss of that outcome raises it.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
+        super().__init__(GapAlarm(OUTCOME_GAP))
         self._config = config
         self._on = config.enabled and bool(config.outcomes)
         self._people = PersonCrowd[_Visits](config.most_people)
-        self.gap = GapAlarm(OUTCOME_GAP)
         self._today: int | None = None
         self._lost: dict[str, float] = {}
         self._tolerated: dict[str, float] = {}
-
-    @property
-    def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
-
-    def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
@@ -371,6 +350,10 @@ class OutcomeGapWatch:
         if turn.propensity >= 1.0 or turn.auto is not None:
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
+        if self._today is not None and day < self._today - 1:
+            # the clock was ahead, and no day would be over until then
+            self._people.clear()
+            self._today = None
         if self._today is None or day > self._today:
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
@@ -455,8 +438,8 @@ class OutcomeGapWatch:
             return
         for name in self._config.outcomes:
             effect = self._effect(name)
-            above = -self._tolerated.get(name, 0.0)
-            if effect.people < LEAST_PEOPLE or upper_bound(effect.difference, effect.variance, alpha) >= above:
+            above, level = -self._tolerated.get(name, 0.0), alpha / len(self._config.outcomes)
+            if effect.people < LEAST_PEOPLE or upper_bound(effect.difference, effect.variance, level) >= above:
                 continue
             self._lost[name] = max(-effect.difference, 0.0)
             if not self.gap.find(self._lost[name]):
@@ -505,7 +488,7 @@ class _Heard:
     today: int = 0
 
 
-class FeedbackGapWatch:
+class FeedbackGapWatch(GapWatch):
     """Turns and rewards in, alarms out if people on live say something of fewer of their turns than people on control.
 
     Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. A turn is heard if its reward rests on signals. The
@@ -514,18 +497,9 @@ class FeedbackGapWatch:
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
+        super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD))
         self._config = config
         self._people = PersonCrowd[_Heard](config.most_people)
-        self.gap = GapAlarm(FEEDBACK_GAP, UNHEARD)
-
-    @property
-    def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
-
-    def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
@@ -558,10 +532,6 @@ class FeedbackGapWatch:
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
-
-    def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's counts."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Arm, ReleaseEvent, Turn
 from ostinato.release.metrics.facts import tasks_of
-from ostinato.release.monitors.active_alarms import GapAlarm
+from ostinato.release.monitors.active_alarms import GapAlarm, GapWatch
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd
 from ostinato.release.trial.contrast import lower_bound, upper_bound
@@ -141,7 +141,7 @@ def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
 # ---------------------------------------------------------------- the watch
 
 
-class SamenessWatch:
+class SamenessWatch(GapWatch):
     """Turns and releases in, alarms out.
 
     Both sides' people are counted anew after each release that a hundred were served on live while twenty were on control, or after a week
@@ -153,25 +153,16 @@ class SamenessWatch:
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
+        super().__init__(GapAlarm(USERS_ALIKE, TOLERATED))
         self._config = config
         self._live, self._control = (
             PersonCrowd[tuple[Answered, float]](min(MOST_PEOPLE, config.most_people)) for _ in range(2)
         )
         # tenants for whose people a side had no room: neither side takes more of them in this count
         self._closed: set[str] = set()
-        self.gap = GapAlarm(USERS_ALIKE, TOLERATED)
         self._policy = ""
         self._alpha = config.gold_alpha / 2.0
         self.readings: deque[Sameness] = deque(maxlen=_READINGS)
-
-    @property
-    def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
-
-    def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
         """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count, and none
@@ -201,10 +192,6 @@ class SamenessWatch:
             if len(self._live) >= _SETTLED[0] and len(self._control) >= _SETTLED[1]:
                 yield from self._anew(event.at)
             self._policy = str(event.policy)
-
-    def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the difference that was found last. Other rows are ignored."""
-        self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
         """Drop a person's answers."""

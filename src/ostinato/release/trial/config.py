@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 HOUR = 3600.0
+DAY = 24 * HOUR
 
 Require = Literal["no_loss", "win"]
 """What a candidate must be shown to be: not worse than the margin, or better."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
+from ostinato.release.trial.config import DAY
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, log_evidence
-
-_DAY = 86_400.0
 
 
 class StandingConfig(BaseModel, frozen=True, extra="forbid"):
@@ -26,7 +25,7 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
         lt=0.5,
         description="Probability of a false alarm in one period, however often it is checked.",
     )
-    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts over.")
+    period_s: float = Field(default=3 * DAY, gt=0.0, description="Seconds after which the comparison starts over.")
     min_people: float = Field(
         default=20.0, ge=2.0, description="Least number of effective users on each side before anything is decided."
     )
@@ -34,7 +33,7 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
         default=50.0, gt=1.0, description="Odds against 'no difference' at which live becomes the best release."
     )
     better_after_s: float = Field(
-        default=_DAY, ge=0.0, description="Seconds of comparison before live may become the best release."
+        default=DAY, ge=0.0, description="Seconds of comparison before live may become the best release."
     )
 
 

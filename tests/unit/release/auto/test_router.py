@@ -238,7 +238,14 @@ def test_a_saving_of_other_arms_is_taken_as_far_as_it_goes():
 
 
 @pytest.mark.parametrize(
-    "options", [{"low": 1.0, "high": 1.0}, {"weights": {}}, {"weights": {"applause": 1.0}}, {"flor": 1}]
+    "options",
+    [
+        {"low": 1.0, "high": 1.0},
+        {"weights": {}},
+        {"weights": {"reward": 0.0}},
+        {"weights": {"applause": 1.0}},
+        {"flor": 1},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(options):
     with pytest.raises(ValidationError):

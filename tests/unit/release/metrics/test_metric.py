@@ -186,6 +186,7 @@ def test_every_built_in_metric_can_be_named_without_declaring_it(name):
         ("[{name='edit_survival', unless=['undome']}]", "'edit_survival', unless: no signal 'undome' is known; did you mean 'undone'?"),
         ("[{name='slow', numerator=['turn.latncy']}]", "no fact 'turn.latncy' of a turn; did you mean 'turn.latency'?"),
         ("[{name='slow', numerator=['a b']}]", "release.metrics.0.numerator: 'a b' is no term"),
+        ("[{name='acceptance', numerator=[]}]", "a metric needs a numerator"),
         ("[{name='acceptance', role='guardrail'}]", "no metric has the role 'goal'"),
         ("[{name='acceptance'}, {name='acceptance'}]", "two metrics are named 'acceptance'"),
         ("[{name='latency_p50', most=9.0}]", "with a quantile each turn counts as one"),

@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.core.notices import AlarmState, Forgotten
 from ostinato.core.records import Arm, Pick, Purpose, Reward, Signal
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import Owner, TurnOwners
 from ostinato.release.monitors.monitors import Monitors
@@ -26,6 +27,7 @@ from ostinato.release.monitors.proxy_gap import (
     teacher_favour,
 )
 from ostinato.release.monitors.watcher import MonitorWatcher, acceptable, acceptance
+from ostinato.release.trial.contrast import NOTHING, Effect, upper_bound
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
@@ -317,6 +319,13 @@ def test_a_policy_that_pleases_every_thumb_and_halves_who_comes_again_is_found()
     assert days(favour, np.random.default_rng(1), 0.8, 0.8, first=0, count=7) == [], "teachers and gold people alike"
 
 
+def test_days_are_over_again_after_a_clock_that_was_ahead_was_set_back():
+    watch = gap()
+    watch.turn(replace(a_turn("ahead:0", user="u1", ended_at=400 * DAY), propensity=0.5))
+    (raised,) = served(watch, np.random.default_rng(1), (0.8, 0.6), (0.4, 0.8))
+    assert raised.detail["outcome"] == "returned"
+
+
 def test_who_is_moved_by_a_changed_share_of_control_counts_for_the_side_they_are_on():
     """Everybody changes sides after three days in which both were alike; from then on live's people are pleased and stay away."""
     watch, rng = gap(), np.random.default_rng(3)
@@ -344,6 +353,32 @@ def test_a_policy_that_halves_what_survives_is_found_by_the_signal():
 )
 def test_a_reward_that_rises_with_the_outcome_or_beside_it_and_one_that_does_not_rise_raise_nothing(thumbs, comes):
     assert served(gap(), np.random.default_rng(3), thumbs, comes) == []
+
+
+def test_several_outcomes_share_the_level_of_a_false_alarm():
+    reward = Effect(difference=0.1, variance=1e-4, people=99.0, freedom=99.0, turns=999.0)
+
+    def found(loss, *outcomes):
+        watch, known = gap(outcomes), {"": reward, "survived": replace(reward, difference=-loss)}
+        watch._effect = lambda outcome: known.get(outcome, NOTHING)
+        return len(list(watch._look(0.0)))
+
+    loss = upper_bound(0.0, reward.variance, MonitorsConfig().gold_alpha) + 1e-4
+    assert found(loss, "survived") == 1
+    assert found(loss, "survived", "a", "b", "c", "d") == 0
+    assert found(2 * loss, "survived", "a", "b", "c", "d") == 1
+
+
+def test_a_clock_that_was_ahead_stops_no_look():
+    alarm = GapAlarm("gap")
+    alarm.lasted(0.0)
+    assert alarm.look_due(1e9)
+    assert alarm.look_due(2 * HOUR), "the clock was set back"
+    assert not alarm.look_due(2 * HOUR + 60.0)
+    assert not alarm.look_due(2 * HOUR - 60.0), "rows of several processes are a little out of order"
+    assert list(alarm.anew(1e9)) == []
+    assert alarm.lasted(3 * HOUR) == 0.0
+    assert alarm.lasted(3 * HOUR + DAY) == DAY
 
 
 def test_people_who_were_not_dealt_by_chance_are_left_out():

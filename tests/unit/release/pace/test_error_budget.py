@@ -38,3 +38,8 @@ def test_more_than_so_many_a_day_hold_until_a_person_ends_it():
 def test_a_day_apart_or_by_a_persons_hand_they_are_not_too_many():
     assert held(at(0.0, DAY), DAY + 200.0) is None
     assert held([*at(0.0), *at(1_000.0, by_itself=False)], 2_000.0) is None
+
+
+def test_a_rollback_that_a_wrong_clock_wrote_far_ahead_holds_nothing():
+    assert held(at(1e6), 10.0) is None
+    assert held(at(50.0), 10.0) == (150.0, COOLING), "of two processes' clocks one may be a little ahead"

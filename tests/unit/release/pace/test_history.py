@@ -93,3 +93,17 @@ def test_each_later_period_beside_what_was_replaced_has_the_budget_of_a_trial():
         lines[0], (50, "awaits_approval", V3, {}), (300, "shipped", V3, {"share": 0.9, "salt": "b", "actor": "ann"})
     )
     assert spent(approved, config, tried=True, gate_alpha=0.1, now=410.0).false_stops == pytest.approx(3 * 0.025)
+
+
+def test_all_verdicts_of_the_last_weeks_count_however_fast_they_came():
+    count = int(WEEKS * WEEK / 1_800)
+    history = told(*((1_800 * number, "evaluated", V3, verdict("BLOCK")) for number in range(1, count + 1)))
+    found = spent(history, TrialConfig(), tried=False, gate_alpha=0.01, now=WEEKS * WEEK)
+    assert (found.verdicts, found.false_ships) == (count, pytest.approx(0.01 * count))
+
+
+def test_a_clock_that_was_ahead_takes_nothing_off_a_bound():
+    config = TrialConfig(false_stops=0.5, trials_a_week=20.0, retest_s=100.0)
+    began = (9_000, "canary", V3, {"share": 0.1, "salt": "a"})
+    for history in (told(began), told(began, (100, "blocked", V3, {}))):
+        assert spent(history, config, tried=True, gate_alpha=0.1, now=200.0).false_stops == pytest.approx(0.025)

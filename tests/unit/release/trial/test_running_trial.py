@@ -11,6 +11,7 @@ from ostinato.core.records import Arm, Finish, PolicyVersion, Span
 from ostinato.release.canary import RunningTrial
 from ostinato.release.ledger import TrialRecord
 from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, completed
+from ostinato.release.metrics.retention import Retention
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.verdict import NextAction
@@ -304,6 +305,8 @@ async def test_who_looks_late_has_taken_the_same_planned_looks_and_takes_none_ag
         await town.slot()
         last = await trial.look(town.record, town.began, town.now + MATURITY_S)
         seen.append(last.reading.bound)
+        assert await trial.look(town.record, town.began, town.now + MATURITY_S) == last, "until it was acted on"
+        trial.acted()
         assert await trial.look(town.record, town.began, town.now + MATURITY_S) is None
     assert len({bound for bound in seen if bound is not None}) >= 3
     again = town.running(config=patient.model_copy(update={"ship_alpha": 0.2}))
@@ -391,6 +394,34 @@ async def test_a_clock_that_was_ahead_is_told_or_mended():
     decision = await town.until_over(trial)
     assert decision.next is NextAction.BLOCK
     assert "worse: -" in decision.reason
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the trial", "within it"])
+async def test_rows_of_a_gateway_whose_clock_was_ahead_hide_none_of_the_others(before):
+    """Reading stopped at each of them, so a slot read no more than one row until a whole day was over."""
+    town = Town(lambda town, turn, treated: town.judged(turn, 0.1 if treated else 0.6))
+    made = [a_turn(f"ahead{number}", user=f"a{number}", ended_at=town.now + 86_400.0) for number in range(40)]
+    ahead = [replace(turn, arm=Arm.LIVE, spans=(Span(policy=OLD, tokens=2),)) for turn in made]
+    if before:
+        await town.log.append(*ahead)
+        await town.begin()
+    else:
+        await town.begin()
+        await town.log.append(*ahead)
+    decision = await town.until_over(town.running())
+    assert decision.next is NextAction.BLOCK
+    assert decision.reason.startswith("worse: -")
+
+
+@pytest.mark.parametrize("slot_s", [0.7, 100 / 3, 3600 / 7])
+def test_slots_whose_length_no_float_holds_end_one_after_another(slot_s):
+    """A slot that ended where it began was added without end."""
+    record = TrialRecord(candidate=NEW, against=OLD, salt="s", shares=((1_764_512_345.678, 0.5),))
+    trial = Town(users=4).running(config=CONFIG.model_copy(update={"slot_s": slot_s}))
+    trial._retention, trial._upto = Retention(record.began), record.began
+    for number in range(1, 100):
+        trial._upto = trial._next_end(record)
+        assert trial._upto == pytest.approx(record.began + number * slot_s, abs=1e-3)
 
 
 async def asked_before(*, told):
