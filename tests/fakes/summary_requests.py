@@ -54,9 +54,8 @@ Then produce the final summary as the EXACT XML structure below. Be dense. Omit 
 <state_snapshot>
 </state_snapshot>"""
 QWEN_DIRECTIVE = "First, reason in your <analysis> block. Then, produce the <state_snapshot> XML."
-QWEN_SHARED = (
-    f"{QWEN}\n\nDo not call tools; tool execution is disabled for this request. {QWEN_DIRECTIVE}"  # with the tools
-)
+# with the tools
+QWEN_SHARED = f"{QWEN}\n\nDo not call tools; tool execution is disabled for this request. {QWEN_DIRECTIVE}"
 AIDER = """*Briefly* summarize this partial conversation about programming.
 Include less detail about older parts and more detail about the most recent messages.
 Start a new paragraph every time the topic changes!"""

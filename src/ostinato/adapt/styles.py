@@ -38,9 +38,8 @@ ALARM = "style:"
 """What the names of the alarms begin with that say which styles are approved: one that is clear is an approval."""
 UNSAFE = "unsafe_style:"
 """What the names of the alarms begin with that take an approval back, until a later look at safety clears them."""
-_EFFECT = (
-    2.5  # an arm's feature: the flat prior's slopes deviate by 0.055, so an arm's effect deviates by 0.14 of a rating
-)
+# an arm's feature: the flat prior's slopes deviate by 0.055, so an arm's effect deviates by 0.14 of a rating
+_EFFECT = 2.5
 _NODES = 2048
 _DEVIATIONS = 1.96  # of a 95% interval
 _ROUNDING = 1e-12

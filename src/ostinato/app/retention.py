@@ -17,9 +17,8 @@ from ostinato.reward.log_fold import needed_above
 from ostinato.weights.keep.gc import Collected, OnStep, collect
 
 _LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
-_WAITS = (
-    "awaits_approval"  # the action after which it waits for a person, for however long, and newer ones take its refs
-)
+# the action after which it waits for a person, for however long, and newer ones take its refs
+_WAITS = "awaits_approval"
 
 
 async def needed(log: RowLog, config: Config) -> list[str]:

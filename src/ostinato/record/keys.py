@@ -33,9 +33,8 @@ from ostinato.record.sqlite import connect, driver, is_busy, transaction, transl
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
-_LEAST_SECRET = (
-    28  # bytes of a master key that are no white space at its ends: fewer of 32 random ones is one case in 20 million
-)
+# bytes of a master key that are no white space at its ends: fewer of 32 random ones is one case in 20 million
+_LEAST_SECRET = 28
 _CACHED = 20_000  # keys in memory; beyond it all are read again
 _WAIT_S = 5.0
 _BACK_S = 86_400.0  # so long an erasure is told of even if the person came back meanwhile

@@ -29,9 +29,8 @@ from ostinato.reward.runners import LOST
 from ostinato.reward.surrogate import student
 
 CHUNK = 100  # turns asked about at once
-MOST_LOST = (
-    5  # processes that a function may cost before nothing more is asked: one that always hangs must not take hours
-)
+# processes that a function may cost before nothing more is asked: one that always hangs must not take hours
+MOST_LOST = 5
 _MOST_EARLY = 100_000  # signals whose turns have not been read yet
 WAITING, GIVEN_UP = "waiting", "given_up"
 

@@ -94,9 +94,8 @@ class Teaching:
         self._undecided, self._after = undecided, after
         self._held: list[Matured] = []
         self._held_at: float | None = None  # the time that their rows share
-        self._held_upto: Cursor = (
-            0  # the place of the last of these rows: what they teach must not depend on when they are learned from
-        )
+        # the place of the last of these rows: what they teach must not depend on when they are learned from
+        self._held_upto: Cursor = 0
 
     def batch(self, entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> None:
         """Learn from the turns of a batch, oldest first, with what its row says that came `after` them."""

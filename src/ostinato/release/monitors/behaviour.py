@@ -35,9 +35,8 @@ from ostinato.release.monitors.turn_text import take_apart
 DECILES = 10
 _REMEMBERED = 7 * DAY  # activity halves in five days
 _FEW_PEOPLE = 50  # below this many there are no deciles
-_SET_BACK_S = (
-    3_600.0  # how far behind the latest time a row shows that the clock was ahead, and not that rows are out of order
-)
+# how far behind the latest time a row shows that the clock was ahead, and not that rows are out of order
+_SET_BACK_S = 3_600.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,9 +30,8 @@ _EXACT = 1e-12
 _SHRUNKEN_TURNS = 6.0
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples fill [0, 1) evenly
 _IN_THE_TAIL = 5.0  # users of the comparator beyond a quantile that are needed to estimate it
-_TURNS_EACH = (
-    3.0  # turns of a user on average; with one the variance is up to twice as large, from three on it is right
-)
+# turns of a user on average; with one the variance is up to twice as large, from three on it is right
+_TURNS_EACH = 3.0
 _STRAY = 2  # users of a small stratum who may change sides without a change of shares
 _MOVED = 0.1  # of the treated users of a slot who were the comparator's before: a share grew
 _LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side counts as empty
