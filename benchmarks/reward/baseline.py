@@ -71,14 +71,17 @@ def population(world: World, seed: int, batches: int = BATCHES) -> list[list[Sim
     """Batches of turns by simulated users."""
     rng = np.random.default_rng(seed)
     taste_U = rng.normal(0.0, 0.8, world.users)
-    activity_U = rng.dirichlet(np.full(world.users, 2.0))
+    busy_U = rng.dirichlet(np.full(world.users, 2.0)).cumsum()
     length_P, quirk_P = rng.lognormal(5.0, 0.9, world.prompts), rng.normal(0.0, world.quirk, world.prompts)
     made: list[list[Simulated]] = []
     for batch in range(batches):
         level = world.first + (world.last - world.first) * batch / batches
         turns: list[Simulated] = []
         for i in range(BATCH):
-            user, which = int(rng.choice(world.users, p=activity_U)), int(rng.integers(world.prompts))
+            user, which = (
+                int(busy_U.searchsorted(busy_U[-1] * rng.random(), side="right")),
+                int(rng.integers(world.prompts)),
+            )
             taste_U[user] = (1.0 - world.drift) * taste_U[user] + rng.normal(0.0, 0.8 * math.sqrt(2.0 * world.drift))
             prompt, length, quirk = f"p{which}", length_P[which], quirk_P[which]
             if rng.random() >= world.repeats:
@@ -99,10 +102,11 @@ class UserMean:
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+        self._total, self._turns = 0.0, 0
 
     def predict(self, inputs: BaselineInputs) -> float:
         """The user's shrunk mean."""
-        overall = sum(total for total, _ in self._of.values()) / max(1, sum(count for _, count in self._of.values()))
+        overall = self._total / max(1, self._turns)
         total, count = self._of.get(inputs.person[1], (0.0, 0))
         return (total + 10 * overall) / (count + 10)
 
@@ -110,6 +114,7 @@ class UserMean:
         """Count one reward."""
         total, count = self._of[inputs.person[1]]
         self._of[inputs.person[1]] = (total + value, count + 1)
+        self._total, self._turns = self._total + value, self._turns + 1
 
 
 def measure(batches: list[list[Simulated]], config: BaselineConfig | None = None) -> dict[str, tuple[float, float]]:

@@ -1,6 +1,7 @@
 """A release controller with fakes around it: refs and a log that outlive it, verdicts, simulated users, and crashes at any write."""
 
 import random
+from functools import cache
 
 import pytest
 
@@ -202,6 +203,11 @@ CROWD = 200
 ONE_TOKEN = Sampling(max_tokens=1)
 
 
+@cache
+def one_token(policy):
+    return (Span(policy=policy, tokens=1),)
+
+
 class Crowd:
     """Simulated users who get the arms that the gateway would deal them by the ledger, one slot at a time."""
 
@@ -222,7 +228,7 @@ class Crowd:
             dealt = self.arms.assign("t", f"u{i}", self.loaded)
             arm = dealt.arm
             policy = held[arm.value]
-            spans, share = (Span(policy=policy, tokens=1),), self.fails.get(policy, 0.0)
+            spans, share = one_token(policy), self.fails.get(policy, 0.0)
             for _ in range(self.each):
                 self.turns += 1
                 failed = self.turns % 100 < 100 * share

@@ -62,8 +62,15 @@ class MemoryLog:
 
     async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
         """The sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
-        known = {(type(row), identity(row)): place for place, row in enumerate(self.rows, 1)}
-        return [known[kind, each] for each in identities if (kind, each) in known]
+        wanted = {(kind, each) for each in identities if (kind, each) in self._known}
+        found = dict[tuple[type, Identity], Cursor]()
+        for place in range(len(self.rows), 0, -1):  # what is asked about is mostly new
+            if len(found) == len(wanted):
+                break
+            row = self.rows[place - 1]
+            if type(row) is kind and (key := (kind, identity(row))) in wanted:
+                found[key] = place
+        return [found[kind, each] for each in identities if (kind, each) in found]
 
     async def horizon(self) -> Cursor:
         """0: nothing is ever dropped."""
@@ -71,8 +78,12 @@ class MemoryLog:
 
     async def before_last(self, count: int, kind: type[Row]) -> Cursor:
         """The cursor above which the newest `count` rows of a kind lie; 0 if there are not so many."""
-        places = [place for place, row in enumerate(self.rows) if type(row) is kind]
-        return places[-count] if 0 < count <= len(places) else 0
+        left = count
+        for place in range(len(self.rows) - 1, -1, -1) if count > 0 else ():
+            left -= type(self.rows[place]) is kind
+            if not left:
+                return place
+        return 0
 
     def turns(self) -> list[Turn]:
         """Every turn, in order of writing."""

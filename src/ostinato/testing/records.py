@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from ostinato.core.records import Arm, Delivered, Finish, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.core.samples import Sample
@@ -20,32 +22,47 @@ def a_turn(
     ended_at: float = 10.0,
     numerics: str = "",
     routes: bytes = b"",
+    episode: str | None = None,
+    parent: str | None = None,
+    tenant: str = "default",
+    propensity: float = 1.0,
+    text: str | None = None,
+    started_at: float | None = None,
+    **fields: Any,
 ) -> Turn:
-    """A turn that ended normally.
+    """A turn that ended normally. `fields` are others of it that have a default, as `replace` would set them.
 
-    Example: ``a_turn("a:0", user="bob", sampled=(4, 5, 6))``
+    Example: ``a_turn("a:0", user="bob", sampled=(4, 5, 6), propensity=0.5)``
     """
-    policy = PolicyVersion(number=version, hash=f"{version:064x}")
+    spans, sampling = _drawn(version, len(sampled))
     return Turn(
         id=id,
-        episode=f"episode of {id}",
-        parent=None,
+        episode=f"episode of {id}" if episode is None else episode,
+        parent=parent,
         user=user,
-        tenant="default",
+        tenant=tenant,
         arm=arm,
-        propensity=1.0,
+        propensity=propensity,
         prompt_ids=tuple(prompt),
         sampled_ids=tuple(sampled),
-        logprobs=tuple(-0.5 for _ in sampled),
-        spans=(Span(policy=policy, tokens=len(sampled)),) if sampled else (),
-        sampling=Sampling(max_tokens=max(1, len(sampled))),
+        logprobs=(-0.5,) * len(sampled),
+        spans=spans,
+        sampling=sampling,
         finish=finish,
-        text="x" * len(sampled),
-        started_at=ended_at - 1.0,
+        text="x" * len(sampled) if text is None else text,
+        started_at=ended_at - 1.0 if started_at is None else started_at,
         ended_at=ended_at,
         numerics=numerics,
         routes=routes,
+        **fields,
     )
+
+
+@cache
+def _drawn(version: int, tokens: int) -> tuple[tuple[Span, ...], Sampling]:
+    """The spans and the sampling of so many tokens of a version: simulations make them a million times."""
+    policy = PolicyVersion(number=version, hash=f"{version:064x}")
+    return (Span(policy=policy, tokens=tokens),) if tokens else (), Sampling(max_tokens=max(1, tokens))
 
 
 def a_signal(

@@ -1,6 +1,7 @@
 """The population's and an organisation's prior, fitted to planted populations."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,9 +14,14 @@ MEAN = np.array([0.12, -0.08, 0.0, 0.05])
 
 
 def people(count: int, mean: np.ndarray, ratings: int = 40, deviation: float = 0.05) -> list[Evidence]:
-    """People whose slopes are drawn around `mean`, after so many ratings of linear probability."""
+    """People whose slopes are drawn around `mean`, after so many ratings of linear probability. The same ones at each call."""
+    return list(_people(count, tuple(mean.tolist()), ratings, deviation))
+
+
+@cache
+def _people(count: int, mean: tuple[float, ...], ratings: int, deviation: float) -> list[Evidence]:
     rng, flat, regression = np.random.default_rng(1), flat_prior(DIALS), Regression(decay=1.0, limit=np.inf)
-    slopes = mean + deviation * rng.normal(size=(count, DIALS))
+    slopes = np.array(mean) + deviation * rng.normal(size=(count, DIALS))
     found = list[Evidence]()
     for own in slopes:
         state = PersonState.new("00" * 16, DIALS)

@@ -12,7 +12,7 @@ from ostinato.testing.records import a_turn
 
 
 def rated(i: int, user: str, arm: Arm, value: float) -> Rated:
-    turn = replace(a_turn(f"t{i}-{arm}", user=user, arm=arm), propensity=0.2 if arm is Arm.CONTROL else 0.8)
+    turn = a_turn(f"t{i}-{arm}", user=user, arm=arm, propensity=0.2 if arm is Arm.CONTROL else 0.8)
     return turn, Reward(turn=turn.id, value=value, function="copilot@1", signals=(), at=0.0)
 
 
@@ -102,13 +102,10 @@ def test_the_difference_adjusted_for_prompts_covers_the_truth_with_less_error():
             return replace(turn, prompt_ids=prompts[task]), reward
 
         def turns(count: int, lift: float, rng=rng, odds=odds, kinds=kinds, control=control, asked=asked):
-            made = list[Rated]()
-            for _ in range(count):
-                user = int(rng.integers(50))
-                task = int(kinds[user, rng.integers(5)])
-                chance = min(1.0, odds[task] + lift * (user not in control))
-                made.append(asked(user, task, bool(rng.random() < chance)))
-            return made
+            users = rng.integers(50, size=count)
+            tasks = kinds[users, rng.integers(5, size=count)]
+            liked = rng.random(count) < odds[tasks] + lift * ~np.isin(users, [*control])
+            return [asked(*each) for each in zip(users.tolist(), tasks.tolist(), liked.tolist(), strict=True)]
 
         truth = 0.1 - float(np.maximum(0.0, odds + 0.1 - 1.0).mean())
         before, last = turns(800, 0.0), turns(500, 0.1)

@@ -8,13 +8,12 @@ import math
 import random
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from tests.grids import first
 
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Batch, Holdback, PolicyVersion, Span, Turn
+from ostinato.core.records import Batch, Holdback, PolicyVersion, Turn
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
@@ -43,12 +42,14 @@ class Traffic:
     def _turn(self, episode, ended, live):
         self.made += 1
         half = TOKENS // 2
-        return replace(
-            a_turn(f"t{self.made}:0", user=f"u{self.made % 200}", prompt=range(half), sampled=range(half)),
+        return a_turn(
+            f"t{self.made}:0",
+            user=f"u{self.made % 200}",
+            version=live,
+            prompt=range(half),
+            sampled=range(half),
             episode=episode,
-            started_at=ended - 1,
             ended_at=ended,
-            spans=(Span(policy=version(live), tokens=half),),
         )
 
     def rows(self, now, live):

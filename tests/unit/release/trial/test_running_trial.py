@@ -22,6 +22,7 @@ from ostinato.testing.records import a_signal, a_turn
 OLD, NEW = PolicyVersion(number=0, hash="aa"), PolicyVersion(number=3, hash="bb")
 CONFIG = TrialConfig(slot_s=10.0, limit_s=100.0, margin=0.05, first_people=1e6, tenant_people=20, most_turns_a_day=1e4)
 MATURITY_S = 5.0
+SPANS = {treated: (Span(policy=policy, tokens=2),) for treated, policy in ((False, OLD), (True, NEW))}
 
 
 class Town:
@@ -54,7 +55,7 @@ class Town:
                     started_at=at - self.random.uniform(0.5, 1.5),
                     arm=self.arms[treated],
                     propensity=1.0 if self.record is None else 0.5,
-                    spans=(Span(policy=NEW if treated else OLD, tokens=2),),
+                    spans=SPANS[treated],
                     tenant=self.tenant(i),
                 )
                 turn, signals = self.does(self, turn, treated)
