@@ -73,7 +73,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     directory = tmp_path_factory.mktemp("long")
-    tiny_model(directory / "model", context=32_768)
+    # the smallest: what is told here is of readers, and 18,000 tokens are a prompt for every layer
+    tiny_model(directory / "model", context=32_768, layers=1, hidden=32, heads=2, kv_heads=1)
     found = [Served(directory, name) for name in ("one", "two")]
     yield found
     for each in found:
