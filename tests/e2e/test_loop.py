@@ -30,7 +30,7 @@ QUICKLY = ("serve.control_share=0.5", "train.learning_rate=6e-3", "learn.publish
 learned."""
 LIKED = "^[ -~]"
 """What a third of the first model's answers begin with: of what is liked so often, a step learns more than of what is rare."""
-RATED = (150, 450, 1_200)
+RATED = (200, 450, 1_200)
 """Turns of each arm after the third release at which acceptance is compared: live goes on learning, so there is more to see later.
 Two 95% intervals of equals lie apart, the right way, in 0.3% of looks. Three looks at sizes fixed beforehand: below 1% in all."""
 
