@@ -136,8 +136,7 @@ async def test_signals_arrive_once_on_their_turns_whoever_is_killed_or_away(repo
         last, turn = await called(url, len(turns))
         turns[turn] = last
         write(last, ["kept = 1", "undone = 2"], due_in_s=12.0)
-        # each look starts git twice, and for twelve seconds nothing else happens
-        watcher = watching(repo, url, "--interval", "0.5")
+        watcher = watching(repo, url)
         await asyncio.sleep(1.0)
         text = text.replace("undone = 2\n", "")
         file.write_text(text)
