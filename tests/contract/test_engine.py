@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import math
 import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 import torch
-from tests.deadlines import WHOLE_PROGRAM_S
+from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.fakes.step_gate import StepGate
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
@@ -25,39 +27,67 @@ from ostinato.model.numerics import contract as contract_of
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCRIPT = "a scripted answer that is long enough for every test of this contract, and then goes on for a while longer"
 
 
-@pytest.fixture
-def servers():
-    """The vLLM servers of the engine, if it has any."""
-    return []
+KINDS = ["fake", "embedded", "embedded, int8", "embedded, torch's kernels", "vllm", "vllm, two servers a slot"]
 
 
-@pytest.fixture(
-    params=["fake", "embedded", "embedded, int8", "embedded, torch's kernels", "vllm", "vllm, two servers a slot"]
-)
-async def engine(request, tmp_path, servers):
-    if request.param == "fake":
+@asynccontextmanager
+async def started(kind, directory):
+    """An engine of this kind with version 0 in its slot "live", and the vLLM servers that it has."""
+    if kind == "fake":
         fake = FakeEngine(lambda _: SCRIPT, context=512)
         await fake.start()
-        yield fake
+        yield fake, []
         await fake.close()
-    elif request.param == "embedded, int8":
+    elif kind == "embedded, int8":
         integers = find([64, 128])
         contract = contract_of(torch.float32, "fast", threads=1, block=16, quantisation=integers.name)
-        async with tiny_engine(tmp_path, integers=integers, contract=contract) as tiny:
-            yield tiny.engine
-    elif request.param.startswith("embedded"):
-        backend = ComputeBackend(kernels="torch" if "torch" in request.param else "own")
-        async with tiny_engine(tmp_path, backend=backend) as tiny:
-            yield tiny.engine
+        async with tiny_engine(directory, integers=integers, contract=contract) as tiny:
+            yield tiny.engine, []
+    elif kind.startswith("embedded"):
+        backend = ComputeBackend(kernels="torch" if "torch" in kind else "own")
+        async with tiny_engine(directory, backend=backend) as tiny:
+            yield tiny.engine, []
     else:
-        count = 1 if request.param == "vllm" else 2
-        servers += [TokenVllm(SCRIPT) for _ in range(2 * count)]
+        count = 1 if kind == "vllm" else 2
+        servers = [TokenVllm(SCRIPT) for _ in range(2 * count)]
         async with vllm_engine(*servers, replicas={"live": count, "canary": count}) as engine:
-            await engine.load("live", tiny_snapshot(tmp_path, 0, seed=0))
-            yield engine
+            await engine.load("live", tiny_snapshot(directory, 0, seed=0))
+            yield engine, servers
+
+
+@pytest_asyncio.fixture(params=KINDS, scope="module", loop_scope="module")
+async def shared(request, tmp_path_factory):
+    """One engine of each kind for all tests that leave its slots as they are, and its servers."""
+    async with started(request.param, tmp_path_factory.mktemp("engine")) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(shared):
+    """The shared one, once it does nothing any more: an engine's thread may end a sample after its last chunk was read."""
+    async with asyncio.timeout(PATIENT_S):
+        while shared[0].stats()["running"]:
+            await asyncio.sleep(0.005)
+    return shared[0]
+
+
+@pytest.fixture
+def servers(shared):
+    """The shared engine's vLLM servers, if it has any. Whatever a test made of their pace ends with it."""
+    yield shared[1]
+    for server in shared[1]:
+        server.slow_s, server.held = 0.0, False
+
+
+@pytest_asyncio.fixture(params=KINDS, loop_scope="module")
+async def fresh(request, tmp_path):
+    """An engine for one test, which may load into its slots or close it, and its servers."""
+    async with started(request.param, tmp_path) as found:
+        yield found
 
 
 def ask(*, n=1, ids=tuple(b"some prompt"), slot="live", **sampling):
@@ -68,12 +98,12 @@ async def collect(engine, request):
     return [chunk async for chunk in engine.generate(request)]
 
 
-def test_implements_the_seam(engine):
+async def test_implements_the_seam(engine):
     assert isinstance(engine, Engine)
     assert engine.slots()["live"].number == 0
 
 
-def test_names_the_contract_that_it_computes_under(engine):
+async def test_names_the_contract_that_it_computes_under(engine):
     contract = engine.contract()
     assert engine.numerics() == ("" if contract is None else contract.id)
 
@@ -221,7 +251,8 @@ async def test_a_time_that_lasts_changes_nothing(engine, within_s):
     assert timed == free
 
 
-async def test_load_names_the_version_and_counts_the_streams(engine, servers, tmp_path):
+async def test_load_names_the_version_and_counts_the_streams(fresh, tmp_path):
+    engine, servers = fresh
     snapshot = tiny_snapshot(tmp_path, 7, seed=1)
     for server in servers:
         server.slow_s = 0.01  # so that they are held at their first tokens
@@ -244,7 +275,8 @@ async def test_load_names_the_version_and_counts_the_streams(engine, servers, tm
     assert versions[-1] == 7
 
 
-async def test_slots_are_independent(engine, tmp_path):
+async def test_slots_are_independent(fresh, tmp_path):
+    engine, _ = fresh
     await engine.load("canary", tiny_snapshot(tmp_path, 3, seed=2))
     live, canary = [await collect(engine, ask(slot=slot)) for slot in ("live", "canary")]
     assert {c.policy.number for c in live} == {0}
@@ -255,7 +287,8 @@ async def test_slots_are_independent(engine, tmp_path):
         await engine.unload("canary")
 
 
-async def test_nan_is_refused_and_the_slot_keeps_its_version(engine, tmp_path):
+async def test_nan_is_refused_and_the_slot_keeps_its_version(fresh, tmp_path):
+    engine, _ = fresh
     good = tiny_snapshot(tmp_path, 9, seed=1)
     name, array = next((n, a) for n, a in good.weights.items() if a.dtype == "F32")
     data = array.data.copy()
@@ -267,7 +300,8 @@ async def test_nan_is_refused_and_the_slot_keeps_its_version(engine, tmp_path):
     assert engine.slots() == before
 
 
-async def test_closed_means_unavailable(engine):
+async def test_closed_means_unavailable(fresh):
+    engine, _ = fresh
     await engine.close()
     with pytest.raises(Unavailable):
         await collect(engine, ask())

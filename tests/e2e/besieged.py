@@ -29,6 +29,7 @@ ACME_SECRET, BOLT_SECRET = "users-of-acme-91c3f5", "users-of-bolt-62d8a4"
 WINDOW_S = 40.0  # in which what a test does to a turn is done, on a busy machine too; all turns wait for it together
 ONE_ADDRESS = 48  # connections that it may have, where there are no keys
 PATIENT_S = 600.0
+LONGEST_PAUSE_S = 0.5  # between two looks for what is waited for
 START_S = 300.0  # on a busy machine
 
 # so little that no machine is so slow that it does not use it up
@@ -317,13 +318,14 @@ def status(answer: bytes) -> int:
 
 
 def eventually(look, what: str, timeout_s: float = PATIENT_S):
-    """The first truthy thing that `look` sees."""
-    ends = time.monotonic() + timeout_s
+    """The first truthy thing that `look` sees. It looks ever more rarely: each look at a log opens it anew."""
+    ends, pause_s = time.monotonic() + timeout_s, 0.03
     while time.monotonic() < ends:
         with contextlib.suppress(httpx2.TransportError):
             if found := look():
                 return found
-        time.sleep(0.03)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 

@@ -10,6 +10,7 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.gateways import KEY, world_gateway
 from tests.fakes.scripted_agent import agent_settings
 from tests.fakes.stalling_engine import Stalls
+from tests.grids import covering
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import Unavailable
@@ -45,6 +46,14 @@ def stepwise(*steps):
     return lambda request: steps[min(request.prompt_ids.count(RESULT), len(steps) - 1)]
 
 
+DIALECTS, ANSWERS = ("chat", "messages", "responses"), ("whole", "streamed")
+
+
+def spoken(dialect, answers):
+    """What tells the agent in which dialect to ask, and for which of the answers."""
+    return {"DIALECT": dialect, "STREAM": "1" if answers == "streamed" else ""}
+
+
 MENDED = stepwise(calls("sed -i 's/a - b/a + b/' calc.py; cat calc.py"), "Done.")
 
 
@@ -67,10 +76,9 @@ async def run(boxes, gateway, settings, task=TASK, episode="e.0", group="g.0"):
         await box.stop()
 
 
-@pytest.mark.parametrize("stream", ["", "1"], ids=["whole", "streamed"])
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
-async def test_its_turns_are_the_episodes_whatever_it_says_itself(boxes, dialect, stream):
-    settings = agent_settings(environment={"DIALECT": dialect, "STREAM": stream}, dialect=dialect)
+@pytest.mark.parametrize(("dialect", "answers"), covering(DIALECTS, ANSWERS))
+async def test_its_turns_are_the_episodes_whatever_it_says_itself(boxes, dialect, answers):
+    settings = agent_settings(environment=spoken(dialect, answers), dialect=dialect)
     async with world_gateway(MENDED) as (gateway, log):
         rollout, harness = await run(boxes, gateway, settings)
     turns = log.turns()
@@ -272,10 +280,9 @@ async def test_the_deadline_ends_it_with_what_was_done(boxes):
     assert (rollout.ended, len(rollout.turns), [c.path for c in rollout.changes]) == (Ended.TIMEOUT, 1, ["a"])
 
 
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
-@pytest.mark.parametrize("stream", ["", "1"], ids=["whole", "streamed"])
-async def test_an_answer_that_is_under_way_at_the_deadline_is_its_last_turn(boxes, dialect, stream):
-    settings = agent_settings(environment={"DIALECT": dialect, "STREAM": stream}, dialect=dialect)
+@pytest.mark.parametrize(("dialect", "answers"), covering(DIALECTS, ANSWERS[::-1]))
+async def test_an_answer_that_is_under_way_at_the_deadline_is_its_last_turn(boxes, dialect, answers):
+    settings = agent_settings(environment=spoken(dialect, answers), dialect=dialect)
     engine = Stalls(3)
     for seconds in (2.0, 8.0, 32.0):  # a busy machine starts no agent in the first
         async with world_gateway(engine=engine) as (gateway, log):
@@ -334,11 +341,10 @@ async def test_how_it_ends_says_why(boxes, instead, ended, turns, why):
     assert why in rollout.detail["why"]
 
 
-@pytest.mark.parametrize("stream", ["", "1"], ids=["whole", "streamed"])
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
-async def test_a_conversation_that_outgrows_the_context_ends_it_in_every_dialect(boxes, dialect, stream):
+@pytest.mark.parametrize(("dialect", "answers"), covering(DIALECTS, ANSWERS[::-1]))
+async def test_a_conversation_that_outgrows_the_context_ends_it_in_every_dialect(boxes, dialect, answers):
     instead = "ask([{'role': 'user', 'content': 'hi'}]); ask([{'role': 'user', 'content': 'x' * 9000}])"
-    settings = agent_settings(instead, environment={"DIALECT": dialect, "STREAM": stream}, dialect=dialect)
+    settings = agent_settings(instead, environment=spoken(dialect, answers), dialect=dialect)
     async with world_gateway("ok") as (gateway, _):
         rollout, _ = await run(boxes, gateway, settings)
     assert (rollout.ended, len(rollout.turns)) == (Ended.LENGTH, 1)

@@ -122,15 +122,54 @@ def original(tmp_path_factory) -> Config:
     return asyncio.run(trained_run(tmp_path_factory.mktemp("erasure")))
 
 
+def copied(config: Config, directory: Path) -> Config:
+    """A copy of a run."""
+    shutil.copytree(config.run.directory, directory / "run")
+    return config.model_copy(update={"run": config.run.model_copy(update={"directory": directory / "run"})})
+
+
+async def forgotten(config: Config) -> Config:
+    """The run, whose person is forgotten now and to be taken out of the weights."""
+    with open_run(config) as run:
+        upto = await run.log.forget("default", GONE)
+        ErasureFiles(run.home).request(ErasureRequest(tenant="default", user=GONE, upto=upto))
+    return config
+
+
 @pytest.fixture
 async def config(original, tmp_path) -> Config:
     """A copy of the run, whose person is forgotten and to be taken out of the weights."""
-    shutil.copytree(original.run.directory, tmp_path / "run")
-    made = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
-    with open_run(made) as run:
-        upto = await run.log.forget("default", GONE)
-        ErasureFiles(run.home).request(ErasureRequest(tenant="default", user=GONE, upto=upto))
-    return made
+    return await forgotten(copied(original, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def truth(original, tmp_path_factory) -> dict[int, str]:
+    """What training on the log without the person comes to: step -> root."""
+
+    async def found() -> dict[int, str]:
+        config = await forgotten(copied(original, tmp_path_factory.mktemp("truth")))
+        return await plainly(config, credits_anew=True, own_references=True)
+
+    torch.set_num_threads(1)
+    return asyncio.run(found())
+
+
+@pytest.fixture(scope="module")
+def once_replayed(original, tmp_path_factory) -> Config:
+    """A run whose person was taken out; the version that came of it is not live yet."""
+
+    async def done() -> Config:
+        config = await forgotten(copied(original, tmp_path_factory.mktemp("replayed")))
+        await resumed(config)
+        return config
+
+    return asyncio.run(done())
+
+
+@pytest.fixture
+def replayed(once_replayed, tmp_path) -> Config:
+    """A copy of that run, for what comes later."""
+    return copied(once_replayed, tmp_path)
 
 
 async def plainly(
@@ -205,9 +244,8 @@ def noted(config: Config) -> dict[int, str]:
     return {line["step"]: line["root"] for line in lines_of(path)}
 
 
-async def test_the_replay_has_the_bits_of_a_training_on_the_log_without_the_person_at_every_step(config):
+async def test_the_replay_has_the_bits_of_a_training_on_the_log_without_the_person_at_every_step(config, truth):
     torch.set_num_threads(1)
-    truth = await plainly(config, credits_anew=True, own_references=True)
     async with at_work(config) as worker:
         assert worker.parts.trainer.step_count == STEPS + 1
         version = worker.parts.candidates.last
@@ -299,8 +337,7 @@ async def resumed(config: Config) -> None:
         pass
 
 
-async def test_killed_at_twenty_places_it_goes_on_to_the_same_bits(config, monkeypatch):
-    truth = await plainly(config, credits_anew=True, own_references=True)
+async def test_killed_at_twenty_places_it_goes_on_to_the_same_bits(config, truth, monkeypatch):
     places = random.Random(5)
     killed = 0
     while killed < 25:
@@ -324,8 +361,7 @@ async def test_killed_at_twenty_places_it_goes_on_to_the_same_bits(config, monke
 
 
 async def test_nothing_is_repeated_for_somebody_who_taught_nothing(original, tmp_path):
-    shutil.copytree(original.run.directory, tmp_path / "run")
-    config = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
+    config = copied(original, tmp_path)
     with open_run(config) as run:
         ErasureFiles(run.home).request(ErasureRequest(tenant="default", user="nobody", upto=run.log.newest()))
     async with at_work(config) as worker:
@@ -333,8 +369,8 @@ async def test_nothing_is_repeated_for_somebody_who_taught_nothing(original, tmp
     assert ErasureFiles(Home(config.run.directory)).requests() == []
 
 
-async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_deleted_once_the_version_is_live(config):
-    async with at_work(config) as worker:
+async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_deleted_once_the_version_is_live(replayed):
+    async with at_work(replayed) as worker:
         run, version = worker._run, worker.parts.candidates.last
         before = await run.follower.resolve("live")
         assert before.number < version.number
@@ -351,12 +387,12 @@ async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_delete
         left = [policy.number for policy in await versions_between(run.store, 0, 99, run.name)]
         assert left == [0, 1, 2, STEPS + 1]
         assert ErasureFiles(run.home).job().phase == "done"
-    async with at_work(config) as worker:
+    async with at_work(replayed) as worker:
         assert worker.parts.trainer.step_count == STEPS + 1
 
 
-async def test_what_a_ref_names_waits_until_the_ref_moves(config):
-    async with at_work(config) as worker:
+async def test_what_a_ref_names_waits_until_the_ref_moves(replayed):
+    async with at_work(replayed) as worker:
         run = worker._run
         knew = next(policy for policy in await versions_between(run.store, FIRST, STEPS, run.name))
         await run.store.move_ref("previous", await run.store.read_ref("previous"), knew.hash)
@@ -406,8 +442,7 @@ def files_of(place: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 async def test_a_dry_run_says_what_would_be_done_and_does_nothing(original, tmp_path):
-    shutil.copytree(original.run.directory, tmp_path / "run")
-    config = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
+    config = copied(original, tmp_path)
     with open_run(config):
         pass
     before, console = files_of(tmp_path / "run"), Console(record=True, width=400)
@@ -422,9 +457,9 @@ async def test_a_dry_run_says_what_would_be_done_and_does_nothing(original, tmp_
     assert "none of 9 steps would differ" in console.export_text()
 
 
-async def test_a_stranger_checks_a_certificate_by_the_ids_of_turns(config):
-    async with at_work(config):
-        id = ErasureFiles(Home(config.run.directory)).job().id
+async def test_a_stranger_checks_a_certificate_by_the_ids_of_turns(replayed):
+    config = replayed
+    id = ErasureFiles(Home(config.run.directory)).job().id
     path = config.run.directory / "erasure" / f"{id}.json"
     turns = config.run.directory / "ids"
     turns.write_text("\n".join(sorted(GONE_TURNS)) + "\n")
@@ -449,8 +484,7 @@ async def test_a_stranger_checks_a_certificate_by_the_ids_of_turns(config):
 
 
 async def test_forget_with_replay_asks_the_trainer(original, tmp_path):
-    shutil.copytree(original.run.directory, tmp_path / "run")
-    config = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
+    config = copied(original, tmp_path)
     console = Console(record=True, width=400)
     await forget(config, "default", GONE, console, replay=True)
     assert "at its next start" in console.export_text()
@@ -458,9 +492,8 @@ async def test_forget_with_replay_asks_the_trainer(original, tmp_path):
         assert worker.parts.trainer.step_count == STEPS + 1
 
 
-async def test_a_running_trainer_takes_the_request_up_between_two_steps(original, tmp_path):
-    shutil.copytree(original.run.directory, tmp_path / "run")
-    config = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
+async def test_a_running_trainer_takes_the_request_up_between_two_steps(original, truth, tmp_path):
+    config = copied(original, tmp_path)
     async with at_work(config) as worker:
         assert worker.parts.trainer.step_count == STEPS
         await forget(config, "default", GONE, Console(quiet=True), wait_s=0.0, replay=True)
@@ -471,7 +504,7 @@ async def test_a_running_trainer_takes_the_request_up_between_two_steps(original
             await worker._run.log.append(*served(number, await worker._run.follower.resolve("base")))
         await worker.learn()
         assert worker.parts.trainer.step_count == STEPS + 2, "and learns on"
-    assert root == (await plainly(config, credits_anew=True, own_references=True))[STEPS]
+    assert root == truth[STEPS]
 
 
 async def test_what_cannot_be_repeated_is_the_trainers_trouble_and_training_goes_on(config):
@@ -520,8 +553,7 @@ async def test_a_second_person_is_taken_out_of_what_came_of_the_first_replay(con
 async def test_without_an_older_checkpoint_it_begins_at_the_start_of_training_in_a_trainer_that_just_started(
     original, tmp_path
 ):
-    shutil.copytree(original.run.directory, tmp_path / "run")
-    config = original.model_copy(update={"run": original.run.model_copy(update={"directory": tmp_path / "run"})})
+    config = copied(original, tmp_path)
     async with at_work(config) as worker:
         await forget(config, "default", "u1", Console(quiet=True), wait_s=0.0, replay=True)
         await worker.learn()

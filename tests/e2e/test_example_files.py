@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import home
 from ostinato.app.worlds import check_tasks, open_workshop
@@ -41,6 +42,7 @@ from ostinato.worlds.tasks.tasksets import load as load_tasks
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ADMIN = "admin-0123456789abcdef"
 MODEL = "smollm2"  # the name under which `ostinato up` serves its default model
+AS_IT_STANDS = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 RESULT = 0xFC  # what a tool's message begins with, in the scripted gateway's prompts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,15 +58,25 @@ class Gateway:
 
     async def run(self, *command: str | Path) -> str:
         """What a program prints that is told this gateway's address."""
-        environment = {"OSTINATO_URL": self.url, "OSTINATO_MODEL": MODEL}
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *map(str, command), stdout=pipe, stderr=pipe, env=os.environ | environment
+            *map(str, command), stdout=pipe, stderr=pipe, env=os.environ | self._environment
         )
         async with asyncio.timeout(WHOLE_PROGRAM_S):
             out, err = await process.communicate()
         assert process.returncode == 0, err.decode()
         return out.decode()
+
+    async def fork(self, source: Path) -> str:
+        """The same of an example in a process that begins with the libraries imported that it would import."""
+        command = [sys.executable, "-c", AS_IT_STANDS, str(source)]
+        done = await asyncio.to_thread(FORK_SERVER.run, command, env=self._environment, timeout=WHOLE_PROGRAM_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"OSTINATO_URL": self.url, "OSTINATO_MODEL": MODEL}
 
     def take(self) -> tuple[list[Turn], list[Signal]]:
         rows, self.seen = self.log.rows[self.seen :], len(self.log.rows)
@@ -123,7 +135,7 @@ def assert_one_task(turns, signals, *names):
 
 
 async def test_the_tool_agent_reports_its_tests_whatever_the_model_says(gateway):
-    await gateway.run(sys.executable, EXAMPLES / "tool_agent.py")
+    await gateway.fork(EXAMPLES / "tool_agent.py")
     assert_one_task(*gateway.take(), "tests_passed", "tests_failed")
 
 
@@ -139,7 +151,7 @@ def call(name, **arguments):
 @pytest.mark.parametrize(("order", "verdict"), [("a2", "tests_passed"), ("none", "tests_failed")])
 async def test_the_tool_agents_tests_look_at_what_the_calls_did(order, verdict):
     async with scripted(steps(call("list_orders"), call("refund", order=order), "Done.")) as served:
-        await served.run(sys.executable, EXAMPLES / "tool_agent.py")
+        await served.fork(EXAMPLES / "tool_agent.py")
         turns, signals = served.take()
     assert len(turns) == 3
     assert_one_task(turns, signals, verdict)

@@ -25,9 +25,12 @@ ADDRESS = "http://127.0.0.1:8321"
 TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.005")
 """What never shipped goes while the trainer publishes, the engine follows and the gate measures: eighteen seconds after it was written.
 What was live stays, because steps were measured against it and are taken again below."""
+QUICKLY = ("serve.control_share=0.5", "train.learning_rate=6e-3", "learn.publish_every=4")
+"""Larger steps, of which every fourth is measured by the gate: people need to see fewer turns and candidates until it shows that live has
+learned."""
 LIKED = "^[ -~]"
 """What a third of the first model's answers begin with: of what is liked so often, a step learns more than of what is rare."""
-RATED = (150, 450, 1_200)
+RATED = (200, 450, 1_200)
 """Turns of each arm after the third release at which acceptance is compared: live goes on learning, so there is more to see later.
 Two 95% intervals of equals lie apart, the right way, in 0.3% of looks. Three looks at sizes fixed beforehand: below 1% in all."""
 
@@ -41,7 +44,7 @@ async def until(condition):
 
 async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users, suite_of):
     suite = suite_of(tmp_path / "liked.jsonl", LIKED)
-    run = await running(tmp_path, *TIDY, "serve.control_share=0.5", f"evaluate.suite='{suite}'")
+    run = await running(tmp_path, *TIDY, *QUICKLY, f"evaluate.suite='{suite}'")
     with open_run(run.config) as opened:
         log, observer = opened.log, RunObserver(home(run.config), opened.log)
 

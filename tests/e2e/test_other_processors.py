@@ -1,7 +1,10 @@
 """A fleet of unlike CPUs: what an engine on one samples from, a trainer on another finds with the same bits."""
 
+from functools import cache
+
+import numpy as np
 import pytest
-from tests.examinations.processors.run import NO_FMA, differing, score, scored
+from tests.examinations.processors.run import ENGINE, INTEGERS, NO_FMA, TRAINER, differing, score, scored
 
 from ostinato.model import linear
 from ostinato.model.kernels.processor import cpu_features
@@ -16,6 +19,11 @@ def tiny_gemma(path):
 
 
 DENSE, *_ = CASES = ((tiny_model, "bfloat16"), (tiny_moe, "float32"), (tiny_gemma, "float32"), (tiny_gemma, "bfloat16"))
+AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
+AVX512 = {
+    "NUMBA_CPU_NAME": "skylake-avx512",
+    "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl",
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,39 +33,51 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def here(models):
+    """A case's log-probabilities in one of the engine's forms in this process, each computed once: ``here(0, ENGINE)``."""
+
+    @cache
+    def found(case, form):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear, "_order", None)
+            return score(models[case], CASES[case][1], form, TOKENS)
+
+    return found
+
+
+@pytest.fixture(scope="module")
 def without_fma(models):
-    """Each case's log-probabilities from a process that compiles for SSE 4.2 alone, with torch's libraries held to it, as a trainer."""
-    return scored([(path, dtype) for path, (_, dtype) in zip(models, CASES, strict=True)], TOKENS, NO_FMA)
+    """Each case's log-probabilities as a trainer's, and last the first one's in 8-bit integers, from one process that compiles for SSE 4.2
+    alone, with torch's libraries held to it.
+    """
+    trained = [(path, dtype, TRAINER) for path, (_, dtype) in zip(models, CASES, strict=True)]
+    return scored([*trained, (models[0], DENSE[1], INTEGERS)], TOKENS, NO_FMA)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{make.__name__}-{dtype}" for make, dtype in CASES])
-def test_an_engine_here_and_a_trainer_without_fused_multiply_adds_agree_to_the_last_bit(
-    monkeypatch, models, without_fma, case
-):
-    monkeypatch.setattr(linear, "_order", None)
-    here, there = score(models[case], CASES[case][1], TOKENS, engine=True), without_fma[case]
-    assert len(here) == len(there) == TOKENS - 1
-    assert len(set(here.tolist())) > 100
-    assert differing(here, there) == 0
+def test_an_engine_here_and_a_trainer_without_fused_multiply_adds_agree_to_the_last_bit(here, without_fma, case):
+    ours, theirs = here(case, ENGINE), without_fma[case]
+    assert len(ours) == len(theirs) == TOKENS - 1
+    assert len(set(ours.tolist())) > 100
+    assert differing(ours, theirs) == 0
 
 
-AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
-AVX512 = {
-    "NUMBA_CPU_NAME": "skylake-avx512",
-    "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl",
-}
+def check_integers(here, there: np.ndarray) -> None:
+    ours = here(0, INTEGERS)
+    assert len(ours) == len(there) == TOKENS - 1
+    assert len(set(ours.tolist())) > 100
+    assert differing(ours, there) == 0
+    assert differing(ours, here(0, ENGINE)) > 100, "eight bits are not the model's own numbers"
 
 
-@pytest.mark.parametrize("switches", [NO_FMA, AVX2, AVX512], ids=["no FMA", "AVX2", "AVX-512 without VNNI"])
-def test_an_engine_in_eight_bits_gives_the_same_bits_on_every_cpu(tmp_path, monkeypatch, switches):
-    needs = {feature.removeprefix("+") for feature in switches.get("NUMBA_CPU_FEATURES", "").split(",") if feature}
+def test_an_engine_in_eight_bits_gives_the_same_bits_without_fused_multiply_adds(here, without_fma):
+    check_integers(here, without_fma[-1])
+
+
+@pytest.mark.parametrize("switches", [AVX2, AVX512], ids=["AVX2", "AVX-512 without VNNI"])
+def test_an_engine_in_eight_bits_gives_the_same_bits_on_every_cpu(models, here, switches):
+    needs = {feature.removeprefix("+") for feature in switches["NUMBA_CPU_FEATURES"].split(",")}
     if not needs <= cpu_features():
         pytest.skip(f"this CPU lacks {', '.join(sorted(needs - cpu_features()))}")
-    monkeypatch.setattr(linear, "_order", None)
-    make, dtype = DENSE
-    path = make(tmp_path / "model")
-    here = score(path, dtype, TOKENS, engine=True, int8=True)
-    (there,) = scored([(path, dtype)], TOKENS, switches, engine=True, int8=True)
-    assert len(set(here.tolist())) > 100
-    assert differing(here, there) == 0
-    assert differing(here, score(path, dtype, TOKENS, engine=True)) > 100, "eight bits are not the model's own numbers"
+    (there,) = scored([(models[0], DENSE[1], INTEGERS)], TOKENS, switches)
+    check_integers(here, there)

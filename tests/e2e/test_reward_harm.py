@@ -16,7 +16,7 @@ from ostinato.core.records import Batch, Holdback, Quarantine, Reward, Row
 from ostinato.reward.accounting import account
 
 FATES = """
-import os
+import os, time
 from ostinato.core.records import Pending, Reward
 
 def fn(turn, signals, now):
@@ -29,7 +29,7 @@ def fn(turn, signals, now):
         raise RuntimeError("no idea")
     while fate == "hangs":
         try:
-            [].pop()
+            time.sleep(60)
         except BaseException:
             pass
     if fate == "says":

@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learned_from(path: Path) -> list[list[Sample]]:
-    return batches(path, CONFIG, steps=4)
+    return batches(path, CONFIG, steps=3)
 
 
 @pytest.fixture(scope="module")

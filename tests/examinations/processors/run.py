@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -28,6 +29,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """SSE 4.2 alone: fused multiply-adds are computed in software, several times slower, and vectors are four numbers wide."""
 MODELS = DEFAULT, DENSE, MIXTURE, GEMMA = "SmolLM2-135M", "tiny dense", "tiny mixture", "tiny Gemma 3"
+FORMS = TRAINER, ENGINE, INTEGERS = "trainer", "engine", "engine, int8"
 TEXT = 1_001  # tokens of a text
 _CUT = 61  # tokens of a call in the engine's form
 
@@ -68,26 +70,21 @@ def possible() -> list[Processor]:
     return [each for each in PROCESSORS if not each.needs or each.needs in cpu_features()]
 
 
-def scored(
-    cases: list[tuple[Path, str]], tokens: int, switches: dict[str, str], engine: bool = False, int8: bool = False
-) -> list[np.ndarray]:
+def scored(cases: Sequence[tuple[Path, str, str]], tokens: int, switches: dict[str, str]) -> list[np.ndarray]:
     """The log-probabilities of random tokens, all but the first of each text, from one process of their own under these switches.
 
-    One array for each model and its dtype.
+    One array for each model, its dtype and its form.
     """
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-m", __name__ if __name__ != "__main__" else __spec__.name, "--tokens", str(tokens)]
-        words += [word for model, dtype in cases for word in ("--score", str(model), dtype)]
-        words += ["--out", scratch, *(["--engine"] if engine else []), *(["--int8"] if int8 else [])]
+        words += [word for model, dtype, form in cases for word in ("--score", str(model), dtype, form)]
+        words += ["--out", scratch]
         subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"} | switches, check=True)
         return [np.load(Path(scratch) / f"{number}.npy") for number in range(len(cases))]
 
 
-def score(model_path: Path, dtype: str, tokens: int, *, engine: bool, int8: bool = False) -> np.ndarray:
-    """The same in this process. `engine`: in the engine's form, in cuts as streams make them; else in one pass under autograd.
-
-    `int8`: the engine's form in 8-bit integers.
-    """
+def score(model_path: Path, dtype: str, form: str, tokens: int) -> np.ndarray:
+    """The same in this process, in one of FORMS: an engine's in cuts as streams make them, the trainer's in one pass under autograd."""
     import torch
 
     from ostinato.engine.embedded.form import prepack
@@ -97,6 +94,7 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool, int8: bool
     from ostinato.model.logprobs import RowSoftmax
     from ostinato.model.selftest import BlockMemory, SequencePiece, shapes_of, vocabulary_of
 
+    engine, int8 = form != TRAINER, form == INTEGERS
     use_order("blocks")
     torch.set_num_threads(1)
     model = load_model(model_path, getattr(torch, dtype), train=not engine)
@@ -139,17 +137,15 @@ def models(scratch: Path) -> dict[str, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    own = "used by the examination itself: a model and its dtype that this process scores; may be repeated"
-    parser.add_argument("--score", nargs=2, action="append", metavar=("MODEL", "DTYPE"), help=own)
+    own = "used by the examination itself: a model, its dtype and a form, that this process scores; may be repeated"
+    parser.add_argument("--score", nargs=3, action="append", metavar=("MODEL", "DTYPE", "FORM"), help=own)
     parser.add_argument("--tokens", type=int, default=10 * TEXT)
-    parser.add_argument("--engine", action="store_true")
-    parser.add_argument("--int8", action="store_true")
     parser.add_argument("--only", action="append", choices=MODELS, help="this model; may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.score:
-        for number, (model, dtype) in enumerate(args.score):
-            found = score(Path(model), dtype, args.tokens, engine=args.engine, int8=args.int8)
+        for number, (model, dtype, form) in enumerate(args.score):
+            found = score(Path(model), dtype, form, args.tokens)
             np.save(args.out / f"{number}.npy", found)
         return
     rows: list[dict[str, Any]] = []
@@ -166,15 +162,13 @@ def main() -> None:
 def _compared(name: str, path: Path, dtype: str, tokens: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     want: dict[bool, np.ndarray] = {}  # in 8-bit integers, and not
-    forms = {"trainer": (False, False), "engine": (True, False), "engine, int8": (True, True)}
-    if name == MIXTURE:
-        del forms["engine, int8"]
+    forms = [form for form in FORMS if name != MIXTURE or form != INTEGERS]
     for processor in possible():
         some = min(tokens, processor.most or tokens) if name == DEFAULT else tokens
-        for form, (engine, int8) in forms.items():
+        for form in forms:
             began = time.perf_counter()
-            (found,) = scored([(path, dtype)], some, processor.switches, engine, int8)
-            same = want.setdefault(int8, found)
+            (found,) = scored([(path, dtype, form)], some, processor.switches)
+            same = want.setdefault(form == INTEGERS, found)
             row = {"model": name, "dtype": dtype, "processor": processor.name, "as": form}
             rows.append(row | {"compared": len(found), "differing": differing(found, same[: len(found)])})
             print(*rows[-1].values(), f"{time.perf_counter() - began:.0f} s", sep="  ", flush=True)
