@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ostinato.app.numerics import (
     compute,
     engine_contract,
     engine_threads,
+    form,
     integers,
     numerics_mode,
     pace,
@@ -29,13 +31,14 @@ from ostinato.app.numerics import (
     threads_agree,
 )
 from ostinato.app.server_loans import Lending, Lent, check_lending, read_draining
-from ostinato.app.storage import Run, home, open_cached_store, open_follower, served_refs, store_place
+from ostinato.app.storage import Run, home, live_last, open_cached_store, open_follower, served_refs, store_place
 from ostinato.config import Config
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
 from ostinato.core.memory import process_limit
+from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Renderer
 from ostinato.record.person_cache import SqlPersonCache
 from ostinato.release.alarms import note
@@ -44,7 +47,6 @@ from ostinato.serve.calls.context import LEAST_SHARE
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.serve.reader import RequestReader
-from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
 
@@ -62,7 +64,7 @@ _LEAST_ROOM = 2_048  # tokens for instructions and tools
 class Serving:
     """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
     router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process. `adaptation`:
-    people's dials, None if they are off. `reader`: reads long requests.
+    people's dials, None if they are off. `reader`: reads long requests. `ahead`: fetches the follower's first version, see `_fetch_ahead`.
     """
 
     engine: Engine
@@ -73,6 +75,7 @@ class Serving:
     numerics: NumericsMode | None = None
     adaptation: DialAdaptation | None = None
     reader: RequestReader
+    ahead: asyncio.Task[None] | None = None
 
 
 async def open_serving(
@@ -86,11 +89,11 @@ async def open_serving(
 
     `page` makes the run's browser page, behind the gateway's keys. `lent`: receives the state of lending, `audit` keys' misuse and choices.
     """
-    from ostinato.model.renderer import HFRenderer
-
     config = run.config
     check_lending(config)
-    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
+    follower = Follower(open_cached_store(config), config.follow, journal_of(config))
+    ahead = _fetch_ahead(config, model, follower)
+    renderer = await _rendered(config, model, served=ahead is not None)
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     engine = await _engine(run, model, renderer)
@@ -126,13 +129,55 @@ async def open_serving(
     return Serving(
         engine=engine,
         gateway=gateway,
-        follower=Follower(open_cached_store(config), config.follow, journal_of(config)),
+        follower=follower,
         router=router,
         lending=lending,
         numerics=mode,
         adaptation=adaptation,
         reader=reader,
+        ahead=ahead,
     )
+
+
+def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Task[None] | None:
+    """Begin to fetch what the follower will deliver first, so that it is decoded beside everything else. None where the run was never
+    served: a first start measures this machine, and nothing should compute meanwhile. Errors are left to the follower. Raises BadConfig
+    for a model that the memory does not hold.
+    """
+    served = journal_of(config).entries.get(Arm.LIVE.value)
+    if config.engine.kind == "vllm" or served is None or served.have is None:
+        return None
+    check_memory(config, model, ("serve",), process_limit(), held=0)  # before any is taken
+
+    async def fetch() -> None:
+        for ref in live_last(served_refs(config)):
+            with contextlib.suppress(OstinatoError, OSError):
+                if (policy := await follower.resolve(ref)) is not None:
+                    await follower.fetch(policy)
+                    return
+
+    return asyncio.create_task(fetch())
+
+
+async def _rendered(config: Config, model: Path, served: bool) -> HFRenderer:
+    """The renderer; if the run was `served` before, with its grammars, and with the kernels of the contract loaded beside it."""
+    from ostinato.model.renderer import HFRenderer
+
+    def make() -> HFRenderer:
+        made = HFRenderer(model)
+        if served:
+            _ = made.grammars
+        return made
+
+    def probe() -> None:
+        with contextlib.suppress(OstinatoError):  # it is asked for again
+            engine_contract(config)
+
+    making = asyncio.to_thread(make)  # in a thread, so that the worker can still be told to end
+    if not served:
+        return await making
+    renderer, _ = await asyncio.gather(making, asyncio.to_thread(probe))
+    return renderer
 
 
 async def _engine(run: Run, model: Path, renderer: HFRenderer) -> Engine:
@@ -266,6 +311,7 @@ async def open_embedded(config: Config, model: Path, renderer: HFRenderer, held:
         wide=wide,
         grammars=grammars,
         device=computing.device,
+        keep=partial(form, config, model),
     )
 
 
@@ -273,6 +319,7 @@ async def _vllm(run: Run, model: Path, renderer: Renderer) -> Engine:
     """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
     from ostinato.engine.vllm.engine import open_vllm
     from ostinato.model.checkpoint_validation import expert_count
+    from ostinato.weights.follow.drive import Kv, VllmFollower
 
     config = run.config
     follower, place = open_follower(config), store_place(config, config.engine.weights_seen_as)

@@ -263,6 +263,7 @@ def _code() -> str:
     return digest.hexdigest()[:16]
 
 
+@lru_cache
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -25,6 +25,7 @@ from ostinato.core.seams import Log
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.engine.embedded.fused import EngineForm
     from ostinato.model.backend import ComputeBackend
     from ostinato.model.linear import Integers
     from ostinato.model.selftest import ExactnessVerdict
@@ -317,6 +318,17 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
         return examine(path, dtype, threads, prepack, config.engine.block)
 
     return measured(places(config), "exact", parts, run, ExactnessVerdict)
+
+
+def form(
+    config: Config, path: Path, name: str, architecture: str, dtype: torch.dtype, trial: Callable[[], EngineForm]
+) -> EngineForm:
+    """What a trial of the engine's form `name` finds about an architecture on this machine: as kept, or tried now (`fused.Keep`)."""
+    from ostinato.engine.embedded.fused import EngineForm
+
+    about = hashlib.sha256(architecture.encode()).hexdigest()[:16]
+    parts = {**_parts(config, path), "form": name, "architecture": about, "dtype": str(dtype)}
+    return measured(places(config), "form", parts, trial, EngineForm).value
 
 
 @lru_cache

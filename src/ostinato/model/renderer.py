@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -40,10 +40,11 @@ class TokenBytes:
     Example: for a byte-level tokenizer that cuts an emoji in two, ``b"".join(map(TokenBytes(core).of, ids)) == "🙂".encode()``
     """
 
-    def __init__(self, core: Tokenizer) -> None:
+    def __init__(self, core: Tokenizer, state: Mapping[str, Any] | None = None) -> None:
+        """`state`: the tokenizer's JSON, parsed; None: it is asked."""
         self._core = core
         self._plain = {id: token.content for id, token in core.get_added_tokens_decoder().items()}
-        kinds = _kinds(json.loads(core.to_str()).get("decoder"))
+        kinds = _kinds((json.loads(core.to_str()) if state is None else state).get("decoder"))
         self._level = _byte_level() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
 
@@ -112,9 +113,10 @@ class HFRenderer:
         core.no_padding()
         self.vocab_size, self.context = int(config.vocab_size), int(config.max_position_embeddings)
         self._core = core
-        self._bytes = TokenBytes(core)
+        state = json.loads(core.to_str())  # once: a vocabulary's JSON is long
+        self._bytes = TokenBytes(core, state)
         self._control = _control_tokens(core)
-        self._plain = _without(core, self._control)
+        self._plain = _without(state, self._control)
         self._control_ids = frozenset(self._control.values())
         self._fences = Fences(self._control)
         self._adds_space = self._ids(core, "a") != self._ids(core, "\na")[-1:]
@@ -129,7 +131,7 @@ class HFRenderer:
         self._markers = self._control_ids.intersection(
             self._control[m] for m in self._format.markers if m in self._control
         )
-        self._shown = _showing(core, {token for token, id in self._control.items() if id in self._markers})
+        self._shown = _showing(core, state, {token for token, id in self._control.items() if id in self._markers})
         self._ends = self._stop_ids.union(self._control[token] for token in self._template.ends)
 
     @property
@@ -356,16 +358,17 @@ def _control_tokens(core: Tokenizer) -> dict[str, int]:
     return {t.content: i for i, t in core.get_added_tokens_decoder().items() if t.content and not t.content.isspace()}
 
 
-def _without(core: Tokenizer, control: Collection[str]) -> Tokenizer:
-    """A copy of the tokenizer that does not know the control tokens."""
-    state = json.loads(core.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in control]
-    return Tokenizer.from_str(json.dumps(state))
+def _without(state: Mapping[str, Any], control: Collection[str]) -> Tokenizer:
+    """A tokenizer of this JSON that does not know the control tokens."""
+    kept = [token for token in state["added_tokens"] if token["content"] not in control]
+    return Tokenizer.from_str(json.dumps({**state, "added_tokens": kept}))
 
 
-def _showing(core: Tokenizer, markers: Collection[str]) -> Tokenizer:
-    """A copy of the tokenizer that shows these tokens when it decodes."""
-    state = json.loads(core.to_str())
-    for token in state["added_tokens"]:
-        token["special"] = token["special"] and token["content"] not in markers
-    return Tokenizer.from_str(json.dumps(state))
+def _showing(core: Tokenizer, state: Mapping[str, Any], markers: Collection[str]) -> Tokenizer:
+    """A copy of the tokenizer, of which this is the JSON, that shows these tokens when it decodes; itself if there are none."""
+    if not markers:
+        return core
+    tokens = [
+        {**token, "special": token["special"] and token["content"] not in markers} for token in state["added_tokens"]
+    ]
+    return Tokenizer.from_str(json.dumps({**state, "added_tokens": tokens}))

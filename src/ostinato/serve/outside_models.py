@@ -12,9 +12,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.core.conversation import Conversation
@@ -22,6 +21,9 @@ from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.generation import Chunk, Usage
 from ostinato.core.records import Finish, Sampling
 from ostinato.serve.config import AutoArm
+
+if TYPE_CHECKING:  # only gateways that ask such a model need it
+    import aiohttp
 
 # ---------------------------------------------------------------- the circuit breaker
 
@@ -197,6 +199,8 @@ class OutsideModel:
 
     async def start(self) -> None:
         """Open the HTTP session."""
+        import aiohttp
+
         arm = self._arm
         waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
         self._session = aiohttp.ClientSession(
@@ -212,6 +216,8 @@ class OutsideModel:
 
     async def chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
         """Its answer as it arrives; the final chunks of all choices come last, with the token usage. Raises OutsideFailed."""
+        import aiohttp
+
         self._breaker.begin()
         well: bool | None = None
         was_resting = self._breaker.resting

@@ -17,11 +17,11 @@ from ostinato.serve.metrics import Metrics
 from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas
 from ostinato.serve.scrub import Scrubbing
-from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
 
-if TYPE_CHECKING:  # it imports what is read, which imports this
+if TYPE_CHECKING:  # the first imports what is read, which imports this; the second a library that few gateways need
     from ostinato.serve.reader import RequestReader
+    from ostinato.serve.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,16 @@ class Parts:
                 holdout=config.branch_holdout,
             ),
             "people": PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
-            "tracing": Tracing(config.otlp, clock) if config.otlp.endpoint else None,
+            "tracing": _tracing(config, clock),
         }
         for name, part in made.items():
             object.__setattr__(self, name, part)
+
+
+def _tracing(config: ServeConfig, clock: Clock) -> Tracing | None:
+    """What sends spans to a collector; None if none is set."""
+    if not config.otlp.endpoint:
+        return None
+    from ostinato.serve.tracing import Tracing
+
+    return Tracing(config.otlp, clock)

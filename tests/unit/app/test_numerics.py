@@ -28,6 +28,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Stamp
 from ostinato.core.numerics import Contract, contract_in_words, differences, differences_in_words
 from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.fused import EngineForm, Reach
 from ostinato.launch.commands import doctor
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.log import print_log
@@ -406,3 +407,32 @@ def test_the_line_names_every_part():
         differences_in_words(contract, replace(contract, block=4, dtype="x"))
         == "block 4, not 102; dtype x, not <dtype>"
     )
+
+
+def test_the_engines_form_is_tried_once_on_a_machine(source, tmp_path, monkeypatch):
+    config = load(None, [source, f"model.cache='{tmp_path}'"])
+    path, found, trials = numerics.model_path(config), EngineForm((Reach(scale=0.1, window=16),)), []
+
+    def form_of(architecture, dtype, name="condensed"):
+        def trial():
+            trials.append((architecture, dtype, name))
+            return found
+
+        monkeypatch.setattr(machine, "_KNOWN", {})  # as in another process
+        return numerics.form(config, path, name, architecture, dtype, trial)
+
+    for _ in range(2):
+        assert form_of("one", torch.bfloat16) == found
+    others = [
+        ("two", torch.bfloat16, "condensed"),
+        ("one", torch.float32, "condensed"),
+        ("one", torch.bfloat16, "fused"),
+    ]
+    for other in others:
+        form_of(*other)
+    found = EngineForm(None)
+    assert form_of("three", torch.bfloat16) == form_of("three", torch.bfloat16) == found
+    assert trials == [("one", torch.bfloat16, "condensed"), *others, ("three", torch.bfloat16, "condensed")]
+    monkeypatch.setattr(machine, "_code", lambda: "another")
+    form_of("one", torch.bfloat16)
+    assert len(trials) == 6, "other code may compute other bits"

@@ -146,6 +146,37 @@ def test_weights_of_zeros_prove_nothing(tmp_path):
     assert condense(load_model(path, torch.bfloat16)) == 2 * 7
 
 
+def test_a_form_that_an_earlier_process_has_tried_is_not_tried_again(tmp_path, monkeypatch):
+    path = tiny_of(tmp_path / "m", KINDS["llama"]())
+    plain, kept, trials = load_model(path, torch.bfloat16), {}, []
+
+    def keep(form, configuration, dtype, trial):
+        if (form, configuration, dtype) not in kept:
+            trials.append(form)
+            kept[form, configuration, dtype] = trial()
+        return kept[form, configuration, dtype]
+
+    for _ in range(2):
+        model = load_model(path, torch.bfloat16)
+        assert prepack(model, keep=keep) == 2 * 7 + 1
+        assert is_condensed(model)
+        assert torch.equal(answer(model, 9), answer(plain, 9))
+        monkeypatch.setattr(condensed, "_known", {})  # as in another process
+        monkeypatch.setattr(condensed, "answers", lambda *_: pytest.fail("it was tried"))
+    assert trials == ["condensed"]
+
+
+def test_what_is_kept_about_weights_of_zeros_is_nothing(tmp_path):
+    model = load_model(tiny_of(tmp_path / "m", KINDS["llama"]()), torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    kept = []
+    assert condense(model, keep=lambda *about: kept.append(about[-1]()) or kept[-1]) == 0
+    assert not kept
+    assert not condensed._known
+
+
 def test_widths_that_panels_of_gates_do_not_fill_are_left_to_others(tmp_path):
     odd = load_model(tiny_of(tmp_path / "odd", LlamaConfig(**(SHAPE | {"intermediate_size": 100}))), torch.bfloat16)
     want = answer(odd, 9)

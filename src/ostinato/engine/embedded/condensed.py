@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.fused import Found, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
+from ostinato.engine.embedded.fused import Found, Keep, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
 from ostinato.model.experts import GatedMLP
@@ -203,11 +203,11 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def condense(model: PreTrainedModel, lay_out: LayOut = in_panels) -> int:
+def condense(model: PreTrainedModel, lay_out: LayOut = in_panels, keep: Keep | None = None) -> int:
     """Replace a CPU model's body by a condensed one, in place; returns how many linear layers it took over.
 
     A model with unsupported parts or another dtype, and a model that gives other bits, stay as they are. Tried once per process
-    for each configuration, with weights by `in_panels`, because those by another `lay_out` may give other bits.
+    for each configuration, with weights by `in_panels`, because those by another `lay_out` may give other bits; `keep` as for `tried_once`.
     """
     if (
         model.dtype not in (torch.bfloat16, torch.float32)
@@ -224,7 +224,7 @@ def condense(model: PreTrainedModel, lay_out: LayOut = in_panels) -> int:
             _exchange(model, reaches, lay_out)
         return reaches, telling
 
-    tried_once(_known, model, attempt, lambda reaches: _exchange(model, reaches, lay_out))
+    tried_once(_known, model, attempt, lambda reaches: _exchange(model, reaches, lay_out), keep, "condensed")
     return before - count_linears(model)
 
 

@@ -23,6 +23,7 @@ from ostinato.core.weights import Snapshot, Swap, Weights
 from ostinato.engine.admission import check_request, check_room, check_score
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack, round_to_fp8
+from ostinato.engine.embedded.fused import Keep
 from ostinato.engine.embedded.kv import BlockPool, open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
@@ -49,6 +50,7 @@ class TorchEngine:
         grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
         clock: monotonic seconds, for deadlines.
         device: where `build`'s models compute.
+        keep: knows by which of the engine's forms a model keeps its bits (`fused.Keep`); None: it is tried.
 
     Example::
 
@@ -72,9 +74,10 @@ class TorchEngine:
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
         device: str = "cpu",
+        keep: Keep | None = None,
     ) -> None:
         self.config, self._device = config or EngineConfig(), device
-        self._build, self._renderer, self._integers = build, renderer, integers
+        self._build, self._renderer, self._integers, self._keep = build, renderer, integers, keep
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._loading = asyncio.Lock()
         # one thread: freed weights stay in the heap arena of the thread that allocated them, and the next version should reuse it
@@ -282,7 +285,7 @@ class TorchEngine:
             if self.config.products == "fp8":
                 round_to_fp8(model)
             elif backend_of(model).kernels == "own":
-                prepack(model, self._integers)
+                prepack(model, self._integers, self._keep)
         return model
 
     def _running(self) -> EngineThread:

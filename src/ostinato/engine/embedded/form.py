@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.condensed import condense
-from ostinato.engine.embedded.fused import fuse
+from ostinato.engine.embedded.fused import Keep, fuse
 from ostinato.model import routing
 from ostinato.model.attention import hidden
 from ostinato.model.cpu import team
@@ -39,14 +39,15 @@ _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5
 
 
-def prepack(model: nn.Module, integers: Integers | None = None) -> int:
+def prepack(model: nn.Module, integers: Integers | None = None, keep: Keep | None = None) -> int:
     """Bring a model, or a part of a model, into the engine's form, in place. Returns how many linear layers were laid out anew.
 
-    Results keep their bits, unless a model's decoder is rounded to `integers`. Raises BadConfig for a model that cannot be rounded.
+    Results keep their bits, unless a model's decoder is rounded to `integers`. `keep` knows which forms keep them, without a trial. Raises
+    BadConfig for a model that cannot be rounded.
     """
     if not isinstance(model, PreTrainedModel):
         return replace_by_panels(model)
-    taken = (condense(model) or fuse(model)) if integers is None else quantise(model, integers)
+    taken = (condense(model, keep=keep) or fuse(model, keep=keep)) if integers is None else quantise(model, integers)
     lay_out_experts(model)
     return taken + replace_by_panels(model)
 

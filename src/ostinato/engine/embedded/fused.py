@@ -8,6 +8,7 @@ Checks whether a model in another form computes the same bits: it is compared wi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -44,8 +45,26 @@ class Reach:
     window: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineForm:
+    """What a trial found: each layer's attention parameters, or None if the form changes a bit.
+
+    Example: ``EngineForm(reaches=(Reach(scale=0.125, window=0),))``
+    """
+
+    reaches: tuple[Reach, ...] | None
+
+
 Found = dict[tuple[str, torch.dtype], tuple[Reach, ...] | None]
-"""By configuration and dtype: each layer's attention parameters, or None if the form changes a bit."""
+"""`EngineForm.reaches` by configuration and dtype."""
+Keep = Callable[[str, str, torch.dtype, Callable[[], EngineForm]], EngineForm]
+"""Called with a form's name, a configuration, a dtype and a trial. Returns what the trial finds on this machine, or found in an earlier
+process. It passes on what the trial raises.
+"""
+
+
+class _Untold(Exception):
+    """The weights do not tell whether the form changes a bit."""
 
 
 def count_linears(part: nn.Module) -> int:
@@ -58,20 +77,42 @@ def tried_once(
     model: PreTrainedModel,
     attempt: Callable[[], tuple[tuple[Reach, ...] | None, bool]],
     exchange: Callable[[tuple[Reach, ...]], None],
+    keep: Keep | None = None,
+    form: str = "",
 ) -> None:
     """Replace a model's parts: by `attempt` for a configuration that is not yet `known`, later by `exchange` with its result, if any.
 
     `attempt` returns each layer's attention parameters, or None if it left the parts unchanged; and whether the result is valid for
-    other weights too.
+    other weights too. `keep` knows results of earlier processes by the name of the `form`; None: each process tries it.
     """
     key = (model.config.to_json_string(use_diff=False), model.dtype)
-    with _LOCK:
+    tried = False
+
+    def trial() -> EngineForm:
+        nonlocal tried
+        tried = True
+        found, telling = attempt()
+        if not telling:
+            raise _Untold
+        return EngineForm(found)
+
+    with _LOCK, contextlib.suppress(_Untold):
         if key not in known:
-            found, telling = attempt()
-            if telling:
-                known[key] = found
+            known[key] = (trial() if keep is None else keep(form, *key, trial)).reaches
+            if tried:
+                return
+            if (reaches := known[key]) is not None:
+                exchange(reaches)
+                _compute(model)
         elif (reaches := known[key]) is not None:
             exchange(reaches)
+
+
+def _compute(model: PreTrainedModel) -> None:
+    """Compute some tokens, as a trial does, so that no request waits until the kernels are loaded."""
+    first, count = runs_of(model.config.get_text_config())[-1]
+    with team(1):
+        hidden(model, torch.zeros(count, dtype=torch.long), torch.arange(first, first + count), WholeAttend([count]))
 
 
 class RecordedAttention:
@@ -250,11 +291,11 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def fuse(model: PreTrainedModel, make: Make = PanelLinear) -> int:
+def fuse(model: PreTrainedModel, make: Make = PanelLinear, keep: Keep | None = None) -> int:
     """Replace the decoder layers of a CPU model by fused ones, in place; returns how many linear layers they took over.
 
     All or none: a model with unsupported parts, or a model that gives other bits, stays as it is. Tried once per process
-    for each configuration, with linear layers in panels, because those of `make` may give other bits.
+    for each configuration, with linear layers in panels, because those of `make` may give other bits; `keep` as for `tried_once`.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
@@ -269,7 +310,7 @@ def fuse(model: PreTrainedModel, make: Make = PanelLinear) -> int:
             _exchange(layers, reaches, make)
         return reaches, telling
 
-    tried_once(_known, model, attempt, lambda reaches: _exchange(layers, reaches, make))
+    tried_once(_known, model, attempt, lambda reaches: _exchange(layers, reaches, make), keep, "fused")
     return before - count_linears(layers)
 
 

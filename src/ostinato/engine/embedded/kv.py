@@ -110,7 +110,10 @@ class Store:
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
-        self.layers = [Blocks(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype) for _ in range(shape.layers)]
+        self.layers = [
+            Blocks(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype, lasting=True)
+            for _ in range(shape.layers)
+        ]
 
     def copy(self, source: int, target: int) -> None:
         """Give `target` the content of `source`."""

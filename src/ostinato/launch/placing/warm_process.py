@@ -26,6 +26,7 @@ from ostinato.core.interpreter import collecting_rarely
 from ostinato.launch.placing.heartbeat import die_with_parent
 
 LIBRARIES = (
+    "ostinato.model.library",
     "ostinato.cli.commands",
     "ostinato.launch.workers.worker_main",
     "ostinato.launch.workers.serve",

@@ -11,9 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.app.evaluation import open_releases
 from ostinato.app.storage import Run, model_path, open_log
@@ -36,10 +34,13 @@ from ostinato.web.page.app import Pages
 from ostinato.web.page.operator_actions import PlaygroundAnswer
 from ostinato.weights.version.content import version_ref
 
+if TYPE_CHECKING:  # a gateway imports it once it answers
+    import aiohttp
+
 # ---------------------------------------------------------------- operator actions
 
 
-_TIMEOUT = aiohttp.ClientTimeout(total=120)
+_TIMEOUT_S = 120.0
 
 
 class RunActs:
@@ -79,14 +80,14 @@ class RunActs:
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
         """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
+        async with self._session() as session:
             return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
 
     async def rate(self, turn: str, name: str, correction: str) -> str:
         """Send a person's signal about a turn. Raises Unavailable."""
         event: dict[str, Any] = {"id": f"playground-{secrets.token_hex(12)}", "target": turn, "name": name}
         event |= {"value": True, "source": "human"} | ({"correction": correction} if correction else {})
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
+        async with self._session() as session:
             found = await self._post(session, "/v1/feedback", event, {})
         return str(found.get("status", found))
 
@@ -111,8 +112,11 @@ class RunActs:
             )
         return policy
 
-    def _headers(self) -> dict[str, str]:
-        return {"X-Ostinato-Key": self._run.home.admin_key()}
+    def _session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        headers = {"X-Ostinato-Key": self._run.home.admin_key()}
+        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), headers=headers)
 
     async def _answer(
         self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
@@ -135,6 +139,8 @@ class RunActs:
     async def _post(
         self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Mapping[str, Any]:
+        import aiohttp
+
         url = read_address(self._run.home.address)
         if url is None:
             raise Unavailable("the gateway has no address yet; try again in a moment")

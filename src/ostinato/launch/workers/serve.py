@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import logging
 import math
@@ -164,7 +165,6 @@ async def serve(config: Config, life: Life) -> None:
     Raises BadConfig for an open address without keys or an address that is taken, Conflict if the run is served already, BadWeights if
     the live version can never be loaded and nothing else is served, EngineDied if the engine died or hangs.
     """
-    take_short_turns()
     keep_heaps_small()
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     with contextlib.ExitStack() as stack:
@@ -203,6 +203,7 @@ class Saying:
     def __init__(self, life: Life, address: Path) -> None:
         self._life, self._address = life, address
         self._url, self._live = "", False
+        self.loaded = asyncio.Event()
 
     def answering(self, url: str) -> None:
         """The gateway answers at this URL."""
@@ -214,6 +215,7 @@ class Saying:
     def live(self) -> None:
         """The live weights are loaded."""
         self._live = True
+        self.loaded.set()
         self._say()
 
     def _say(self) -> None:
@@ -232,6 +234,7 @@ async def _run(
     progress: Progress,
     branches: BranchReader,
 ) -> None:
+    take_short_turns()  # while it loads nobody waits, and threads that give way more often only take longer
     engine, address = serving.engine, run.home.address
     contract = engine.contract()
     if contract is not None:
@@ -257,6 +260,7 @@ async def _run(
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
                 group.create_task(watch_branches(branches, run.home.workers, learning)),
                 group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
+                group.create_task(import_later(saying.loaded)),
                 *([] if page is None else [group.create_task(page.keep(life.stopping))]),
                 *([] if serving.lending is None else [group.create_task(serving.lending.run())]),
             ]
@@ -281,6 +285,17 @@ async def _run(
         remove_address(address)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.close(), _CLOSE_S)
+
+
+LATER = ("aiohttp",)
+"""What only people's actions on the page need: it is imported once calls are answered, and before anybody acts."""
+
+
+async def import_later(loaded: asyncio.Event) -> None:
+    """Import `LATER` on a thread, once the live weights are loaded."""
+    await loaded.wait()
+    for name in LATER:
+        await asyncio.to_thread(importlib.import_module, name)
 
 
 async def tell_reader(reader: RequestReader, log: Log) -> None:
