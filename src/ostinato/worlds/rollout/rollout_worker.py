@@ -84,6 +84,8 @@ class Rollouts:
                 self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
+                elif not group.turns:  # a kill after it was told; no row of the log will say so
+                    self._note({"kind": "spent", "n": group.number})
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
                 await self._look()
                 await self._ended(self._config.poll_s)

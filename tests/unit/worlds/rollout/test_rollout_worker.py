@@ -378,6 +378,20 @@ async def test_killed_between_two_groups_that_one_look_found_it_finds_the_second
     world.close()
 
 
+async def test_killed_as_it_gave_up_a_group_without_graded_turns_it_gives_it_up_again(tmp_path):
+    world = World(tmp_path, 0, tasks(1), failing=1.0)
+    await until_done(world, random.Random(0), kills=0)
+    lines = world.path.read_text().splitlines(keepends=True)
+    assert '"told"' in lines[-2]
+    assert '"spent"' in lines[-1]
+    world.path.write_text("".join(lines[:-1]))
+    worker = world.worker()
+    async with asyncio.timeout(PATIENT_S):
+        await worker.run()
+    assert not worker.groups.open
+    world.close()
+
+
 async def test_it_is_never_further_ahead_than_told(tmp_path):
     world = World(tmp_path, 0, tasks(9))
     world.grader = Contrast(flat=("t0", "t3", "t6"))
