@@ -110,6 +110,25 @@ async def test_a_judge_that_fails_on_one_axis_costs_that_axis_only(said):
     assert grade.parts["judge_silent"] == 1.0
 
 
+@pytest.mark.parametrize(
+    "more",
+    ['"usage": [1]', '"usage": {"total_tokens": 1e999}', '"x": ' + "[" * 100_000],
+    ids=["list", "infinite", "deep"],
+)
+async def test_an_endpoint_that_answers_another_shape_is_silent(more):
+    async def answer(request):
+        await request.read()
+        text = json.dumps({"choices": [{"message": {"content": option("small")}}]})[:-1] + f", {more}}}"
+        return web.Response(text=text, content_type="application/json")
+
+    endpoint = Endpoint(None)
+    endpoint.answer = answer
+    async with endpoint, RubricJudge(RubricConfig(url=endpoint.url, model="judge@1", axes=(SMALL,))) as judge:
+        (word,) = await judge.words({"said": "x"})
+    assert word.option is None
+    assert word.why.startswith("failed")
+
+
 async def test_a_judge_that_hangs_is_silent():
     async def hang(system, options, material):
         await asyncio.Event().wait()
