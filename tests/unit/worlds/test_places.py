@@ -8,7 +8,11 @@ import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.sandbox import proxy
+from ostinato.worlds.sandbox.e2b.backend import E2BBox
+from ostinato.worlds.sandbox.gvisor.backend import GVisorBox
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 from ostinato.worlds.sandbox.proxy import SandboxPlaces
 
 
@@ -119,6 +123,33 @@ async def test_closing_stops_all_that_are_open():
     await boxes[0].stop()
     await places.close()
     assert [box.stops for box in boxes] == [1, 1, 1]
+
+
+class Endless:
+    """A machine that is never ended, and a process that never ends."""
+
+    name, returncode = "m", None
+
+    async def kill(self):
+        await asyncio.Event().wait()
+
+    wait = kill
+
+
+@pytest.mark.parametrize("kind", ["e2b", "gvisor"])
+async def test_a_stop_that_is_cancelled_gives_the_place_back(kind, tmp_path):
+    line, given_back = GvisorConnection(), []
+    made = {
+        "e2b": lambda: E2BBox(SandboxSpec(), Endless(), line, {}),
+        "gvisor": lambda: GVisorBox(SandboxSpec(), line, None, Endless(), tmp_path, {}),
+    }
+    box = made[kind]()
+    box.on_stop.append(lambda: given_back.append(1))
+    stopping = asyncio.create_task(box.stop())
+    await asyncio.sleep(0.01)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    assert given_back == [1]
 
 
 async def test_a_program_cannot_open_more_ways_out_than_it_may(monkeypatch):
