@@ -232,7 +232,9 @@ class Rollouts:
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 
-        found = await asyncio.gather(*(one(place, task) for place, task in enumerate(held_out)))
+        async with asyncio.TaskGroup() as work:  # one that fails ends the others
+            each = [work.create_task(one(place, task)) for place, task in enumerate(held_out)]
+        found = [ended.result() for ended in each]
         for split in sorted({task.split for task in held_out}):
             theirs = [tried for at, tried in found if at is split and tried.value is not None]
             solved = sum(tried.solved for tried in theirs)

@@ -479,6 +479,33 @@ async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
     assert [more["split"] for kind, more in world.told if kind == "measured"] == ["held_out"]
 
 
+async def test_what_ends_the_worker_ends_every_measurement_that_is_under_way(tmp_path):
+    out = [replace(tasks(1).tasks[0], id=f"out{n}", split=Split.HELD_OUT) for n in range(2)]
+    world = World(
+        tmp_path, 0, taskset_of("both", [*tasks(1).tasks, *out]), CONFIG.model_copy(update={"measure_every": 1})
+    )
+    under_way = []
+
+    class Cannot:
+        async def grade(self, task, rollout):
+            if task.id == "out0":
+                while "out1" not in under_way:
+                    await asyncio.sleep(0)
+                raise BadConfig("no such test")
+            under_way.append(task.id)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                under_way.remove(task.id)
+
+    world.grader = Cannot()
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises((BadConfig, ExceptionGroup)):
+            await world.worker().run()
+    assert under_way == []
+    world.close()
+
+
 async def test_each_rollout_that_ended_for_good_leaves_a_record(tmp_path):
     both = taskset_of("both", [*tasks(2).tasks, replace(tasks(1).tasks[0], id="out", split=Split.HELD_OUT)])
     world = World(tmp_path, 0, both, CONFIG.model_copy(update={"measure_every": 2}), failing=0.3)
