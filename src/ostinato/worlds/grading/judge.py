@@ -129,9 +129,8 @@ class JudgedGrader:
             "judge_silent": float(sum(word.option is None for word in words)),
         }
         silent = "".join(f", no word on {word.axis} ({word.why})" for word in words if word.option is None)
-        return replace(
-            grade, value=mixed(weighed), parts=parts, why=f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
-        )
+        why = f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
+        return replace(grade, value=mixed(weighed), parts=parts, why=why, verified=grade.value)
 
 
 class RubricGrader:
