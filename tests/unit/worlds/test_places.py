@@ -1,12 +1,18 @@
 """Places for sandboxes: as many at once as are allowed, each given back once, and a proxy that ends with its sandbox."""
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
+from ostinato.core.sandbox import SandboxSpec
+from ostinato.worlds.sandbox import proxy
+from ostinato.worlds.sandbox.e2b.backend import E2BBox
+from ostinato.worlds.sandbox.gvisor.backend import GVisorBox
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 from ostinato.worlds.sandbox.proxy import SandboxPlaces
 
 
@@ -117,3 +123,53 @@ async def test_closing_stops_all_that_are_open():
     await boxes[0].stop()
     await places.close()
     assert [box.stops for box in boxes] == [1, 1, 1]
+
+
+class Endless:
+    """A machine that is never ended, and a process that never ends."""
+
+    name, returncode = "m", None
+
+    async def kill(self):
+        await asyncio.Event().wait()
+
+    wait = kill
+
+
+@pytest.mark.parametrize("kind", ["e2b", "gvisor"])
+async def test_a_stop_that_is_cancelled_gives_the_place_back(kind, tmp_path):
+    line, given_back = GvisorConnection(), []
+    made = {
+        "e2b": lambda: E2BBox(SandboxSpec(), Endless(), line, {}),
+        "gvisor": lambda: GVisorBox(SandboxSpec(), line, None, Endless(), tmp_path, {}),
+    }
+    box = made[kind]()
+    box.on_stop.append(lambda: given_back.append(1))
+    stopping = asyncio.create_task(box.stop())
+    await asyncio.sleep(0.01)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    assert given_back == [1]
+
+
+async def test_a_program_cannot_open_more_ways_out_than_it_may(monkeypatch):
+    monkeypatch.setattr(proxy, "MOST_CONNECTIONS", 3)
+    places, box = SandboxPlaces(1), FakeBox()
+    await places.start(launching(box), ("pypi.org:443",))
+    async with asyncio.timeout(PATIENT_S):
+        opened = [await asyncio.open_connection(*box.listener.getsockname()) for _ in range(3)]
+        reader, writer = await asyncio.open_connection(*box.listener.getsockname())
+        assert await reader.read() == b"", "one too many is closed"
+        writer.close()
+        opened[0][1].close()
+        await opened[0][1].wait_closed()
+        status = b""
+        while b"403" not in status:  # its place is given back once its end has arrived
+            reader, writer = await asyncio.open_connection(*box.listener.getsockname())
+            writer.write(b"CONNECT example.org:443 HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                status = await reader.readline()
+            writer.close()
+    await box.stop()
+    for _, writer in opened:
+        writer.close()

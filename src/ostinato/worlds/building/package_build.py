@@ -164,7 +164,12 @@ def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, comp
             os.chmod(folder, 0o755)
             for name in names:
                 os.chmod(os.path.join(folder, name), 0o644)
-        half.rename(place)
+        try:
+            half.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+            shutil.rmtree(half)  # another build has written it meanwhile
     except BaseException:
         shutil.rmtree(half, ignore_errors=True)
         raise

@@ -134,4 +134,7 @@ class WatchedGrader:
             grade = replace(grade, value=0.0)
             self._alarm(task, rollout, grade)
         value, share = priced(grade.value, rollout.effort, self._effort)
-        return replace(grade, value=value, parts={**grade.parts, "effort": share}) if self._effort.weight else grade
+        if not self._effort.weight:
+            return grade
+        verified = grade.value if grade.verified is None else grade.verified
+        return replace(grade, value=value, parts={**grade.parts, "effort": share}, verified=verified)

@@ -7,6 +7,7 @@ at the grader are marked.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -173,7 +174,7 @@ def _runs_unasked(change: Change, counted: CountedSources) -> LeftOut | None:
 
 def _module(path: str, roots: Iterable[str]) -> str:
     """The top-level module that a path belongs to, below the nearest import root; "" if it belongs to none."""
-    for root in sorted(roots, key=len, reverse=True):
+    for root in sorted(map(posixpath.normpath, roots), key=len, reverse=True):
         below = path if root == "." else path.removeprefix(f"{root}/")
         if root == "." or below != path:
             first, slash, _ = below.partition("/")

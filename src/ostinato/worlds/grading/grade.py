@@ -18,6 +18,7 @@ from ostinato.worlds.tasks.task import Task
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
     """A grade: `value` is in [0, 1]; `parts` are its components; `why` is for people; `cheated` names attempts to fake the outcome.
+    `verified` is the value before a judge or the price of effort changed it; None: nothing did.
 
     Example: ``Grade(value=1.0, parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0}, why="2 of 2 and 11 of 11 tests pass")``
     """
@@ -26,11 +27,12 @@ class Grade:
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     why: str = ""
     cheated: tuple[str, ...] = ()
+    verified: float | None = None
 
     @property
     def solved(self) -> bool:
-        """True if the value is 1 and nothing was faked."""
-        return self.value >= 1.0 and not self.cheated
+        """True if the value, before judges and effort, is 1 and nothing was faked."""
+        return (self.value if self.verified is None else self.verified) >= 1.0 and not self.cheated
 
 
 class Grader(Protocol):

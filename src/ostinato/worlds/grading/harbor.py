@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.core.sandbox import ChangeKind, ExecResult
 from ostinato.core.seams import Backend, Sandbox
 from ostinato.worlds.grading.functions import read_data
@@ -91,13 +91,15 @@ def _lay_out(hidden: Mapping[str, bytes], tests: Path, logs: Path) -> None:
 
 
 async def _put_outcome(sandbox: Sandbox, rollout: Rollout) -> None:
-    """Make the changes of the rollout. A path that cannot be written, such as one below a file, is left out."""
+    """Make the changes of the rollout. A path that cannot be written, such as one below a file, or for which there is no room, is left
+    out.
+    """
     for change in rollout.changes:
         match change.kind:
             case ChangeKind.WRITTEN:
                 try:
                     await sandbox.write(change.path, change.data)
-                except BadRequest:
+                except (BadRequest, StorageFull):  # StorageFull: of the sandbox's disk
                     continue
                 if change.executable:
                     await sandbox.exec(("chmod", "+x", "--", change.path), timeout=_STEP_S)
@@ -119,7 +121,7 @@ def _graded(name: str, text: str) -> Grade:
             if isinstance(told, dict)
             else {"reward": float(told)}
         )
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return Grade(value=0.0, why=f"{name} holds no reward: {text[:80]!r}")
     if not parts or not all(map(math.isfinite, parts.values())):
         return Grade(value=0.0, why=f"{name} holds no reward: {text[:80]!r}")

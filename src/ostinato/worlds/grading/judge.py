@@ -21,6 +21,9 @@ from ostinato.worlds.grading.rubrics import PROMPT, Axis, RubricConfig, messages
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
+_OTHER_SHAPE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading an answer of another shape than OpenAI's may raise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisWord:
@@ -66,7 +69,7 @@ class RubricJudge:
         for backwards in (False, True):
             try:
                 answer, used = await self._ask(axis, material, backwards=backwards)
-            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            except (aiohttp.ClientError, TimeoutError, *_OTHER_SHAPE) as error:
                 why = f"failed: {type(error).__name__}"
                 break
             tokens += used
@@ -126,9 +129,8 @@ class JudgedGrader:
             "judge_silent": float(sum(word.option is None for word in words)),
         }
         silent = "".join(f", no word on {word.axis} ({word.why})" for word in words if word.option is None)
-        return replace(
-            grade, value=mixed(weighed), parts=parts, why=f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
-        )
+        why = f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
+        return replace(grade, value=mixed(weighed), parts=parts, why=why, verified=grade.value)
 
 
 class RubricGrader:

@@ -263,13 +263,12 @@ async def _graded(function: Callable[..., Any], task: Task, rollout: Rollout) ->
     given: Any = found if grade is None else grade.value
     try:
         value = -1.0 if isinstance(given, str | bytes) else float(given)  # numpy's numbers count, too
-    except (TypeError, ValueError):
-        value = -1.0
+        parts = {str(name): float(part) for name, part in grade.parts.items()} if grade is not None else {}
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        value, parts = -1.0, {}
     if not -ROUNDING <= value <= 1.0 + ROUNDING:
         return "unusable", repr(found)
-    if grade is None:
-        return "grade", Grade(value=min(1.0, max(0.0, value)))
-    return "grade", replace(grade, value=value, parts={str(name): float(part) for name, part in grade.parts.items()})
+    return "grade", replace(grade or Grade(value=value), value=min(1.0, max(0.0, value)), parts=parts)
 
 
 async def _on_a_thread(call: Callable[[], Any]) -> Any:

@@ -132,10 +132,13 @@ def finished_of(
 
 
 def shown_changes(changes: Sequence[Change], original: Callable[[str], bytes | None]) -> tuple[ShownChange, ...]:
-    """Changes as diffs of at most `MOST_DIFF` characters in all; a diff that is cut ends with a note that says so."""
+    """Changes as diffs of at most `MOST_DIFF` characters in all; a diff that is cut ends with a note that says so, as do all after it."""
     shown: list[ShownChange] = []
     left = MOST_DIFF
     for change in changes[:_MOST_PATHS]:
+        if not left:  # comparing takes time for which the worker's loop waits
+            shown.append(ShownChange(path=change.path, kind=change.kind, diff="[... left out here ...]"))
+            continue
         diff = _diff(change, original(change.path))
         if diff is not None and len(diff) > left:
             diff = f"{diff[:left]}\n[... {len(diff) - left} characters left out here ...]"

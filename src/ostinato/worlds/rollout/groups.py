@@ -437,9 +437,12 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
             break
         whole += len(line)
         try:
-            events.append(cast("dict[str, Any]", json.loads(line)))
-        except ValueError as error:
-            raise Corrupt(f"{path}, line {number} is no event; move the file away to start over") from error
+            event: Any = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or ("token" if number == 1 else "kind") not in event:
+            raise Corrupt(f"{path}, line {number} is no event; move the file away to start over")
+        events.append(cast("dict[str, Any]", event))
         if number == 1:
             begun = int(events[0].get("lines", 0))
         elif number <= 1 + begun:

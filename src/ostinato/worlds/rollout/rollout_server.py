@@ -142,12 +142,14 @@ class OwnTurns:
     async def groups(self, worker: str, turns: Iterable[str]) -> dict[str, str | None]:
         """The worker's own turns among `turns`, each with its group's name in the log. Raises Unavailable."""
         asked = list(dict.fromkeys(turns))
-        unknown = [turn for turn in asked if turn not in self._known]
+        known = {turn: self._known[turn] for turn in asked if turn in self._known}  # others may push them out meanwhile
+        unknown = [turn for turn in asked if turn not in known]
         for turn in await self._log.find(Turn, [(turn,) for turn in unknown]) if unknown else ():
-            self._known[turn.id] = (turn.arm, turn.episode, turn.group)
+            known[turn.id] = (turn.arm, turn.episode, turn.group)
+        self._known |= known
         found = dict[str, str | None]()
         for turn in asked:
-            arm, episode, group = self._known.get(turn, (None, "", None))
+            arm, episode, group = known.get(turn, (None, "", None))
             if arm is Arm.WORLD and episode.startswith(f"{worker}/"):
                 found[turn] = group
         while len(self._known) > _KEPT:

@@ -84,6 +84,8 @@ class Rollouts:
                 self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
+                elif not group.turns:  # a kill after it was told; no row of the log will say so
+                    self._note({"kind": "spent", "n": group.number})
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
                 await self._look()
                 await self._ended(self._config.poll_s)
@@ -230,7 +232,9 @@ class Rollouts:
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 
-        found = await asyncio.gather(*(one(place, task) for place, task in enumerate(held_out)))
+        async with asyncio.TaskGroup() as work:  # one that fails ends the others
+            each = [work.create_task(one(place, task)) for place, task in enumerate(held_out)]
+        found = [ended.result() for ended in each]
         for split in sorted({task.split for task in held_out}):
             theirs = [tried for at, tried in found if at is split and tried.value is not None]
             solved = sum(tried.solved for tried in theirs)

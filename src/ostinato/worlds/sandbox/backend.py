@@ -288,40 +288,48 @@ class Box:
     async def fork(self, count: int) -> Sequence[Box]:
         if not 1 <= count <= 4000:
             raise BadRequest(f"count: {count} must lie in 1 to 4000", field="count")
-        mounts: list[tuple[int, ...]] = []
-        async with self._changing:
+        passed: list[int] = []
+        try:
+            async with self._changing:
+                await self._freeze()
+                names = [f"a{place}" for place in range(self._stack.ancestors)] + ["."]
+                mounts: list[tuple[int, ...]] = []
+                for at in range(0, count, protocol.MOST_FDS // 2):
+                    part = min(count - at, protocol.MOST_FDS // 2)
+                    columns: list[tuple[int, ...]] = []
+                    for name in names:
+                        column = await self._asked(protocol.Operation.CLONES, name, count=part)
+                        passed += column.fds
+                        if column.code:
+                            raise Unavailable("the sandbox's layers cannot be passed on")
+                        columns.append(column.fds)
+                    mounts += zip(*columns, strict=True)
+                stack = self._stack.child()
+            return await self._start_all(stack, mounts)
+        finally:
+            for fd in passed:
+                os.close(fd)
+
+    async def _freeze(self) -> None:
+        """Make the box's own layer one that others may lie on. Raises Unavailable."""
+        answer = await self._asked(protocol.Operation.FREEZE)
+        for _ in range(_FREEZE_TRIES):
+            if answer.code != errno.EBUSY:
+                break
+            await asyncio.sleep(_FREEZE_AGAIN_S)  # a program that was killed holds its directory until it has ended
             answer = await self._asked(protocol.Operation.FREEZE)
-            for _ in range(_FREEZE_TRIES):
-                if answer.code != errno.EBUSY:
-                    break
-                await asyncio.sleep(_FREEZE_AGAIN_S)  # a program that was killed holds its directory until it has ended
-                answer = await self._asked(protocol.Operation.FREEZE)
-            if answer.code == errno.EBUSY:
-                raise Unavailable(
-                    "a program that runs in the sandbox stands in the working directory: end it before the fork"
-                )
-            if answer.code:
-                raise Unavailable(f"the sandbox cannot be frozen: {os.strerror(answer.code)}")
-            self._stack = self._stack.frozen(self._frozen)
-            self._frozen += 1
-            names = [f"a{place}" for place in range(self._stack.ancestors)] + ["."]
-            for at in range(0, count, protocol.MOST_FDS // 2):
-                part = min(count - at, protocol.MOST_FDS // 2)
-                columns = [await self._asked(protocol.Operation.CLONES, name, count=part) for name in names]
-                if any(column.code for column in columns):
-                    raise Unavailable("the sandbox's layers cannot be passed on")
-                mounts += zip(*(column.fds for column in columns), strict=True)
-            stack = self._stack.child()
-        return await self._start_all(stack, mounts)
+        if answer.code == errno.EBUSY:
+            raise Unavailable(
+                "a program that runs in the sandbox stands in the working directory: end it before the fork"
+            )
+        if answer.code:
+            raise Unavailable(f"the sandbox cannot be frozen: {os.strerror(answer.code)}")
+        self._stack = self._stack.frozen(self._frozen)
+        self._frozen += 1
 
     async def _start_all(self, stack: Stack, mounts: Sequence[tuple[int, ...]]) -> list[Box]:
         spec = replace(self.spec, files={})
-        try:
-            started = await asyncio.gather(*(self._starter(spec, stack, fds) for fds in mounts), return_exceptions=True)
-        finally:
-            for fds in mounts:
-                for fd in fds:
-                    os.close(fd)
+        started = await asyncio.gather(*(self._starter(spec, stack, fds) for fds in mounts), return_exceptions=True)
         boxes = [box for box in started if isinstance(box, Box)]
         failed = [error for error in started if isinstance(error, BaseException)]
         if failed:
@@ -349,12 +357,14 @@ class Box:
         return listener
 
     async def stop(self) -> None:
-        if self._line.open:
-            with contextlib.suppress(Unavailable, TimeoutError):
-                _, answer = self._line.ask(protocol.Operation.STOP)
-                async with asyncio.timeout(5.0):
-                    await answer
-        self.let_go()
+        try:
+            if self._line.open:
+                with contextlib.suppress(Unavailable, TimeoutError):
+                    _, answer = self._line.ask(protocol.Operation.STOP)
+                    async with asyncio.timeout(5.0):
+                        await answer
+        finally:  # also if it is cancelled
+            self.let_go()
 
     def let_go(self) -> None:
         """Hang up and make sure that the box ends. Idempotent."""

@@ -16,7 +16,7 @@ from typing import Any
 from ostinato.core.errors import SandboxRefused, Unavailable
 from ostinato.worlds.sandbox.inside.groups import sweep_groups
 from ostinato.worlds.sandbox.launcher import build, system_call_filter
-from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, once, refusal, send
+from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, readable, refusal, send
 from ostinato.worlds.sandbox.spec_validation import check_directory
 
 _ZYGOTE = Path(__file__).parent / "inside" / "zygote.py"
@@ -39,6 +39,7 @@ class Zygote:
         self._lock = asyncio.Lock()
         self._asking = asyncio.Lock()
         self._layers: dict[str, int] = {}
+        self._opening: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
         self._requests: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -85,8 +86,13 @@ class Zygote:
                 ours.setblocking(False)
             self._control, self._requests = pairs[0][0], pairs[1][0]
             try:
-                async with asyncio.timeout(_START_S):
-                    heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
+                try:
+                    async with asyncio.timeout(_START_S):
+                        heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
+                except TimeoutError as error:
+                    raise Unavailable(
+                        f"the sandbox's keeper did not start in time ({_START_S:g} s); is the machine busy?"
+                    ) from error
                 if not heard and await asyncio.to_thread(self.process.wait, _START_S) <= 0:
                     raise Unavailable("the sandbox's keeper was killed as it started; is memory short?")
                 self.hello = json.loads(heard or b'{"step": "start the zygote", "error": "it ended at once"}')
@@ -121,10 +127,17 @@ class Zygote:
         check_directory(field, path)  # the start may have waited for a place since its spec was checked
         path = os.path.realpath(path)
         async with self._asking:
+            if self._opening is not None:  # of a caller that was cancelled: its answers are not for us
+                await asyncio.wait({self._opening})
             control = await self.opened()
             if path not in self._layers:
+                self._opening = opening = asyncio.create_task(self._open_layer(control, path))
+                opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
+                await asyncio.wait({opening})
+                if opening.cancelled():
+                    raise Unavailable("the sandbox's zygote was ended as it opened a layer")
                 try:
-                    self._layers[path] = await self._open_layer(control, path)
+                    opening.result()
                 except SandboxRefused:
                     raise
                 except OSError as error:
@@ -135,12 +148,14 @@ class Zygote:
                     ) from error
             return self._layers[path]
 
-    async def _open_layer(self, control: socket.socket, path: str) -> int:
-        """Have the keeper open a layer. Raises SandboxRefused, and OSError if the keeper or the zygote is gone."""
+    async def _open_layer(self, control: socket.socket, path: str) -> None:
+        """Have the keeper open a layer, and keep its number. Once begun it must read both answers, or the next caller would take them for
+        its own. Raises SandboxRefused, and OSError if the keeper or the zygote is gone.
+        """
         assert self._requests is not None
         loop = asyncio.get_running_loop()
         await send(self._requests, path.encode(), ())
-        await once(self._requests, loop.add_reader, loop.remove_reader)
+        await readable(self._requests)
         answer, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
         if not answer:
             raise ConnectionResetError
@@ -154,10 +169,12 @@ class Zygote:
         number = await loop.sock_recv(control, 64)
         if not number:
             raise ConnectionResetError
-        return int(number)
+        self._layers[path] = int(number)
 
     def close(self) -> None:
         """End the zygote and every box, and wait until the keeper has cleaned up. A later box starts a new one."""
+        if self._opening is not None:
+            self._opening.cancel()
         for end in (self._control, self._requests):
             if end is not None:
                 end.close()

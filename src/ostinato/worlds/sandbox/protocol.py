@@ -9,7 +9,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -20,6 +20,7 @@ REQUEST = struct.Struct("<4IQ")
 ANSWER = struct.Struct("<IIiIQ")
 FILE = struct.Struct("<IIQ")
 MOST_FDS = 250
+_FULL_S = 0.005  # pause before a message is sent again to a socket that was full
 LONGEST = 2
 """A program that others keep from running may take at most this many times its deadline, whatever it tells of its processes."""
 ENABLE = (
@@ -111,18 +112,20 @@ async def send(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
         try:
             return _send_now(to, message, fds)
         except BlockingIOError:
-            loop = asyncio.get_running_loop()
-            await once(to, loop.add_writer, loop.remove_writer)
+            await asyncio.sleep(
+                _FULL_S
+            )  # the loop tells one task only when a socket has room, and none once it is closed
 
 
-async def once(end: socket.socket, add: Callable[..., object], remove: Callable[..., object]) -> None:
-    """Wait until a socket is ready, as the loop's methods that add and remove a reader or a writer tell."""
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    add(end, lambda: ready.done() or ready.set_result(None))
+async def readable(end: socket.socket) -> None:
+    """Wait until a socket can be read. The caller must not wait on while the socket is closed, which the loop does not tell."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(end, lambda: ready.done() or ready.set_result(None))
     try:
         await ready
     finally:
-        remove(end)
+        loop.remove_reader(end)
 
 
 class BoxConnection:

@@ -17,6 +17,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 PROXY_PORT = 3128
 _HEAD_BYTES = 8192
 _HEAD_S = 10.0
+MOST_CONNECTIONS = 128
+"""Of one sandbox at once; a further one is closed. Each takes two of the host's descriptors, which all sandboxes share."""
 _REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
 
 
@@ -50,6 +52,9 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            writer.close()
+            return
         self._tasks.add(task)
         try:
             await self._serve(reader, writer)

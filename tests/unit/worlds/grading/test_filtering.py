@@ -61,6 +61,11 @@ def test_everything_else_does_not(path, suspect):
     assert outcome(wrote(path), roots=(".", "src"), tests=("tests/test_calc.py",)) == ([], {path: suspect})
 
 
+@pytest.mark.parametrize("root", ["src/", "./src", "src//", "src/../src", "./src/."])
+def test_an_import_root_is_the_same_however_the_task_writes_it(root):
+    assert outcome(wrote("src/pytest.py"), roots=(root,)) == ([], {"src/pytest.py": "takes a module's place"})
+
+
 def test_a_hook_in_a_conftest_is_a_suspect_and_a_fixture_of_data_is_not():
     hook = b"def pytest_runtest_makereport(item, call): ...\n"
     assert outcome(wrote("conftest.py", hook))[1] == {"conftest.py": "hooks into the test runner"}

@@ -1,6 +1,7 @@
 """Harbor's folders are graded by their own test.sh, which runs on the outcome in a fresh sandbox."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -117,6 +118,19 @@ async def test_a_script_that_hangs_or_writes_nothing_is_no_success(tmp_path):
 )
 def test_a_reward_file_is_read_with_care(name, text, value):
     assert _graded(name, text).value == value
+
+
+async def test_an_outcome_larger_than_the_task_s_disk_is_graded_as_far_as_it_fits(tmp_path):
+    """An agent's sandbox may be larger than the task's, in which it is graded."""
+    task = folder(tmp_path / "calc", f"{TRIES} && echo 1 > /logs/verifier/reward.txt\n")
+    task = replace(task, spec=replace(task.spec, limits=replace(task.spec.limits, disk_mb=2)))
+    large = [written(f"junk{n}", b"x" * (1 << 20)) for n in range(4)]
+    assert (await graded(task, written("calc.py", RIGHT), *large)).value == 1.0
+
+
+def test_a_number_beyond_floats_is_no_reward():
+    assert _graded("reward.json", f'{{"reward": 1{"0" * 400}}}').value == 0.0
+    assert _graded("reward.json", f"1{'0' * 400}").value == 0.0
 
 
 def test_a_task_of_harbor_s_without_its_script_is_refused_by_name(tmp_path):

@@ -13,7 +13,7 @@ from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.grading.own import OwnGrader, own_graders
+from ostinato.worlds.grading.own import OwnGrader, _graded, own_graders
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -156,6 +156,23 @@ async def test_it_runs_elsewhere_and_its_output_and_forks_disturb_nothing(grader
     assert first.why == second.why != str(os.getpid()), "one process for all"
     for act, value in (("print", 0.75), ("read", 1.0), ("fork", 0.5), ("fork", 0.5), ("quarter", 0.25)):
         assert (await grader.grade(doing(act), ROLLOUT)).value == value, act
+
+
+async def test_a_grade_whose_value_misses_1_by_rounding_is_1():
+    kind, grade = await _graded(lambda task, rollout: Grade(value=1.0 + 1e-10), TASK, ROLLOUT)
+    assert (kind, grade.value) == ("grade", 1.0)
+    kind, grade = await _graded(lambda task, rollout: Grade(value=-1e-10), TASK, ROLLOUT)
+    assert (kind, grade.value) == ("grade", 0.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [Grade(value=1.0, parts={"a": None}), Grade(value=1.0, parts=["a"]), 10**400],
+    ids=["part", "parts", "huge"],
+)
+async def test_what_is_no_number_is_unusable_at_once_and_not_late(given):
+    kind, _ = await _graded(lambda task, rollout: given, TASK, ROLLOUT)
+    assert kind == "unusable"
 
 
 def test_its_identity_is_its_name_and_its_source():

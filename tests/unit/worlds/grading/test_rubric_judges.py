@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -10,6 +11,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import Unavailable
 from ostinato.core.sandbox import Change, ChangeKind
+from ostinato.worlds.grading.effort import EffortConfig, WatchedGrader
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.rubrics import Axis, RubricConfig, messages_about, mixed, option_in
@@ -96,6 +98,17 @@ async def test_words_are_mixed_by_their_weights_and_paid_for_on_record():
     assert all(body["response_format"]["json_schema"]["strict"] for body in asked)
 
 
+@pytest.mark.parametrize(("value", "solved"), [(1.0, True), (0.5, False)])
+async def test_neither_a_judge_nor_the_price_of_effort_makes_a_solved_task_unsolved(value, solved):
+    async with Endpoint(lambda system, options, material: option("large")) as endpoint:
+        config = RubricConfig(url=endpoint.url, model="judge@1", axes=(SMALL,), timeout_s=PATIENT_S, only_solved=False)
+        async with RubricJudge(config) as judge:
+            graders = {"pytest": JudgedGrader(Fixed(value), judge)}
+            grader = WatchedGrader(graders, EffortConfig(weight=0.1), lambda *_: None)
+            grade = await grader.grade(TASK, replace(rollout("x = 1"), effort={"turns": 3.0}))
+    assert (grade.value < value, grade.solved) == (True, solved)
+
+
 async def test_a_word_that_changes_with_the_order_is_none():
     grade, _ = await judged(lambda system, options, material: option(options[0]))
     assert (grade.value, grade.parts["judge_silent"]) == (1.0, 2.0)
@@ -108,6 +121,25 @@ async def test_a_judge_that_fails_on_one_axis_costs_that_axis_only(said):
     grade, _ = await judged(lambda system, options, material: said if "clear" in options else option("small"))
     assert grade.value == pytest.approx((1.0 + 0.3) / 1.3)
     assert grade.parts["judge_silent"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "more",
+    ['"usage": [1]', '"usage": {"total_tokens": 1e999}', '"x": ' + "[" * 100_000],
+    ids=["list", "infinite", "deep"],
+)
+async def test_an_endpoint_that_answers_another_shape_is_silent(more):
+    async def answer(request):
+        await request.read()
+        text = json.dumps({"choices": [{"message": {"content": option("small")}}]})[:-1] + f", {more}}}"
+        return web.Response(text=text, content_type="application/json")
+
+    endpoint = Endpoint(None)
+    endpoint.answer = answer
+    async with endpoint, RubricJudge(RubricConfig(url=endpoint.url, model="judge@1", axes=(SMALL,))) as judge:
+        (word,) = await judge.words({"said": "x"})
+    assert word.option is None
+    assert word.why.startswith("failed")
 
 
 async def test_a_judge_that_hangs_is_silent():

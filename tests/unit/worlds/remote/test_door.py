@@ -18,9 +18,11 @@ from tests.fakes.stalling_engine import Stalls
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Signal
+from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
+from ostinato.worlds.rollout import rollout_server
 from ostinato.worlds.rollout.groups import Spending
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes, OwnTurns
@@ -385,3 +387,25 @@ def test_files_that_are_none_are_named(tmp_path, field):
         for context, where in ((door_context, "worlds.door"), (worker_context, "worlds.connect")):
             with pytest.raises(BadConfig, match=rf"{where}\.(certificate and {where}\.key|{field})"):
                 context(**good | {field: wrong})
+
+
+async def test_a_turn_that_others_push_out_of_the_cache_meanwhile_is_still_its_workers(monkeypatch):
+    monkeypatch.setattr(rollout_server, "_KEPT", 1)
+    log = MemoryLog()
+    rows = [replace(a_turn(f"t{n}"), arm=Arm.WORLD, episode=f"acme/e{n}", group="acme/g") for n in range(4)]
+    await log.append(*rows)
+    turns = OwnTurns(log)
+    await turns.groups("acme", ["t0"])
+    find, went_on = log.find, asyncio.Event()
+
+    async def slowly(kind, identities):
+        if identities == [("t1",)]:
+            await went_on.wait()
+        return await find(kind, identities)
+
+    monkeypatch.setattr(log, "find", slowly)
+    waiting = asyncio.create_task(turns.groups("acme", ["t0", "t1"]))
+    await asyncio.sleep(0)
+    await turns.groups("acme", ["t2", "t3"])  # pushes t0 out
+    went_on.set()
+    assert await waiting == {"t0": "acme/g", "t1": "acme/g"}

@@ -1,5 +1,6 @@
 """The record of a finished rollout: it says what happened, comes back as it was, and nothing in a file is believed unchecked."""
 
+import difflib
 import json
 from dataclasses import asdict, replace
 
@@ -94,6 +95,17 @@ def test_long_changes_are_cut_with_a_note_and_so_are_many():
     endless = Change(path="b", kind=ChangeKind.WRITTEN, data=b"y\n" * 5000)
     (each,) = shown_changes([endless], lambda path: b"x\n" * 5000)
     assert "too long to compare" in each.diff
+
+
+def test_nothing_is_compared_that_there_is_no_room_to_show(monkeypatch):
+    """The worker's loop waits for it: half a second of processor for 2000 lines of which every other one changed."""
+    compare, compared = difflib.unified_diff, []
+    monkeypatch.setattr(difflib, "unified_diff", lambda *given: compared.append(given) or compare(*given))
+    many = [Change(path=f"{n}", kind=ChangeKind.WRITTEN, data=b"x\n" * 2000) for n in range(100)]
+    shown = shown_changes(many, lambda path: None)
+    assert len(compared) < 10
+    assert [each.path for each in shown] == [each.path for each in many]
+    assert shown[-1].diff == "[... left out here ...]"
 
 
 def test_what_a_task_put_there_is_never_looked_for_elsewhere(tmp_path):

@@ -205,6 +205,15 @@ def test_what_it_was_begun_with_is_checked(tmp_path):
         assert path.read_bytes() == bad, "nothing is cut off"
 
 
+@pytest.mark.parametrize("line", [b'{"kind":"drawn","n":0}', b"[1]", b"3", b'{"kind":"opened","token":"w1"}\n[1]'])
+def test_a_file_that_is_no_journal_is_named_and_left_alone(tmp_path, line):
+    path = tmp_path / "j"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(Corrupt, match="j, line"):
+        EventFile.open(path)
+    assert path.read_bytes() == line + b"\n"
+
+
 def test_however_many_groups_there_were_it_stays_short(tmp_path):
     most, path = 20_000, tmp_path / "j"
     journal, events = EventFile.open(path, most)

@@ -378,6 +378,20 @@ async def test_killed_between_two_groups_that_one_look_found_it_finds_the_second
     world.close()
 
 
+async def test_killed_as_it_gave_up_a_group_without_graded_turns_it_gives_it_up_again(tmp_path):
+    world = World(tmp_path, 0, tasks(1), failing=1.0)
+    await until_done(world, random.Random(0), kills=0)
+    lines = world.path.read_text().splitlines(keepends=True)
+    assert '"told"' in lines[-2]
+    assert '"spent"' in lines[-1]
+    world.path.write_text("".join(lines[:-1]))
+    worker = world.worker()
+    async with asyncio.timeout(PATIENT_S):
+        await worker.run()
+    assert not worker.groups.open
+    world.close()
+
+
 async def test_it_is_never_further_ahead_than_told(tmp_path):
     world = World(tmp_path, 0, tasks(9))
     world.grader = Contrast(flat=("t0", "t3", "t6"))
@@ -463,6 +477,33 @@ async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
     assert alone
     assert {held[turn] for turn in alone} == {"world:rollout_measured"}
     assert [more["split"] for kind, more in world.told if kind == "measured"] == ["held_out"]
+
+
+async def test_what_ends_the_worker_ends_every_measurement_that_is_under_way(tmp_path):
+    out = [replace(tasks(1).tasks[0], id=f"out{n}", split=Split.HELD_OUT) for n in range(2)]
+    world = World(
+        tmp_path, 0, taskset_of("both", [*tasks(1).tasks, *out]), CONFIG.model_copy(update={"measure_every": 1})
+    )
+    under_way = []
+
+    class Cannot:
+        async def grade(self, task, rollout):
+            if task.id == "out0":
+                while "out1" not in under_way:
+                    await asyncio.sleep(0)
+                raise BadConfig("no such test")
+            under_way.append(task.id)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                under_way.remove(task.id)
+
+    world.grader = Cannot()
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises((BadConfig, ExceptionGroup)):
+            await world.worker().run()
+    assert under_way == []
+    world.close()
 
 
 async def test_each_rollout_that_ended_for_good_leaves_a_record(tmp_path):

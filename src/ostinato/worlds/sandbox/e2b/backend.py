@@ -152,8 +152,10 @@ class E2BBox(SandboxCalls):
             os.unlink(f"{self._ports}/{port}")
 
     async def stop(self) -> None:
-        await self._kill(Unavailable("the sandbox is gone"))
-        self._release()
+        try:
+            await self._kill(Unavailable("the sandbox is gone"))
+        finally:  # also if it is cancelled
+            self._release()
 
     def _silent(self, why: str) -> Unavailable:
         """Not SandboxBroken, because the connection in between may be what fails."""

@@ -76,7 +76,8 @@ class GVisorBox(SandboxCalls):
                 await self._process.wait()
         except TimeoutError:
             await self._kill(Unavailable("the sandbox is gone"))
-        self._release()
+        finally:  # also if it is cancelled
+            self._release()
 
     async def _watch(self) -> None:
         """End a sandbox whose kernel grows without end: no limit inside counts the kernel's own state, such as that for empty files."""
