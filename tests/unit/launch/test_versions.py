@@ -6,9 +6,16 @@ from rich.console import Console
 
 from ostinato.app.storage import open_store
 from ostinato.config import load
-from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, NotFound, StorageFull
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.weights import diff_versions, find_version, picture, print_chain, show_version
+from ostinato.launch.commands.weights import (
+    diff_versions,
+    export_model,
+    find_version,
+    picture,
+    print_chain,
+    show_version,
+)
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.version.compare import TensorChange
@@ -81,6 +88,19 @@ async def test_what_a_publisher_wrote_of_a_version_is_shown_as_it_is(tmp_path):
     text = out.export_text()
     for part in ("[/note]", "a[/b] [bold]c", "\\x1b[2J"):
         assert part in text
+
+
+async def test_a_place_that_cannot_be_written_is_an_error_in_a_line(run, tmp_path):
+    config, _ = run
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(BadConfig, match="is a file"):
+        await export_model(config, "live", file, console())
+    with pytest.raises(StorageFull, match="cannot be written"):
+        await diff_versions(config, "v0", "v1", file / "page.html", console())
+    assert file.read_text() == "mine"
+    await diff_versions(config, "v0", "v1", tmp_path / "new" / "page.html", console())
+    assert (tmp_path / "new" / "page.html").exists()
 
 
 async def test_sizes_that_are_alike_are_compared_to_a_tenth(tmp_path):

@@ -27,7 +27,7 @@ from ostinato.app.storage import Run, home, model_path, open_follower, open_log,
 from ostinato.app.trainer import open_learning
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_of
-from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.launch.placing.address import bind
 from ostinato.launch.views.screen import plain, say
@@ -81,7 +81,9 @@ async def show_version(config: Config, name: str, console: Console) -> None:
 
 
 async def diff_versions(config: Config, one: str, other: str, html: Path | None, console: Console) -> None:
-    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest."""
+    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest, StorageFull if
+    `html` cannot be written.
+    """
     follower = open_follower(config)
     with console.status("fetching both versions"):
         policies = [(await find_version(config, name)).policy for name in (one, other)]
@@ -96,7 +98,11 @@ async def diff_versions(config: Config, one: str, other: str, html: Path | None,
             for c in changes
         ]
         page = render(f"What changed, {title}", f"{lead} Darker is more, on a logarithmic scale.", rows)
-        html.write_text(page, encoding="utf-8")
+        try:
+            html.parent.mkdir(parents=True, exist_ok=True)
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise StorageFull(f"{html} cannot be written: {error.strerror}; name another place with --html") from error
     console.print(f"[bold]{title}[/]  {lead}", highlight=False)
     for line in picture(changes):
         console.print(line)
@@ -191,9 +197,9 @@ async def check_store(config: Config, console: Console) -> None:
 
 
 async def export_model(config: Config, ref: str, target: Path, console: Console) -> None:
-    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that is not empty."""
-    if target.exists() and any(target.iterdir()):
-        raise BadConfig(f"{target} is not empty; give a new directory")
+    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that is a file or not empty."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BadConfig(f"{target} is {'not empty' if target.is_dir() else 'a file'}; give a new directory")
     follower = open_follower(config)
     policy = await follower.resolve(ref)
     if policy is None:
