@@ -100,7 +100,7 @@ class BranchReader:
         """The branches, by tenant. One whose log cannot be read is there, with the reason as its trouble."""
         async with self._lock:
             now = wall_clock()
-            if now - self._at >= _FRESH_S:
+            if not 0.0 <= now - self._at < _FRESH_S:
                 self._at = now
                 with contextlib.suppress(OstinatoError):  # one that cannot be opened: its own workers say so
                     self._seen = tuple([await self._look(run, board) for run in self._opened()])

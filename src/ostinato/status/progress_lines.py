@@ -163,13 +163,17 @@ class Lines:
 
 
 def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
-    """The newest lines of a file, oldest first."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
-            return _parsed(file.read().splitlines())
-    except FileNotFoundError:
-        return []
+    """The newest lines of a file and of its rotated part, oldest first."""
+    newest, read = b"", -1
+    for part in (path, older(path)):
+        with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number == read or len(newest) >= most_bytes:  # the same one, rotated just now
+                continue
+            read = number
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (most_bytes - len(newest))))
+            newest = file.read() + newest
+    return _parsed(newest.splitlines())
 
 
 def numerics_line(serve: Sequence[dict[str, Any]]) -> str:

@@ -475,7 +475,7 @@ class EvidenceReader:
     async def _slow(self, policy: PolicyVersion, against: PolicyVersion) -> releases.ReleaseEvidence:
         key, now = (policy.hash, against.hash), self._clock()
         kept = self._kept.get(key)
-        if kept is not None and now - kept[0] < FRESH_S:
+        if kept is not None and 0.0 <= now - kept[0] < FRESH_S:
             return kept[1]
         horizon = await self._log.horizon()
         turns = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)

@@ -230,7 +230,7 @@ class RunFacts:
     async def weights(self) -> WeightsNow:
         home = self._run.home
         lines = await self._threads.ask(self._lines.look)
-        if self._clock() - self._disk[0] > _DISK_S:
+        if not 0.0 <= self._clock() - self._disk[0] <= _DISK_S:
             held = {"log": home.log, "weights": home.weights, "checkpoints": home.checkpoints}
             sizes = await self._threads.ask(lambda: {name: disk_use(path) for name, path in held.items()})
             self._disk = (self._clock(), sizes)

@@ -138,8 +138,8 @@ class RunStateReader:
         """The run's state, at most a second old. Raises the log's errors."""
         async with self._lock:
             now = self._clock()
-            if self._seen is None or now - self._seen.at >= _FRESH_S:
-                if now - self._asked_at > _AWAY_S:
+            if self._seen is None or not 0.0 <= now - self._seen.at < _FRESH_S:
+                if not 0.0 <= now - self._asked_at <= _AWAY_S:
                     self._folds = self._new_folds()
                     self._paces.clear()
                 self._asked_at = now

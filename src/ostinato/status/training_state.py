@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ostinato.core.records import PolicyVersion
 from ostinato.reward.accounting import Accounting
+from ostinato.status.log_index import finite
 from ostinato.status.progress_lines import Lines
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_state import RunNow
@@ -161,17 +162,17 @@ class TrainLines:
             series=tuple(series),
             steps=len(steps),
             marks=marks,
-            refused=tuple((int(line["step"]), str(line["why"]), float(line["at"])) for line in reversed(self._refused)),
+            refused=tuple((int(line["step"]), str(line["why"]), float(line["at"])) for line in [*self._refused][::-1]),
             accounts=run.accounts,
             batch=run.batch,
             every=run.every,
         )
 
     def published(self) -> tuple[PublishedLine, ...]:
-        return tuple(_typed(PublishedLine, line) for line in reversed(self._published))
+        return tuple(_typed(PublishedLine, line) for line in [*self._published][::-1])
 
     def swaps(self) -> tuple[SwapLine, ...]:
-        return tuple(_typed(SwapLine, line) for line in reversed(self._swaps))
+        return tuple(_typed(SwapLine, line) for line in [*self._swaps][::-1])
 
 
 def followers(
@@ -181,8 +182,10 @@ def followers(
     released: Iterable[LedgerEvent],
     now: float,
 ) -> tuple[FollowerNow, ...]:
-    """Each slot's last loaded version, beside its ref's. A version is wanted from its publication on, in the live slot from its release."""
-    made = {line.number: line.at for line in published}
+    """Each slot's last loaded version, beside its ref's. A version is wanted from its publication on, in the live slot from its release.
+    `published`: newest first.
+    """
+    made = {line.number: line.at for line in reversed([*published])}  # the newest of a number that was published again
     shipped = [(event.policy.number, event.at) for event in released]
     newest: dict[str, SwapLine] = {}
     for line in swaps:
@@ -207,7 +210,5 @@ def _typed(kind: type[L], line: Mapping[str, Any]) -> L:
 
 def _points(steps: Mapping[int, Mapping[str, Any]], name: str) -> tuple[tuple[float, float], ...]:
     return tuple(
-        (float(step), float(line[name]))
-        for step, line in sorted(steps.items())
-        if isinstance(line.get(name), int | float) and not isinstance(line.get(name), bool)
+        (float(step), float(line[name])) for step, line in sorted(steps.items()) if finite(line.get(name)) is not None
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from ostinato.core.clock import wall_clock
 
 STALE_S = 15.0
-"""A board older than this was left by a supervisor that was killed or that hangs."""
+"""A board this far from now was left by a supervisor that was killed or that hangs; one of the future, before the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class WorkerBoard:
 
     def alive(self, now: float) -> bool:
         """True if its supervisor runs: it did not end, was not killed, and does not hang."""
-        return self.ended is None and now - self.at <= STALE_S
+        return self.ended is None and abs(now - self.at) <= STALE_S
 
 
 def read_board(path: Path) -> WorkerBoard | None:

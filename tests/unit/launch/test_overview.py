@@ -8,13 +8,17 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
+from ostinato.app.numerics import NumericsMode
+from ostinato.app.storage import open_run
+from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.launch.commands.status import Overview, as_json, overview
+from ostinato.launch.commands.status import Overview, as_json, overview, show_status
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.supervision import Board, Condition, Watched
+from ostinato.launch.views.progress import Progress
 from ostinato.launch.views.screen import step_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import Proposal, State
@@ -318,3 +322,18 @@ def test_a_steps_line_names_the_divergence_that_was_measured_and_none_that_was_n
     assert "KL" not in step_line(step)
     assert "KL from the anchor +0.0310  ESS" in step_line(step | {"anchor_kl": 0.031})
     assert "  KL +0.0020  ESS" in step_line(step | {"anchor_kl": 0.031, "kl_k1": 0.002})
+
+
+async def test_numerics_that_are_not_exact_are_told_however_much_was_written_since(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    with open_run(config) as run:
+        progress, fast = (
+            Progress(run.home.progress("serve")),
+            NumericsMode(mode="fast", why="linear 8 -> 8 gives other bits"),
+        )
+        progress.computing(fast)
+        for number in range(2_000):
+            progress.write("swapped", slot="canary", number=number, hash="0" * 64)
+    out = io.StringIO()
+    await show_status(config, Console(file=out, width=300))
+    assert str(fast) in out.getvalue()

@@ -86,3 +86,19 @@ def test_only_numerics_that_could_not_be_exact_get_a_line(tmp_path):
         progress.computing(mode)
         progress.write("swapped")
         assert numerics_line(last_lines(path)) == line
+
+
+def test_the_last_lines_are_found_after_the_file_was_set_aside(tmp_path):
+    path = tmp_path / "train.jsonl"
+    progress = Progress(path, most_bytes=2_000)
+    number = 0
+    while not older(path).exists():
+        progress.write("step", step=number)
+        number += 1
+    assert not path.exists()
+    assert [line["step"] for line in last_lines(path)] == list(range(number)), "the file was set aside just now"
+    progress.write("step", step=number)
+    assert [line["step"] for line in last_lines(path)] == list(range(number + 1))
+    few = [line["step"] for line in last_lines(path, most_bytes=300)]
+    assert few == list(range(few[0], number + 1))
+    assert 2 < len(few) < number

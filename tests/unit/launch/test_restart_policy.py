@@ -54,6 +54,7 @@ def test_an_event_loop_that_stands_still_is_a_hang_unless_the_stage_may_hold_it(
         (-signal.SIGKILL, SIGN, "", Ending(reason="was killed by SIGKILL; is memory short?", fault=False)),
         (-signal.SIGTERM, None, "", Ending(reason="was killed by SIGTERM", fault=False)),
         (-signal.SIGSEGV, SIGN, "", Ending(reason="crashed with SIGSEGV", fault=True)),
+        (-(signal.SIGRTMIN + 1), SIGN, "", Ending(reason=f"was killed by signal {signal.SIGRTMIN + 1}", fault=False)),
     ],
 )
 def test_an_end_says_why_in_the_workers_own_words_if_it_had_any(code, sign, last, expected):

@@ -6,12 +6,20 @@ from rich.console import Console
 
 from ostinato.app.storage import open_store
 from ostinato.config import load
-from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, NotFound, StorageFull
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.weights import diff_versions, picture, print_chain, show_version
+from ostinato.launch.commands.weights import (
+    diff_versions,
+    export_model,
+    find_version,
+    picture,
+    print_chain,
+    show_version,
+)
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.version.compare import TensorChange
+from ostinato.weights.version.content import VERSIONS
 
 NAMES = [f"model.layers.{n}.{kind}.weight" for n in range(4) for kind in ("self_attn.q_proj", "mlp.up_proj")]
 
@@ -52,6 +60,47 @@ async def test_show_says_what_a_version_is_made_of(run):
         assert "delta, 2 deltas after a full snapshot" in text
         assert "equal" in text
         assert "0.25" in text
+
+
+async def test_a_root_of_which_only_digits_are_given_is_found(run, monkeypatch):
+    config, made = run
+    digits = "".join(each for each in made[1].hash if each.isdecimal())[:6]
+    store = open_store(config)
+    for policy in made:
+        if policy != made[1]:
+            assert not policy.hash.startswith(digits)
+    every = await store.refs()
+    refs = {"live": every["live"], VERSIONS + digits + made[1].hash[6:]: every[VERSIONS + made[1].hash]}
+
+    async def renamed(_):
+        return refs
+
+    monkeypatch.setattr(type(store), "refs", renamed)
+    assert (await find_version(config, digits)).policy == made[1]
+
+
+async def test_what_a_publisher_wrote_of_a_version_is_shown_as_it_is(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    meta = {"[/note]": "a[/b] [bold]c", "clear": "\x1b[2J"}
+    await VersionPublisher(open_store(config)).publish(0, weights(0), run="r", base=None, ref="live", meta=meta)
+    out = console()
+    await show_version(config, "live", out)
+    text = out.export_text()
+    for part in ("[/note]", "a[/b] [bold]c", "\\x1b[2J"):
+        assert part in text
+
+
+async def test_a_place_that_cannot_be_written_is_an_error_in_a_line(run, tmp_path):
+    config, _ = run
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(BadConfig, match="is a file"):
+        await export_model(config, "live", file, console())
+    with pytest.raises(StorageFull, match="cannot be written"):
+        await diff_versions(config, "v0", "v1", file / "page.html", console())
+    assert file.read_text() == "mine"
+    await diff_versions(config, "v0", "v1", tmp_path / "new" / "page.html", console())
+    assert (tmp_path / "new" / "page.html").exists()
 
 
 async def test_sizes_that_are_alike_are_compared_to_a_tenth(tmp_path):

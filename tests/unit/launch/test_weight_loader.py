@@ -14,6 +14,10 @@ from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.launch.workers import serve as module
 from ostinato.launch.workers.serve import WeightLoader
 from ostinato.testing.log import MemoryLog
+from ostinato.weights.config import FollowerConfig
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 
 WHY = "the weights do not fit the model: missing none, extra lm_head.weight"
 V1 = PolicyVersion(number=1, hash="v1")
@@ -26,7 +30,7 @@ class Follows:
     def __init__(self):
         self.moves = asyncio.Queue()
 
-    async def watch(self, refs, on_change, on_error, at_start):
+    async def watch(self, refs, on_change, on_error, at_start, on_recovered):
         while True:
             ref = await self.moves.get()
             try:
@@ -40,8 +44,8 @@ class World:
         self.error, self.live, self.swaps = None, 0, []
         self.log, self.follows = MemoryLog(), Follows()
         metrics = SimpleNamespace(swapped=lambda swap: None)
-        gateway = SimpleNamespace(state=SimpleNamespace(metrics=metrics))
-        serving = SimpleNamespace(engine=self, follower=self.follows, gateway=gateway)
+        self.gateway = SimpleNamespace(state=SimpleNamespace(metrics=metrics))
+        serving = SimpleNamespace(engine=self, follower=self.follows, gateway=self.gateway)
         self.following = WeightLoader(serving, self.log, SimpleNamespace(swapped=self.swaps.append), self._lived)
 
     def _lived(self):
@@ -107,4 +111,30 @@ async def test_what_may_pass_or_is_not_live_does_not_end_the_worker(ref, error):
     w.move("live")
     await eventually(lambda: w.live)
     assert not running.done()
+    running.cancel()
+
+
+async def test_a_store_that_was_away_and_has_nothing_new_ends_its_alarm(tmp_path, monkeypatch):
+    w, store = World(), DirectoryStore(tmp_path / "weights")
+    await VersionPublisher(store).publish(0, WEIGHTS, run="r", base=None, ref="live")
+    follower = Follower(store, FollowerConfig(interval_s=0.01))
+    w.following = WeightLoader(
+        SimpleNamespace(engine=w, follower=follower, gateway=w.gateway),
+        w.log,
+        SimpleNamespace(swapped=w.swaps.append),
+        w._lived,
+    )
+    running = asyncio.create_task(w.following.run(("live",)))
+    await eventually(lambda: w.swaps)
+
+    async def away(_):
+        raise Unavailable("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "read_ref", away)
+        await eventually(w.alarms)
+    assert w.alarms()[-1][1] is AlarmState.RAISED
+    await eventually(lambda: len(w.alarms()) == 2)
+    assert w.alarms()[-1][1] is AlarmState.CLEARED
+    assert (w.following.trouble(), len(w.swaps)) == (None, 1)
     running.cancel()

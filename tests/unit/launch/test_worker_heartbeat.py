@@ -1,6 +1,7 @@
 """A worker's reports on itself: what its event loop does when it does not come round."""
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import sys
@@ -16,7 +17,7 @@ from ostinato.config import Config
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.launch.placing import heartbeat as pulsing
-from ostinato.launch.placing.heartbeat import Heartbeat, Sender
+from ostinato.launch.placing.heartbeat import Heartbeat, Sender, read_sign
 from ostinato.launch.workers import train
 from ostinato.launch.workers.train import ReportingTrainer
 from ostinato.reward.config import RewardConfig, SurrogateConfig
@@ -98,3 +99,32 @@ async def test_a_function_of_late_rewards_that_cannot_be_loaded_any_more_does_no
     life = SimpleNamespace(starting=lambda config: lambda what: None)
     await train._train(SimpleNamespace(config=Config(reward=reward)), life)
     assert desk
+
+
+async def test_a_trouble_that_cannot_be_told_ends_no_heartbeat(monkeypatch):
+    monkeypatch.setattr(pulsing, "BEAT_S", 0.01)
+    pulse = Heartbeat()
+    pulse.begin("serving")
+
+    def changed_meanwhile():
+        raise RuntimeError("dictionary changed size during iteration")
+
+    pulse.trouble = changed_meanwhile
+    hears, says = os.pipe()
+    os.set_blocking(hears, False)
+    sender, heard = Sender(pulse, says, asyncio.get_running_loop(), lambda: None), b""
+    sender.start()
+    try:
+        while heard.count(b"\n") < 2:
+            assert sender.is_alive(), "a worker without a heartbeat is killed"
+            with contextlib.suppress(BlockingIOError):
+                heard += os.read(hears, 4096)
+            await asyncio.sleep(0.01)
+        sign = read_sign(heard.split(b"\n")[1])
+        assert sign is not None
+        assert sign.doing == "serving"
+        assert "dictionary changed size" in (sign.trouble or "")
+    finally:
+        os.close(hears)  # which ends the thread
+        await asyncio.to_thread(sender.join, PATIENT_S)
+        os.close(says)

@@ -134,6 +134,18 @@ async def test_a_second_look_reads_only_what_is_new_and_one_look_serves_all(seen
     assert (again.accounts.ingested, again.pace) == (3, None)
 
 
+async def test_a_clock_that_is_set_back_stops_no_look(seen):
+    await seen.fill(a_turn("a:0"))
+    assert (await seen.facts.now()).accounts.ingested == 1
+    await seen.fill(a_turn("b:0"))
+    seen.now -= 3_600.0
+    again = await seen.facts.now()
+    assert (again.at, again.accounts.ingested) == (seen.now, 2)
+    await seen.fill(a_turn("c:0"), a_turn("d:0"))
+    seen.now += 2.0
+    assert (await seen.facts.now()).pace == pytest.approx(1.0)
+
+
 async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(seen, monkeypatch):
     await seen.fill(a_turn("a:0"))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -297,6 +309,44 @@ def test_steps_that_were_taken_again_count_once(tmp_path, seen):
     assert _points(steps, "ess") == ()
 
 
+def test_figures_that_are_no_numbers_are_not_drawn(tmp_path, seen):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"kind": "step", "step": 1, "loss": NaN}\n{"kind": "step", "step": 2, "loss": 0.5}\n')
+    read = TrainLines(path, tmp_path / "serve.jsonl").look()
+    from ostinato.status.training_state import _points
+
+    assert _points({int(line["step"]): line for line in read._steps}, "loss") == ((2.0, 0.5),)
+
+
+def test_lines_that_come_while_others_are_shown_disturb_nobody(tmp_path):
+    train, serve = tmp_path / "train.jsonl", tmp_path / "serve.jsonl"
+    shown = TrainLines(train, serve)
+    line = {"kind": "swapped", "slot": "live", "number": 1, "pause_s": 0.1, "streams": 0, "at": 1.0}
+    serve.write_text(json.dumps(line) + "\n")
+    shown.look()
+
+    class Slow(dict):
+        """A line during whose reading another viewer's thread reads on."""
+
+        def __getitem__(self, key):
+            with serve.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            shown.look()
+            return super().__getitem__(key)
+
+    shown._swaps.append(Slow(line))
+    assert [each.number for each in shown.swaps()] == [1, 1]
+
+
+def test_a_number_that_was_published_again_is_wanted_from_then_on():
+    def published(hash, at):
+        return PublishedLine(number=8, hash=hash, form="delta", bytes=1, full_bytes=2, seconds=0.1, at=at)
+
+    swap = SwapLine(slot="evaluation", number=8, pause_s=0.001, streams=0, at=503.0)
+    (found,) = followers([swap], {}, [published("new", 500.0), published("old", 100.0)], [], 510.0)
+    assert found.lag_s == 3.0
+
+
 def test_a_follower_lags_from_the_release_until_it_has_loaded():
     def a_policy(number):
         return PolicyVersion(number=number, hash=f"{number:064x}")
@@ -352,3 +402,10 @@ async def test_an_alarm_is_shown_with_its_turns_and_a_person_ends_it(seen):
     await show_alarms(seen.run.config, console)
     assert "no active alarms" in console.file.getvalue()
     assert await seen.facts.alarm("monitor:none") is None
+
+
+def test_a_board_from_the_future_is_no_sign_of_life():
+    board = WorkerBoard(at=5_000.0, pid=1, ended=None, workers=())
+    assert board.alive(5_001.0)
+    assert board.alive(4_999.0), "clocks of two machines differ a little"
+    assert not board.alive(1_000.0), "it was killed, and the clock was set back"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -26,9 +27,14 @@ def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:
     for text in texts:
         arm, _, share = text.partition("=")
         try:
-            shares[arm] = float(share)
+            value = float(share)
         except ValueError:
-            raise BadConfig(f"--share {text!r}: write it as arm=0.7") from None
+            value = math.nan
+        if not math.isfinite(value):
+            raise BadConfig(f"--share {text!r}: write it as arm=0.7")
+        if arm in shares:
+            raise BadConfig(f"--share {text!r}: the arm {arm!r} has a share already")
+        shares[arm] = value
     return shares
 
 

@@ -35,7 +35,7 @@ from ostinato.status.compactions import compactions_line, compactions_now
 from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_line, dials_now
 from ostinato.status.gateway_address import read_address
-from ostinato.status.progress_lines import last_lines, numerics_line
+from ostinato.status.progress_lines import Lines, last_lines, numerics_line
 from ostinato.status.run_state import RunFolds, releasing, releasing_json
 from ostinato.status.summary import Summary
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
@@ -280,7 +280,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
         return
     for part in overview(shown):
         console.print(part, highlight=False, soft_wrap=True)
-    for line in [*_contracts(found.summary), *filter(None, [numerics_line(shown.lines["serve"])])]:
+    for line in [*_contracts(found.summary), *filter(None, [numerics_line(Lines(place.progress("serve")).new())])]:
         say(console, line)
 
 

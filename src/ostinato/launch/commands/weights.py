@@ -27,10 +27,10 @@ from ostinato.app.storage import Run, home, model_path, open_follower, open_log,
 from ostinato.app.trainer import open_learning
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_of
-from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound, StorageFull
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.launch.placing.address import bind
-from ostinato.launch.views.screen import say
+from ostinato.launch.views.screen import plain, say
 from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
 from ostinato.record.roles import hold
@@ -76,12 +76,14 @@ async def show_version(config: Config, name: str, console: Console) -> None:
     for codec, (count, size) in sorted(codecs.items()):
         table.add_row(f"  {codec}", f"{count} chunks, {_mb(size)}")
     for key, value in manifest.meta.items():
-        table.add_row(key, str(value))
+        table.add_row(Text(plain(key)), Text(plain(str(value))))  # whoever published it wrote them
     console.print(table)
 
 
 async def diff_versions(config: Config, one: str, other: str, html: Path | None, console: Console) -> None:
-    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest."""
+    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest, StorageFull if
+    `html` cannot be written.
+    """
     follower = open_follower(config)
     with console.status("fetching both versions"):
         policies = [(await find_version(config, name)).policy for name in (one, other)]
@@ -96,7 +98,11 @@ async def diff_versions(config: Config, one: str, other: str, html: Path | None,
             for c in changes
         ]
         page = render(f"What changed, {title}", f"{lead} Darker is more, on a logarithmic scale.", rows)
-        html.write_text(page, encoding="utf-8")
+        try:
+            html.parent.mkdir(parents=True, exist_ok=True)
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise StorageFull(f"{html} cannot be written: {error.strerror}; name another place with --html") from error
     console.print(f"[bold]{title}[/]  {lead}", highlight=False)
     for line in picture(changes):
         console.print(line)
@@ -133,10 +139,10 @@ async def find_version(config: Config, name: str, run: str = "") -> Manifest:
         found = [manifest for manifest in every if manifest.number == int(number.group(1))]
         own = line_of(run or (branch_of(config.run.tenant) if config.run.tenant else ""))
         found = [manifest for manifest in found if line_of(manifest.run) == own] or found
-    elif _ROOT.fullmatch(name):
-        found = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
     else:
         found = []
+    if not found and _ROOT.fullmatch(name):  # its first digits may all be decimal
+        found = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
     if not found:
         shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
         if not shown:
@@ -182,7 +188,7 @@ async def check_store(config: Config, console: Console) -> None:
     with console.status("reading and hashing"):
         found = await verify(open_store(config))
     for problem in found.problems:
-        console.print(f"[bold red]✗[/] {problem}", highlight=False)
+        console.print(Text.assemble(("✗ ", "bold red"), plain(problem)))
     if found.problems:
         count = len(found.problems)
         raise Corrupt(f"{count} problems; publish a full snapshot again or restore the objects from a copy")
@@ -191,9 +197,9 @@ async def check_store(config: Config, console: Console) -> None:
 
 
 async def export_model(config: Config, ref: str, target: Path, console: Console) -> None:
-    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that is not empty."""
-    if target.exists() and any(target.iterdir()):
-        raise BadConfig(f"{target} is not empty; give a new directory")
+    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that is a file or not empty."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BadConfig(f"{target} is {'not empty' if target.is_dir() else 'a file'}; give a new directory")
     follower = open_follower(config)
     policy = await follower.resolve(ref)
     if policy is None:
@@ -431,7 +437,7 @@ async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console:
         say(console, f"{url} serves {swap.policy}: fetched in {swap.staged_s:.2f} s, {paused}")
 
     def complain(ref: str, error: Exception) -> None:
-        console.print(f"[bold red]ref {ref}[/] {error}", highlight=False)
+        console.print(Text.assemble((f"ref {ref} ", "bold red"), plain(str(error))))
 
     async with VllmFollower(url, follower, place, kv=kv) as vllm:
         with contextlib.suppress(Stopped):

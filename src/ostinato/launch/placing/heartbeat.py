@@ -120,13 +120,17 @@ class Heartbeat:
 
     def sign(self, lag_s: float = 0.0) -> Sign:
         doing, limit_s, since = self._now
+        try:
+            trouble = self.trouble()
+        except Exception as error:  # noqa: BLE001 (it reads what other threads change; a worker without a heartbeat would be killed)
+            trouble = f"its trouble cannot be told: {type(error).__name__}: {error}"
         return Sign(
             doing=doing,
             for_s=round(time.monotonic() - since, 1),
             limit_s=limit_s,
             lag_s=round(lag_s, 1),
             ready=self.ready,
-            trouble=self.trouble(),
+            trouble=trouble,
         )
 
 

@@ -56,7 +56,8 @@ def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
     if code == 0:
         return Ending(reason="ended, as if it had been asked to", fault=False)
     if code < 0:
-        name = signal.Signals(-code).name
+        known = -code in set(signal.Signals)  # most real-time signals have no name
+        name = signal.Signals(-code).name if known else f"signal {-code}"
         crashed = -code in _OWN_FAULT
         hint = "; is memory short?" if -code == signal.SIGKILL else ""
         return Ending(reason=f"{'crashed with' if crashed else 'was killed by'} {name}{hint}", fault=crashed)

@@ -77,13 +77,15 @@ class WeightLoader:
 
     def trouble(self) -> str | None:
         """What cannot be loaded and why; None if all is well."""
-        return "; ".join(f"{ref} cannot be loaded: {why}" for ref, why in self._failing.items()) or None
+        return "; ".join(f"{ref} cannot be loaded: {why}" for ref, why in [*self._failing.items()]) or None
 
     async def run(self, refs: Sequence[str]) -> None:
         """Follow the refs until cancelled. Raises BadWeights if nothing is served and the live version can never be."""
         telling = asyncio.create_task(self._tell())
         try:
-            await self._serving.follower.watch(refs, self._load, on_error=self._failed, at_start=live_last(refs))
+            await self._serving.follower.watch(
+                refs, self._load, on_error=self._failed, at_start=live_last(refs), on_recovered=self._recovered
+            )
         finally:
             telling.cancel()
 
@@ -103,6 +105,10 @@ class WeightLoader:
         if isinstance(error, BadWeights) and ref == Arm.LIVE and ref not in self._loaded:
             raise error
         self._failing[ref] = str(error)
+
+    def _recovered(self, ref: str) -> None:
+        """A store that could not be read for a while may have nothing new to load."""
+        self._failing.pop(ref, None)
 
     async def _tell(self) -> None:
         """Raise and clear the alarms. A log that cannot be written for a while is tried again."""

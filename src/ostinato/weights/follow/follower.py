@@ -105,12 +105,14 @@ class Follower:
         on_error: OnError = _log_error,
         *,
         at_start: Sequence[str] = (),
+        on_recovered: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled. Refs are looked at in order,
         for the first time in that of `at_start`, if given.
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
-        once per distinct message, and retried; the other refs go on. What `on_error` raises ends the watch. Unverified weights are never
+        once per distinct message, and retried; the other refs go on. `on_recovered` is called with a ref once what was reported is over,
+        whether or not a version had to be delivered. What `on_error` raises ends the watch. Unverified weights are never
         delivered. With a journal, a follower that starts and cannot fetch a ref's version first delivers the version it had last, if that
         can be fetched. A journal that cannot be written is also reported and retried, but delays nothing.
         """
@@ -121,7 +123,8 @@ class Follower:
             for ref in order:
                 try:
                     await self._deliver(ref, delivered, on_change)
-                    reported.pop(ref, None)
+                    if reported.pop(ref, None) is not None:
+                        on_recovered(ref)
                 except (OstinatoError, OSError) as error:
                     await self._fall_back(ref, delivered, on_change)
                     if reported.get(ref) != str(error):
