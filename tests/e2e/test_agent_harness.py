@@ -341,7 +341,7 @@ async def test_how_it_ends_says_why(boxes, instead, ended, turns, why):
     assert why in rollout.detail["why"]
 
 
-@pytest.mark.parametrize(("dialect", "answers"), covering(DIALECTS, ANSWERS[::-1]))
+@pytest.mark.parametrize(("dialect", "answers"), covering(DIALECTS, ANSWERS))
 async def test_a_conversation_that_outgrows_the_context_ends_it_in_every_dialect(boxes, dialect, answers):
     instead = "ask([{'role': 'user', 'content': 'hi'}]); ask([{'role': 'user', 'content': 'x' * 9000}])"
     settings = agent_settings(instead, environment=spoken(dialect, answers), dialect=dialect)

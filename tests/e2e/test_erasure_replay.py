@@ -496,8 +496,10 @@ async def test_a_running_trainer_takes_the_request_up_between_two_steps(original
     config = copied(original, tmp_path)
     async with at_work(config) as worker:
         assert worker.parts.trainer.step_count == STEPS
+        before = await worker._run.follower.resolve("live")
         await forget(config, "default", GONE, Console(quiet=True), wait_s=0.0, replay=True)
         await worker.learn()
+        assert worker._erasure.knows_erased(before), "it must not go back to it, before a restart too"
         root = worker.parts.candidates.last.hash
         assert worker.parts.trainer.step_count == STEPS + 1
         for number in range(72, 80):

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.parallel import for_each
 
@@ -34,5 +35,6 @@ async def test_the_first_failure_is_raised_when_all_have_stopped():
             running.discard(item)
 
     with pytest.raises(LookupError, match="refused"):
-        await for_each(range(9), 4, work)
+        async with asyncio.timeout(PATIENT_S):
+            await for_each(range(9), 4, work)
     assert not running

@@ -60,7 +60,7 @@ def test_few_near_copies_are_overlooked():
     words = [[f"w{number}x{n}" for n in range(200)] for number in range(60)]
     copies, missed = CopyFinder(0.7), 0
     for each in words:
-        copies.seen(" ".join(each))
+        assert not copies.seen(" ".join(each))
     for each in words:
         changed = [word if n % 40 else "other" for n, word in enumerate(each)]  # Jaccard 0.81
         missed += not copies.seen(" ".join(changed))

@@ -379,7 +379,8 @@ async def test_an_engine_that_is_closed_leaves_no_changeover_behind(monkeypatch)
         fake.held = True  # what is open there does not end
         monkeypatch.setattr(replica.server.driver, "stage", stage)
         engine.loans.give_back(1, end_s=PATIENT_S)
-        await fetching.wait()
+        async with asyncio.timeout(PATIENT_S):
+            await fetching.wait()
         await engine.close()
         for _ in range(20):  # turns of the loop in which what was cancelled ends
             await asyncio.sleep(0)

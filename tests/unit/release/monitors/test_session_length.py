@@ -39,11 +39,15 @@ def served(watch, rng, more, *, first=0, count=6, crowd=400, beside=Arm.CONTROL,
 
 
 @cache
-def once_longer():
-    """A watch that has told of longer sessions, and the alarm. To be copied: it changes with what it is shown."""
+def _longer():
     watch = SessionLengthWatch(CONFIG)
     (raised,) = served(watch, np.random.default_rng(0), 2.0)
     return watch, raised
+
+
+def once_longer():
+    """A watch that has told of longer sessions, and the alarm; a copy for each test, since it changes with what it is shown."""
+    return deepcopy(_longer())
 
 
 def went_live(number, at):
@@ -122,7 +126,7 @@ def test_only_people_dealt_by_chance_their_tasks_and_the_time_of_both_arms_count
 
 
 def test_it_goes_on_from_its_state_ends_after_a_clear_week_and_what_is_accepted_is_tolerated():
-    (watch, raised), rng = deepcopy(once_longer()), np.random.default_rng(5)
+    (watch, raised), rng = once_longer(), np.random.default_rng(5)
     again = SessionLengthWatch(CONFIG)
     again.restore(json.loads(json.dumps(watch.snapshot())))
     assert again.snapshot() == watch.snapshot()
@@ -136,7 +140,7 @@ def test_it_goes_on_from_its_state_ends_after_a_clear_week_and_what_is_accepted_
 
 @pytest.mark.parametrize("accepted", [False, True])
 def test_an_alarm_beside_control_hides_no_difference_from_the_release_before(accepted):
-    (watch, raised), rng = deepcopy(once_longer()), np.random.default_rng(7)
+    (watch, raised), rng = once_longer(), np.random.default_rng(7)
     if accepted:
         watch.alarm(acceptance(raised, "ann", 6 * DAY))
     found = served(watch, rng, -1.5, first=7, beside=Arm.PREVIOUS)
@@ -149,7 +153,7 @@ def test_an_alarm_beside_control_hides_no_difference_from_the_release_before(acc
 
 @pytest.mark.parametrize("known", ["standing", "accepted", "from the log"])
 def test_longer_sessions_that_were_told_hide_no_shorter_ones(known):
-    (watch, longer), rng = deepcopy(once_longer()), np.random.default_rng(8)
+    (watch, longer), rng = once_longer(), np.random.default_rng(8)
     if known == "accepted":
         watch.alarm(acceptance(longer, "ann", 6 * DAY))
     elif known == "from the log":
