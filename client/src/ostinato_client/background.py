@@ -35,10 +35,11 @@ class Background:
         self._most = most
         self._closed = False
         self._deadline_s = _DEADLINE_S
-        self._begin()
+        self.begin_anew()
         _ALL.add(self)
 
-    def _begin(self) -> None:
+    def begin_anew(self) -> None:
+        """Be as a new one, in a process that was just forked."""
         self._waiting: deque[Event] = deque()
         self._sending = 0
         self._changed = threading.Condition()
@@ -103,18 +104,20 @@ class Background:
         except NotAllowed as error:
             _LOG.error("%d feedback events were refused: %s", len(batch), error)
         except (
-            Exception
-        ) as error:  # Refused, or an event that is no JSON: no event may end the thread that sends all others
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # refused, or no JSON: none may end the thread that sends all others
             if len(batch) > 1:  # one bad event must not take its neighbours with it
                 return [left for event in batch for left in self._send([event])]
             _LOG.error("feedback event %s was refused: %s", batch[0].id, error)
         return []
 
 
-def _begin_anew() -> None:
+def _renew() -> None:
     for each in list(_ALL):
-        each._begin()
+        each.begin_anew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_renew)

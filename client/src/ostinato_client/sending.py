@@ -104,7 +104,10 @@ class Sender:
         lost: tuple[str, str],
         read: Callable[[Any], _Read],
     ) -> _Read:
-        """What `read` makes of the JSON answer to a request that may be repeated. `lost`: what was not taken in time, and what to do then."""
+        """What `read` makes of the JSON answer to a request that may be repeated.
+
+        `lost`: what was not taken in time, and what to do then.
+        """
         data = None if body is None else json.dumps(body).encode()
         last = "no attempt was made"
         for pause_s in _pauses():
