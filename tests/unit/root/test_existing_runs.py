@@ -8,7 +8,7 @@ from ostinato.app.storage import open_log
 from ostinato.cli.commands import app
 from ostinato.cli.options import Common
 from ostinato.config import Config, RunConfig, load, save
-from ostinato.core.errors import BadConfig, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.launch.commands.log import named
 
 ABOUT_A_RUN = [
@@ -86,6 +86,15 @@ def test_the_run_of_a_branch_is_not_read_by_the_settings_of_the_run_that_serves(
         Common(config=file, overrides=there).of_run()
     (place / "config.json").write_text("{")
     assert Common(config=file, overrides=there).of_run().run.tenant == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["consent", "default", "", "yes"], ["consent", "", "ann"], ["forget", "default", "--user", ""]]
+)
+def test_a_name_that_is_empty_is_nobodys(words, tmp_path):
+    place = a_run(tmp_path / "run", "record.encrypt=user")
+    with pytest.raises(BadRequest, match="name"):
+        app([*words, "--set", f"run.directory={place}"], result_action="return_value")
 
 
 def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):

@@ -158,3 +158,11 @@ def test_a_key_that_could_not_be_made_is_not_announced(tmp_path, capsys):
     with pytest.raises(BadConfig, match="give a new file"):
         app(["weights", "key", str(place)], result_action="return_value")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "words", ["eval --draws 0", "log -n -3", "forget default --wait nan", "forget default --wait -1"]
+)
+def test_numbers_that_mean_nothing_are_refused(words):
+    with pytest.raises(CycloptsError, match="Must be >="):
+        app.parse_args(words.split(), exit_on_error=False, print_error=False)
