@@ -239,3 +239,18 @@ async def test_an_event_that_is_no_json_does_not_take_its_neighbours_along():
     assert told["done"]
     assert [signal.id for signal in signals] == told["ids"]
     assert "BigInt" in told["told"][-1]
+
+
+async def test_a_deadline_holds_when_the_clock_is_set_back():
+    told, _ = await run(
+        SHOW
+        + """
+        let now = Date.now();
+        Date.now = () => (now -= 3_600_000);
+        const dead = new m.Ostinato("http://127.0.0.1:9", { deadlineMs: 300 });
+        const late = new Promise((resolve) => setTimeout(resolve, patient / 2, "late").unref());
+        show(await Promise.race([dead.feedback("R", "accepted", true).catch((error) => error.name), late]));
+        process.exit(0);
+        """
+    )
+    assert told == "NotTaken"
