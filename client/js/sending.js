@@ -60,7 +60,7 @@ export class Sender {
           body,
           keepalive,
           redirect: "error", // a key is sent to the server that was named and to no other
-          signal: AbortSignal.timeout(Math.max(1, ends - performance.now())),
+          signal: AbortSignal.timeout(Math.max(1, Math.ceil(ends - performance.now()))),
         });
         const text = await reply.text();
         if (reply.ok) return receipts(text, events.length);
