@@ -83,7 +83,7 @@ export class Ostinato {
     } catch (error) {
       this.#onError(error);
       if (error instanceof NotTaken) return batch;
-      if (!(error instanceof Refused) || batch.length === 1) return [];
+      if (error instanceof NotAllowed || batch.length === 1) return []; // others: refused, or no JSON
     }
     const left = []; // one bad event must not take its neighbours with it
     for (const one of batch) left.push(...(await this.#deliver([one], deadlineMs)));

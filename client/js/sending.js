@@ -40,7 +40,7 @@ export class Sender {
 
   /** What became of each event, in order. */
   async send(events, deadlineMs, keepalive = false) {
-    const ends = Date.now() + deadlineMs;
+    const ends = performance.now() + deadlineMs;
     const receipts = [];
     for (let start = 0; start < events.length; start += MOST_EVENTS) {
       receipts.push(...(await this.#send(events.slice(start, start + MOST_EVENTS), deadlineMs, ends, keepalive)));
@@ -51,7 +51,7 @@ export class Sender {
   async #send(events, deadlineMs, ends, keepalive) {
     const body = JSON.stringify(events.length === 1 ? events[0] : events);
     let last = "no attempt was made";
-    for (let pause = FIRST_PAUSE_MS; Date.now() < ends; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
+    for (let pause = FIRST_PAUSE_MS; performance.now() < ends; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
       let wait = 0;
       try {
         const reply = await fetch(this.url, {
@@ -60,7 +60,7 @@ export class Sender {
           body,
           keepalive,
           redirect: "error", // a key is sent to the server that was named and to no other
-          signal: AbortSignal.timeout(Math.max(1, ends - Date.now())),
+          signal: AbortSignal.timeout(Math.max(1, Math.ceil(ends - performance.now()))),
         });
         const text = await reply.text();
         if (reply.ok) return receipts(text, events.length);
@@ -72,7 +72,7 @@ export class Sender {
       }
       // jittered, so that many clients do not come back together
       const longest = Math.max(wait, pause * (0.5 + 0.5 * Math.random()));
-      await new Promise((resume) => setTimeout(resume, Math.max(0, Math.min(longest, ends - Date.now()))));
+      await new Promise((resume) => setTimeout(resume, Math.max(0, Math.min(longest, ends - performance.now()))));
     }
     throw new NotTaken(
       `${this.url} did not take ${events.length} event(s) within ${deadlineMs} ms (${last}); send them again with the same ids.`,

@@ -264,6 +264,11 @@ def _ratio(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
+def as_override(key: str, value: str) -> str:
+    """An override for `load` whose value is this text, whatever characters it has. Example: ``as_override("a.b", "c") == 'a.b="c"'``"""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
 def parse_override(text: str) -> tuple[list[str], Any]:
     """``"train.lr=1e-5"`` -> (["train", "lr"], 1e-05). The value is TOML, or a bare string if it is not TOML."""
     path, equals, raw = text.partition("=")
@@ -273,6 +278,8 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
+    except RecursionError:
+        raise BadConfig(f"--set {path.strip()}: the value is nested too deeply") from None
     return path.strip().split("."), value
 
 
@@ -334,13 +341,18 @@ def read_file(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tree: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise BadConfig(f"no configuration file at {path}; name one that is there, or none for the defaults") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror}; check --config") from error
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
+    except RecursionError:
+        raise BadConfig(f"{path}: nested too deeply for a configuration") from None
+    if not isinstance(tree, dict):
+        raise BadConfig(f"{path}: a configuration is an object of sections, and this is none")
+    return cast("dict[str, Any]", tree)
 
 
 def origins(path: Path | None, overrides: Sequence[str]) -> dict[str, str]:
@@ -390,7 +402,7 @@ def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[
 
 def tenant_of(path: Path) -> str:
     """The tenant whose branch a run trains, by the configuration that it was started with; "" without one that can be read."""
-    with contextlib.suppress(BadConfig):
+    with contextlib.suppress(BadConfig, AttributeError):  # a section that is none
         return str(read_file(path).get("run", {}).get("tenant", ""))
     return ""
 
@@ -402,7 +414,10 @@ def _drop(tree: Any, loc: Sequence[str | int]) -> bool:
             tree = tree[step]
         except (KeyError, IndexError, TypeError):
             return False
-    return isinstance(tree, dict) and cast("dict[Any, Any]", tree).pop(loc[-1], None) is not None
+    return isinstance(tree, dict) and cast("dict[Any, Any]", tree).pop(loc[-1], _MISSING) is not _MISSING
+
+
+_MISSING = object()
 
 
 def save(config: Config, path: Path) -> None:

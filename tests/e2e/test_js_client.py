@@ -223,3 +223,34 @@ async def test_the_tarball_installs_into_an_empty_project_and_reaches_a_gateway(
     assert [(signal.turn, signal.name) for signal in signals] == [("chatcmpl-3f:0", "accepted")]
     types = (project / "node_modules" / "ostinato-client" / "index.d.ts").read_text()
     assert told[0] == sorted(re.findall(r"^export (?:class|function) (\w+)", types, re.MULTILINE))
+
+
+async def test_an_event_that_is_no_json_does_not_take_its_neighbours_along():
+    told, signals = await run(
+        SHOW
+        + """
+        const told = [];
+        const client = new m.Ostinato(url, { apiKey: key, deadlineMs: patient, onError: (error) => told.push(error.message) });
+        const ids = ["accepted", "undone"].map((name) => client.enqueue("R", name, true));
+        client.enqueue("R", "accepted", 3n);
+        show({ done: await client.close(), ids, told });
+        """
+    )
+    assert told["done"]
+    assert [signal.id for signal in signals] == told["ids"]
+    assert "BigInt" in told["told"][-1]
+
+
+async def test_a_deadline_holds_when_the_clock_is_set_back():
+    told, _ = await run(
+        SHOW
+        + """
+        let now = Date.now();
+        Date.now = () => (now -= 3_600_000);
+        const dead = new m.Ostinato("http://127.0.0.1:9", { deadlineMs: 300 });
+        const late = new Promise((resolve) => setTimeout(resolve, patient / 2, "late").unref());
+        show(await Promise.race([dead.feedback("R", "accepted", true).catch((error) => error.name), late]));
+        process.exit(0);
+        """
+    )
+    assert told == "NotTaken"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
+import weakref
 from collections import deque
 
-from ostinato_client.errors import FeedbackError, NotTaken, Refused
+from ostinato_client.errors import NotAllowed, NotTaken
 from ostinato_client.events import Event
 from ostinato_client.sending import Sender
 
@@ -19,17 +21,28 @@ _DEADLINE_S = 60.0
 _AT_EXIT_S = 5.0
 
 
+_ALL: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
 class Background:
-    """Sends the events put into it. Events that the server refuses for good are logged and dropped."""
+    """Sends the events put into it. Events that the server refuses for good are logged and dropped.
+
+    A forked process begins with an empty queue and a thread of its own: what waits is its parent's to send.
+    """
 
     def __init__(self, sender: Sender, *, most: int = MOST_WAITING) -> None:
         self._sender = sender
         self._most = most
+        self._closed = False
+        self._deadline_s = _DEADLINE_S
+        self.begin_anew()
+        _ALL.add(self)
+
+    def begin_anew(self) -> None:
+        """Be as a new one, in a process that was just forked."""
         self._waiting: deque[Event] = deque()
         self._sending = 0
         self._changed = threading.Condition()
-        self._deadline_s = _DEADLINE_S
-        self._closed = False
         self._thread: threading.Thread | None = None
 
     def put(self, event: Event) -> None:
@@ -88,10 +101,23 @@ class Background:
         except NotTaken as error:
             _LOG.warning("%s", error)
             return batch
-        except Refused as error:
+        except NotAllowed as error:
+            _LOG.error("%d feedback events were refused: %s", len(batch), error)
+        except (
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # refused, or no JSON: none may end the thread that sends all others
             if len(batch) > 1:  # one bad event must not take its neighbours with it
                 return [left for event in batch for left in self._send([event])]
             _LOG.error("feedback event %s was refused: %s", batch[0].id, error)
-        except FeedbackError as error:
-            _LOG.error("%d feedback events were refused: %s", len(batch), error)
         return []
+
+
+def _renew() -> None:
+    for each in list(_ALL):
+        each.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

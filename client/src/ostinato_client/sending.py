@@ -6,8 +6,8 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -19,6 +19,7 @@ MOST_EVENTS = 1000  # in one call
 _LONGEST_ANSWER = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _RETRIED = (408, 409, 429)
+_Read = TypeVar("_Read")
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -58,16 +59,26 @@ class Sender:
         one = len(events) == 1
         body = events[0].to_json() if one else [event.to_json() for event in events]
         lost = f"{len(events)} event(s) within {deadline_s:g} s", "send them again with the same ids"
-        found = self._call("POST", "/feedback", body, {}, ends, lost)
-        return [receipt(found)] if one else [receipt(each) for each in found]
+
+        def receipts(answer: Any) -> list[Receipt]:
+            found = [receipt(each) for each in ([answer] if one else answer)]
+            if len(found) != len(events):
+                raise ValueError("not a receipt for each event")
+            return found
+
+        return self._call("POST", "/feedback", body, {}, ends, lost, receipts)
 
     def choose(self, user: str, train: str | None, signature: str | None, deadline_s: float) -> str:
         """Record what a user allows, or with `train` None ask for it; returns what is recorded. Raises Refused, NotAllowed, NotTaken."""
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
         ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
+
+        def recorded(answer: Any) -> str:
+            return str(answer["train"])
+
         if train is None:
-            return self._call("GET", "/consent", None, {**headers, **_naming(user)}, ends, lost)["train"]
-        return self._call("PUT", "/consent", {"user": user, "train": train}, headers, ends, lost)["train"]
+            return self._call("GET", "/consent", None, {**headers, **_naming(user)}, ends, lost, recorded)
+        return self._call("PUT", "/consent", {"user": user, "train": train}, headers, ends, lost, recorded)
 
     def dials(
         self,
@@ -80,27 +91,39 @@ class Sender:
         """Show a user's dials (GET), set some (PUT) or reset all (DELETE); returns them as they are then. Raises as `send`."""
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
         ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s dials within {deadline_s:g} s", "send it again")
-        return self._call(method, "/adaptation", dials, {**headers, **_naming(user)}, ends, lost)
+        shown: Callable[[Any], dict[str, Any]] = dict
+        return self._call(method, "/adaptation", dials, {**headers, **_naming(user)}, ends, lost, shown)
 
     def _call(
-        self, method: str, path: str, body: Any, headers: dict[str, str], ends: float, lost: tuple[str, str]
-    ) -> Any:
-        """The JSON answer to a request that may be repeated. `lost`: what was not taken in time, and what to do then."""
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: dict[str, str],
+        ends: float,
+        lost: tuple[str, str],
+        read: Callable[[Any], _Read],
+    ) -> _Read:
+        """What `read` makes of the JSON answer to a request that may be repeated.
+
+        `lost`: what was not taken in time, and what to do then.
+        """
         data = None if body is None else json.dumps(body).encode()
-        request = Request(self._base + path, data=data, headers={**self._headers, **headers}, method=method)
         last = "no attempt was made"
         for pause_s in _pauses():
             left_s = ends - time.monotonic()
             if left_s <= 0:
                 break
+            # a new one for each attempt: urllib changes one that goes through a proxy, and would send it without TLS the next time
+            request = Request(self._base + path, data=data, headers={**self._headers, **headers}, method=method)
+            wait_s = 0.0
             try:
                 status, wait_s, answer = self._attempt(request, left_s)
-            except (OSError, http.client.HTTPException) as error:  # URLError and TimeoutError are OSErrors
-                last, wait_s = str(error) or type(error).__name__, 0.0
-            else:
                 if status < 300:
-                    return json.loads(answer)
+                    return _read(answer, read)
                 last = f"HTTP {status}: {_refused(status, answer)}"
+            except (OSError, http.client.HTTPException) as error:  # URLError and TimeoutError are OSErrors
+                last = str(error) or type(error).__name__
             time.sleep(max(0.0, min(max(pause_s, wait_s), ends - time.monotonic())))
         raise NotTaken(f"{self._base}{path} did not take {lost[0]} ({last}); {lost[1]}.")
 
@@ -120,6 +143,14 @@ class Sender:
             if len(answer) < int(response.headers.get("content-length") or 0):
                 raise http.client.IncompleteRead(answer)
             return response.status, _seconds(response.headers.get("retry-after")), answer
+
+
+def _read(answer: bytes, read: Callable[[Any], _Read]) -> _Read:
+    """Raises HTTPException for what no gateway says: a proxy's or a login page's answer, which another attempt may get past."""
+    try:
+        return read(json.loads(answer))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise http.client.HTTPException("the answer is no gateway's") from error
 
 
 def _naming(user: str) -> dict[str, str]:

@@ -352,7 +352,8 @@ def suite_files(config: Config) -> tuple[str, ...]:
     """The task files that candidates are measured on, each once, without the suites that come with Ostinato."""
     settings = config.evaluate
     bars = [bar.suite or bar.taskset for bar in settings.bars]
-    files = dict.fromkeys([settings.suite, *settings.further_suites, *settings.tasksets, *bars])
+    of_tenants = [file for files in settings.tenant_suites.values() for file in files]
+    files = dict.fromkeys([settings.suite, *settings.further_suites, *settings.tasksets, *of_tenants, *bars])
     return tuple(file for file in files if file and file not in SHIPPED)
 
 

@@ -232,7 +232,7 @@ def evaluate(
     slot: Literal[
         "live", "canary", "previous", "verified", "learner", "control", "evaluation", "evaluation-best"
     ] = "live",
-    draws: int = 1,
+    draws: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     common: Common | None = None,
 ) -> None:
     """Run the evaluation suite against a slot of the running gateway and print the score with its interval.
@@ -308,7 +308,7 @@ def show_log(
         "priors",
         "forgotten",
     ] = "all",
-    last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
+    last: Annotated[int, Parameter(name=["--last", "-n"], validator=validators.Number(gte=0))] = 20,
     common: Common | None = None,
 ) -> None:
     """Print the newest rows of the append-only log.
@@ -412,7 +412,7 @@ def forget(
     tenant: str = "",
     *,
     user: str | None = None,
-    wait: float = 120.0,
+    wait: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 120.0,
     replay: Annotated[bool, Parameter(negative="")] = False,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     verify: Path | None = None,
@@ -448,6 +448,8 @@ def forget(
     config = (common or Common()).of_run()
     if not tenant:
         raise BadRequest("name the tenant to forget; `default` if there is only one", field="tenant")
+    if user == "":
+        raise BadRequest("--user names nobody; leave it out to forget all of the tenant's users", field="user")
     if dry_run and not replay:
         raise BadRequest("--dry-run says what --replay would do: give both", field="dry-run")
     if dry_run:
@@ -478,6 +480,8 @@ def consent(
     from ostinato.core.records import Consent
     from ostinato.launch.commands.log import consent as run
 
+    if not tenant or not user:
+        raise BadRequest("name the tenant and the person; the tenant is `default` if there is only one", field="user")
     wanted = None if level is None else Consent(level)
     asyncio.run(run((common or Common()).of_run(), tenant, user, wanted, Console()))
 

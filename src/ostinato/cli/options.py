@@ -56,7 +56,7 @@ class Common:
             BadConfig: the configuration is wrong.
         """
         from ostinato.app.storage import check_elsewhere
-        from ostinato.config import load, load_saved, tenant_of
+        from ostinato.config import as_override, load, load_saved, tenant_of
         from ostinato.core.errors import BadConfig, NotFound
 
         if directory is None:
@@ -65,7 +65,10 @@ class Common:
             if given.record.url and not (directory / "log").exists():
                 check_elsewhere(given)
                 return given
-        own, overrides = directory / "config.json", (*more, *self.overrides, f"run.directory='{directory}'")
+        own, overrides = (
+            directory / "config.json",
+            (*more, *self.overrides, as_override("run.directory", str(directory))),
+        )
         unknown = list[str]()
         if self.config is not None or not own.exists():
             config = load(self.config, overrides)

@@ -73,9 +73,9 @@ def key(path: Path) -> None:
     """
     from ostinato.weights.version.signing import Signer
 
-    out = Console()
+    public, out = Signer.create(path).public, Console()
     out.print(f"the key is in {path}; set publish.key to it", highlight=False)
-    out.print(f'followers: follow.trusted = ["{Signer.create(path).public}"]', highlight=False, soft_wrap=True)
+    out.print(f'followers: follow.trusted = ["{public}"]', highlight=False, soft_wrap=True)
 
 
 @weights.command

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.fakes.conversations import assistant, system, talk, user
 
 from ostinato.app.evaluation import check_suite
-from ostinato.app.log_suites import SuiteDraw, contamination, draw_suite, held_out_prompts, open_reader
+from ostinato.app.log_suites import SuiteDraw, contamination, draw_suite, held_out_prompts, open_reader, suite_files
 from ostinato.app.storage import open_log
 from ostinato.app.suites import open_task_suite
 from ostinato.app.trainer import open_desk
@@ -244,6 +244,17 @@ def test_a_prompt_is_covered_from_its_first_token_to_its_last():
 def test_a_suite_that_is_elsewhere_is_no_reason_not_to_start(settings, tmp_path, caplog):
     assert len(held_out_prompts(settings(f"evaluate.suite='{tmp_path / 'absent.jsonl'}'"))) == 0
     assert "is not here" in caplog.text
+
+
+async def test_a_tenants_suite_is_not_learned_from_by_the_shared_training_either(settings, reader, tmp_path):
+    """A branch begins with what the shared training learned, of this tenant's people, too."""
+    file, item = tmp_path / "acme.jsonl", a_prompt(reader, 1)
+    with open_log(settings()) as log:
+        await log.append(item, rewarded(item, 1.0))
+    await made(settings(), file, grade="exact")
+    config = settings(f"evaluate.tenant_suites={{acme=['{file}']}}")
+    assert suite_files(config) == (str(file),)
+    assert held_out_prompts(config).covers(item.prompt_ids)
 
 
 # ---------------------------------------------------------------- contamination

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import contextlib
+import json
 import logging
 import subprocess
 import sys
@@ -171,6 +172,78 @@ def test_a_key_is_never_sent_elsewhere():
             with answering([reply(status, location=elsewhere + "/v1/feedback")]) as (url, _), pytest.raises(Refused):
                 Ostinato(url, KEY).feedback("R", "accepted", True)
         assert not bodies
+
+
+def test_a_key_never_goes_through_a_proxy_without_tls(monkeypatch):
+    seen = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            self.send_response(200)
+            self.end_headers()
+            seen.append((self.path, self.connection.recv(65536)))
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.server_port}")
+    for deadline_s in (1.0, 10.0, 60.0):  # a busy machine may need longer for several attempts of one call
+        seen.clear()
+        with pytest.raises(NotTaken):
+            Ostinato("https://gateway.invalid", KEY, deadline_s=deadline_s).feedback("R", "accepted", True)
+        if len(seen) >= 4:
+            break
+    server.shutdown()
+    server.server_close()
+    assert len(seen) >= 4
+    assert {place for place, _ in seen} == {"gateway.invalid:443"}
+    assert not [said for _, said in seen if said and not said.startswith(b"\x16")], "not the beginning of TLS"
+
+
+@pytest.mark.parametrize("page", [b"<html>log in</html>", b"{}", b"[]", b"3", b"null"])
+def test_an_answer_that_is_no_gateways_is_asked_for_again(page):
+    with answering([reply(200, page), reply(202)]) as (url, bodies):
+        assert Ostinato(url, deadline_s=PATIENT_S).feedback("R", "accepted", True) == Receipt("e", "accepted")
+    assert len(set(bodies)) == 1
+    with answering([reply(200, page)]) as (url, _), pytest.raises(NotTaken, match="no gateway's"):
+        Ostinato(url, deadline_s=0.3).feedback("R", "accepted", True)
+
+
+def test_nothing_that_is_enqueued_ends_the_thread_that_sends(caplog):
+    with answering([reply(200, b"<html>log in</html>"), reply(202)]) as (url, bodies):
+        client = Ostinato(url, deadline_s=PATIENT_S)
+        with caplog.at_level(logging.ERROR, "ostinato_client"):
+            bad = client.enqueue("R", "accepted", object())
+            assert client.flush(PATIENT_S)
+        client.enqueue("R", "accepted", True)
+        assert client.flush(PATIENT_S)
+        assert len(bodies) == 2
+        assert client.close()
+    assert bad in caplog.text
+
+
+def test_a_forked_process_sends_its_own_events():
+    with answering([reply(202)]) as (url, bodies):
+        code = f"""
+import os
+from ostinato_client import Ostinato
+client = Ostinato({url!r}, deadline_s={PATIENT_S})
+client.enqueue("R", "before", True)
+assert client.flush({PATIENT_S})
+if os.fork() == 0:
+    client.enqueue("R", "after", True)
+    os._exit(0 if client.close() else 3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+"""
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PACKAGE)}, timeout=WHOLE_PROGRAM_S
+        )
+    assert [json.loads(body)["name"] for body in bodies] == ["before", "after"]
 
 
 async def test_enqueued_events_are_sent_beside_the_program():

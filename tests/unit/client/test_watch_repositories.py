@@ -1,5 +1,6 @@
 """The watcher in repositories that are odd or hostile, with spools that are spoiled."""
 
+import io
 import json
 import os
 import signal
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ostinato_client.connect.terminal import Terminal
 from ostinato_client.sending import Sender
-from ostinato_client.watch import files, state
+from ostinato_client.watch import files, running, state
 from ostinato_client.watch.delivery import Delivery, known_url
 from ostinato_client.watch.git import GitError, Repository
 from ostinato_client.watch.hook import watched
@@ -220,6 +222,58 @@ def test_a_damaged_state_names_itself_and_the_remedy(tree, spoil):
     with pytest.raises(sqlite3.DatabaseError, match=r"state\.db.*set it aside"):
         State(tree.directory)
     (tree.directory / "state.db").unlink()
+    tree.state = State(tree.directory)
+
+
+def test_a_full_disk_costs_a_look_and_not_the_watcher(tree):
+    calls = [tree.write("a.py")]
+    tree.look()
+    (pages,) = tree.state._db.execute("PRAGMA page_count").fetchone()
+    calls.append(tree.write("b.py", "".join(f"value_{i} = {hash((i, 'x'))}\n" for i in range(3000))))
+    tree.state._db.execute(f"PRAGMA max_page_count = {pages}")
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            tree.look()
+    tree.state._db.execute("PRAGMA max_page_count = 100000")
+    tree.look()
+    found = tree.look(300)
+    assert {(call, "lines_kept_5m"): 1.0 for call in calls} == found
+
+
+def test_a_commit_that_fails_is_undone(tree):
+    """A reader elsewhere that holds the database is enough, as a backup program."""
+    tree.state._db.execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(tree.directory / "state.db", isolation_level=None)
+    call = tree.write("a.py")
+    other.execute("BEGIN")
+    other.execute("SELECT count(*) FROM files").fetchone()
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            tree.look()
+    other.close()
+    tree.look()
+    assert tree.look(300) == {(call, "lines_kept_5m"): 1.0}
+
+
+def test_watching_goes_on_when_what_was_sent_cannot_be_stored(tree, monkeypatch):
+    tree.state.__exit__()
+    tried = []
+
+    class Full:
+        trouble = ""
+
+        def __init__(self, *_):
+            pass
+
+        def send(self):
+            tried.append(1)
+            raise sqlite3.OperationalError("database or disk is full") if len(tried) < 3 else KeyboardInterrupt
+
+    monkeypatch.setattr(running, "Delivery", Full)
+    shown = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        running.watch(tree.root, "http://127.0.0.1:9", None, once=False, interval_s=0.0, terminal=Terminal(shown))
+    assert "disk is full" in shown.getvalue()
     tree.state = State(tree.directory)
 
 

@@ -1,12 +1,14 @@
 """Commands about a run use the settings that it was started with, and make none where there is none."""
 
+from pathlib import Path
+
 import pytest
 
 from ostinato.app.storage import open_log
 from ostinato.cli.commands import app
 from ostinato.cli.options import Common
-from ostinato.config import load, save
-from ostinato.core.errors import BadConfig, NotFound
+from ostinato.config import Config, RunConfig, load, save
+from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.launch.commands.log import named
 
 ABOUT_A_RUN = [
@@ -64,6 +66,17 @@ def test_its_own_settings_hold_but_for_those_that_are_named_now(tmp_path):
     assert Common(config=file).of_run().release.trial.margin == 0.05
 
 
+@pytest.mark.parametrize("name", ["o'brien", 'a "b"', "Zoë 東", "3"])
+def test_a_run_is_found_whatever_its_directory_is_called(name, tmp_path, monkeypatch):
+    place = tmp_path / name
+    with open_log(Config(run=RunConfig(directory=place))) as log:
+        save(Config(run=RunConfig(directory=place)), place / "config.json")
+        assert log.newest() == 0
+    assert Common().of_run(place).run.directory == place
+    monkeypatch.chdir(tmp_path)
+    assert Common().of_run(Path(name)).run.directory == Path(name)
+
+
 def test_the_run_of_a_branch_is_not_read_by_the_settings_of_the_run_that_serves(tmp_path):
     file, place = tmp_path / "own.toml", a_run(tmp_path / "run" / "branches" / "acme", "run.tenant=acme")
     file.write_text("[serve]\nbranches = ['acme']\n")
@@ -73,6 +86,15 @@ def test_the_run_of_a_branch_is_not_read_by_the_settings_of_the_run_that_serves(
         Common(config=file, overrides=there).of_run()
     (place / "config.json").write_text("{")
     assert Common(config=file, overrides=there).of_run().run.tenant == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["consent", "default", "", "yes"], ["consent", "", "ann"], ["forget", "default", "--user", ""]]
+)
+def test_a_name_that_is_empty_is_nobodys(words, tmp_path):
+    place = a_run(tmp_path / "run", "record.encrypt=user")
+    with pytest.raises(BadRequest, match="name"):
+        app([*words, "--set", f"run.directory={place}"], result_action="return_value")
 
 
 def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):

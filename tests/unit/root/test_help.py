@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
+from ostinato.cli.commands import app
 from ostinato.config import load
+from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.plan import load_description
 from ostinato.run_directory import SERVED_REFS
 
@@ -149,3 +151,18 @@ def test_a_terminal_of_ascii_gets_what_it_can_show():
         check=True,
     )
     assert r"run.directory = 'm\xfcsli'" in done.stdout
+
+
+def test_a_key_that_could_not_be_made_is_not_announced(tmp_path, capsys):
+    place = tmp_path / "nowhere" / "key"
+    with pytest.raises(BadConfig, match="give a new file"):
+        app(["weights", "key", str(place)], result_action="return_value")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "words", ["eval --draws 0", "log -n -3", "forget default --wait nan", "forget default --wait -1"]
+)
+def test_numbers_that_mean_nothing_are_refused(words):
+    with pytest.raises(CycloptsError, match="Must be >="):
+        app.parse_args(words.split(), exit_on_error=False, print_error=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ostinato
-from ostinato.config import Config, keys, load, load_saved, origins, parse_override, plain, save
+from ostinato.config import Config, as_override, keys, load, load_saved, origins, parse_override, plain, save
 from ostinato.core.errors import BadConfig
 
 
@@ -94,6 +94,33 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
         load(broken)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", "[]", "an object of sections"),
+        ("a.json", "null", "an object of sections"),
+        ("a.json", "[" * 200_000, "nested too deeply"),
+        ("a.toml", f"a = {'[' * 3000}{']' * 3000}", "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_one_line(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadConfig, match=rf"{name}: .*{said}"):
+        load(tmp_path / name)
+
+
+def test_an_override_that_is_nested_without_end_is_refused():
+    with pytest.raises(BadConfig, match=r"--set train\.clip: the value is nested too deeply"):
+        load(None, [f"train.clip={'[' * 3000}"])
+
+
+@pytest.mark.parametrize(
+    "text", ["it's", 'a "b"', "back\\slash", "tab\tend", "Zoë 東", "3", "true", " edge ", "'quoted'"]
+)
+def test_an_override_can_hold_any_text(text):
+    assert parse_override(as_override("run.directory", text)) == (["run", "directory"], text)
+
+
 def test_each_mistake_is_told_with_where_it_stands(tmp_path):
     path = tmp_path / "ostinato.toml"
     path.write_text('[train]\nclip = "high"\nlern = 3\n[serve]\napi_keys = [3]\n')
@@ -139,11 +166,11 @@ def test_a_run_of_another_version_can_be_looked_at(tmp_path):
     path = tmp_path / "config.json"
     save(Config(), path)
     tree = json.loads(path.read_text())
-    tree["gone"], tree["train"]["gone"] = {"a": 1}, 2
+    tree["gone"], tree["train"]["gone"], tree["learn"]["gone"] = {"a": 1}, 2, None
     tree["release"]["metrics"] = [{"name": "acceptance", "gone": 3}]
     path.write_text(json.dumps(tree))
     config, unknown = load_saved(path, ["train.clip=9.0"])
-    assert unknown == ["gone", "release.metrics.0.gone", "train.gone"]
+    assert unknown == ["gone", "learn.gone", "release.metrics.0.gone", "train.gone"]
     assert (config.train.clip, config.release.metrics[0].name) == (9.0, "acceptance")
     with pytest.raises(BadConfig, match=r"unknown key 'train\.gone'"):
         load_saved(path, ["train.gone=1"])

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ostinato_client.connect.agent_settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
@@ -52,22 +52,27 @@ def watch(
         watcher, delivery = Watcher(found, state, clock), Delivery(state, Sender(url, key), time.monotonic)
         said = ""
         while True:
-            trouble = ""
-            try:
-                watcher.look()
-            except (GitError, OSError, sqlite3.OperationalError) as error:
-                if once:
-                    raise
-                trouble = str(error).splitlines()[0] if str(error) else type(error).__name__
-            done = delivery.send()
+            trouble = _trouble(watcher.look, raises=once)
+            trouble = _trouble(delivery.send, raises=once) or trouble
             line = _line(state, url, trouble or delivery.trouble)
             if once:
                 terminal.say([line])
-                return 0 if done else 1
+                return 1 if state.waiting(1) else 0
             if line != said:
                 _show(terminal, line)
                 said = line
             time.sleep(interval_s)
+
+
+def _trouble(act: Callable[[], object], *, raises: bool) -> str:
+    """Do it; returns what went wrong, as on a full disk, in one line, or "". With `raises`, that is raised."""
+    try:
+        act()
+    except (GitError, OSError, sqlite3.OperationalError) as error:
+        if raises:
+            raise
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return ""
 
 
 def _line(state: State, url: str, trouble: str) -> str:

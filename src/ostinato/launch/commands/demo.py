@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ostinato.app.machine import PLACE
 from ostinato.app.storage import Home, home, open_log
-from ostinato.config import Config
+from ostinato.config import Config, as_override
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.core.files import write_atomic
@@ -75,7 +75,7 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
     shown = SCENARIOS[scenario]
     place = directory or Path("runs") / f"{shown.directory}-{seed}"
     return (
-        f"run.directory='{place}'",
+        as_override("run.directory", str(place)),
         "listen.port=0",
         "serve.control_share=0.2",
         f"serve.arm_salt='demo-{seed}'",

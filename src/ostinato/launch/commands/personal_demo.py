@@ -21,7 +21,7 @@ from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import ATTRIBUTES, PROMPTS, FittedBasis
 from ostinato.app.dials import fit_live
 from ostinato.app.storage import home, open_folds, open_log, open_run
-from ostinato.config import Config
+from ostinato.config import Config, as_override
 from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
@@ -70,7 +70,7 @@ def personal_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
     """The scenario's settings, as `--set` words; the command line's own settings come later and win."""
     place = directory or Path("runs") / f"demo-personal-{seed}"
     return (
-        f"run.directory='{place}'",
+        as_override("run.directory", str(place)),
         "listen.port=0",
         "adapt.mode=dials",
         "adapt.users=declared",

@@ -19,7 +19,7 @@ from ostinato.app.storage import home, open_follower, open_log
 from ostinato.app.suites import open_runner, open_task_suite
 from ostinato.app.trainer import open_desk
 from ostinato.app.worlds import function_tasks
-from ostinato.config import Config
+from ostinato.config import Config, as_override
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, PolicyVersion
@@ -53,12 +53,12 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
     place = directory or Path("runs") / f"demo-worlds-{seed}"
     tasks = (place / "functions.jsonl").absolute()
     return (
-        f"run.directory='{place}'",
+        as_override("run.directory", str(place)),
         "listen.port=0",
         "engine.block=16",
         # the world
         "learn.source='worlds'",
-        f"worlds.file='{tasks}'",
+        as_override("worlds.file", str(tasks)),
         f"worlds.seed={seed}",
         "worlds.group=8",
         "worlds.groups=16",
@@ -71,7 +71,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "learn.publish_every=1",  # the last step's weights are the candidate
         "learn.checkpoint_every=10",
         # the bar and the gate
-        f"evaluate.bars=[{{taskset='{tasks}', at_least=0.15}}]",  # the base model solves as much and does not clear it
+        f"evaluate.bars=[{{{as_override('taskset', str(tasks))}, at_least=0.15}}]",  # the base model solves as much and does not clear it
         "evaluate.suite=demo",
         "evaluate.gate.margin=0.1",
         "evaluate.gate.total_margin=0.1",

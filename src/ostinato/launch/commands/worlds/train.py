@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ostinato.app.storage import home
 from ostinato.app.worlds import check_steps, open_taskset
-from ostinato.config import Config
+from ostinato.config import Config, as_override
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.views.screen import say
@@ -187,16 +187,20 @@ def _show(console: Console, line: str) -> None:
 def world_overrides(file: Path) -> tuple[str, ...]:
     """The settings of a run that learns from a taskset, as `--set` words; the command line's own settings come later and win.
 
-    Example: ``world_overrides(Path("tasks.jsonl")) == ('learn.source="worlds"', "worlds.file='/home/ann/tasks.jsonl'")``
+    Example: ``world_overrides(Path("tasks.jsonl")) == ('learn.source="worlds"', 'worlds.file="/home/ann/tasks.jsonl"')``
     """
-    return ('learn.source="worlds"', f"worlds.file='{file.expanduser().absolute()}'")
+    return ('learn.source="worlds"', as_override("worlds.file", str(file.expanduser().absolute())))
 
 
 def connect_overrides(url: str | None, cert: Path | None, key: Path | None, ca: Path | None) -> tuple[str, ...]:
     """The settings of a worker for another machine's run, as `--set` words.
 
-    Example: ``connect_overrides("https://t:8443", None, None, None) == ("worlds.connect.url='https://t:8443'",)``
+    Example: ``connect_overrides("https://t:8443", None, None, None) == ('worlds.connect.url="https://t:8443"',)``
     """
     places = {"certificate": cert, "key": key, "authority": ca}
-    files = [f"worlds.connect.{name}='{path.expanduser().absolute()}'" for name, path in places.items() if path]
-    return (*([f"worlds.connect.url='{url}'"] if url else ()), *files)
+    files = [
+        as_override(f"worlds.connect.{name}", str(path.expanduser().absolute()))
+        for name, path in places.items()
+        if path
+    ]
+    return (*([as_override("worlds.connect.url", url)] if url else ()), *files)
