@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, StorageFull, Unavailable
@@ -559,6 +559,8 @@ class RunningStanding:
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
             compared = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
+            if self._shipped_at != state.shipped_at:  # the gain is still that of the version before it
+                compared = replace(compared, better=False)
             self._found, self._upto = (state.shipped_at, compared), end
         # until it is acted on it stays true, so that a failure on the way delays nothing; but of another live version it says nothing
         return self._found[1] if self._found is not None and self._found[0] == state.shipped_at else None
