@@ -308,6 +308,8 @@ class Trials:
             return await self._ledger.append("blocked", candidate, live, why)
         await self._moves.point("canary", candidate)
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
+        if decision is not None and decision.next in (NextAction.SHIP, NextAction.RAMP) and self._paused():
+            return None  # it stays owed until the pause is over
         event = None if decision is None else await self._advance(trial, live, state, decision)
         self._running.acted()
         return event
@@ -318,8 +320,6 @@ class Trials:
         candidate = trial.candidate
         if decision.next is NextAction.WAIT:
             return await self._tell(trial, decision)
-        if decision.next in (NextAction.SHIP, NextAction.RAMP) and self._paused():
-            return None
         reading = {"reading": asdict(decision.reading)}
         if decision.next is NextAction.SHIP:
             why = f"{state.reason}; canary {decision.reason}"
