@@ -124,9 +124,10 @@ class PersonAdaptation:
     async def _caught_up(self) -> None:
         """Wait until every row that is in the log now was taken in. Raises Corrupt, StorageFull, Unavailable."""
         caught_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(caught_up)
-        self._heard.set()
         running = () if self._running is None else (self._running,)
+        if not any(task.done() for task in running):  # else nobody takes it out of those who wait
+            self._waiting.append(caught_up)
+            self._heard.set()
         await asyncio.wait((caught_up, *running), return_when=asyncio.FIRST_COMPLETED)
         if not caught_up.done():  # what failed stands in the gateway's log (`_report`)
             raise Unavailable("people's states follow the log no longer; restart the gateway")

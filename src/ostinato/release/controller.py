@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, StorageFull, Unavailable
@@ -555,10 +555,12 @@ class RunningStanding:
             if self._watch.over(end):
                 self._people = {}
             # turns dropped because too many wait are left out
-            await self._reactions.refresh(end + self._config.outcomes.maturity_s, now)
+            await self._reactions.refresh(end + self._config.outcomes.maturity_s)
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
             compared = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
+            if self._shipped_at != state.shipped_at:  # the gain is still that of the version before it
+                compared = replace(compared, better=False)
             self._found, self._upto = (state.shipped_at, compared), end
         # until it is acted on it stays true, so that a failure on the way delays nothing; but of another live version it says nothing
         return self._found[1] if self._found is not None and self._found[0] == state.shipped_at else None
@@ -572,7 +574,7 @@ class RunningStanding:
         self._upto = since if began == since else began - slot_s
         window = await self._log.before_last(self._config.outcomes.window, Turn)
         self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
-        await self._reactions.refresh(self._upto, now)
+        await self._reactions.refresh(self._upto)
         self._reactions.take(self._upto)
         self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)

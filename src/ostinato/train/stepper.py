@@ -62,10 +62,12 @@ class Stepper:
         self._trainer, self._snapshot, self._on_learned = trainer, snapshot, on_learned
         self._anchor, self._anchored = anchor, False
         self._anchor_policy: PolicyVersion | None = None
+        self._base: PolicyVersion | None = None  # to go back to: if it is refused, the next step tries again
         self._pool = ThreadPoolExecutor(1)  # always the same thread: each thread's heap keeps what a step freed
 
     async def step(self, batch: TrainingBatch) -> Learned:
-        """Take the step. A refused step is counted but leaves the weights unchanged. Raises NoSignal, BadWeights.
+        """Take the step. A refused step is counted but leaves the weights unchanged; if the release that it goes back to was refused,
+        the next step goes back first. Raises NoSignal, BadWeights.
 
         If the task is cancelled, it ends within the time of a layer, or of the optimizer and the rounding if it has come that far. A
         step that was cut short has changed nothing and is not counted.
@@ -78,10 +80,11 @@ class Stepper:
 
     async def _step(self, batch: TrainingBatch) -> Learned:
         row = batch.row
-        if row.base is not None:
-            weights = (await self._snapshot(row.base)).weights
-            await asyncio.wrap_future(self._pool.submit(self._trainer.go_back, weights, row.base.number))
-            self._anchored = False
+        self._base = row.base or self._base
+        if self._base is not None:
+            weights = (await self._snapshot(self._base)).weights
+            await asyncio.wrap_future(self._pool.submit(self._trainer.go_back, weights, self._base.number))
+            self._base, self._anchored = None, False
         steered = {sample.turn.steered.basis for sample in batch.samples if sample.turn.steered is not None}
         if steered and self._bases is not None:
             rows = await self._bases(sorted(steered))

@@ -106,6 +106,8 @@ async def test_who_asks_while_states_are_followed_no_longer_is_told_and_does_not
     async with asyncio.timeout(PATIENT_S):
         with pytest.raises(Unavailable, match="restart the gateway"):
             await asked
+        waiting = list(found._waiting)
         with pytest.raises(Unavailable, match="restart the gateway"):
             await found.shown(("acme", "ann"), weights="0" * 64)
+    assert found._waiting == waiting, "whom nobody answers is not kept"
     await found.close()

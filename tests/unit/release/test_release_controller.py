@@ -917,6 +917,21 @@ async def test_a_trial_waits_at_its_share_while_an_alarm_stands(disk):
     await crowd.until("shipped")
 
 
+async def test_what_an_alarm_held_up_is_done_when_it_ends_and_not_a_slot_later(disk):
+    alarm = []
+    control, crowd = await on_trial(disk, {V3: 0.6}, paused=lambda: bool(alarm))
+    alarm.append("repetition")
+    for _ in range(15):
+        await crowd.slot()
+        event = await control.step()
+        assert event is None or event.action == "looked"
+    assert await control.step() is None
+    alarm.clear()
+    event = await control.step()
+    assert event is not None, "no slot has ended since"
+    assert event.action in {"ramped", "shipped"}
+
+
 async def test_what_descends_from_a_version_that_was_taken_back_does_not_ship_until_training_went_back(disk):
     control = await started(disk)
     disk.publish(V3)

@@ -136,6 +136,27 @@ async def test_what_was_found_is_told_until_it_is_acted_on_but_of_another_versio
     assert await watch.look(replace(state, shipped_at=now), after, now) is None
 
 
+async def test_in_the_slot_in_which_another_version_ships_nothing_better_is_told_of_it(disk):
+    """It was told of that version what the one before it was worth, if that came of age in the slot."""
+    control, crowd = await standing(disk, {V3: 0.8})
+    disk.publish(V3)
+    await settle(control)
+    state, after = control.ledger.state, control.ledger.verified_from
+    stays, ships = (RunningStanding(disk, control._config) for _ in range(2))
+    for _ in range(20):
+        await crowd.slot()
+        now = crowd.time.now + 5.0
+        found = await stays.look(state, after, now)
+        if found.better:
+            break
+        assert await ships.look(state, after, now) == found
+    assert found.better, "V3 has come of age"
+    shipped = replace(state, releases=(*state.releases, V5), shipped_at=ships._upto + 1.0)
+    told = await ships.look(shipped, after, now)
+    assert told.gain.people >= control._config.standing.min_people
+    assert not told.better, "V5 has served nobody"
+
+
 async def test_a_clock_that_was_ahead_blinds_nobody(disk):
     control, crowd = await standing(disk, {V3: 0.48})
     disk.publish(V3)

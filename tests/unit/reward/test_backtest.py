@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 from tests.unit.reward.hanging import time_begins_with_a_hang
 
 from ostinato.core.errors import BadConfig
@@ -224,7 +224,13 @@ async def test_people_not_turns_are_the_units_of_the_interval(log):
     found = await compared(log, [(float(i % 4), 0.0) for i in range(400)])
     assert found.old.mean.people == 4
     alone = stats.t.ppf(0.975, 3) * np.std([0.0, 1.0, 2.0, 3.0], ddof=1) / 2.0
-    assert found.old.mean.upper - found.old.mean.mean == pytest.approx(alone, rel=0.02)
+    assert found.old.mean.upper - found.old.mean.mean == pytest.approx(alone)
+
+
+async def test_of_two_people_the_interval_is_as_wide_as_one_degree_of_freedom_makes_it(log):
+    found = await compared(log, [(0.0, 0.0), (1.0, 0.0)])
+    assert found.old.mean.people == 2
+    assert found.old.mean.upper - found.old.mean.mean == pytest.approx(special.stdtrit(1, 0.975) * 0.5)
 
 
 async def test_late_rewards_are_neither_handed_to_the_function_nor_compared_with(log):

@@ -207,6 +207,29 @@ async def test_a_step_counts_if_the_release_that_it_goes_back_to_is_refused(path
     assert trainer.step_count == 1
 
 
+async def test_no_step_builds_on_what_was_to_be_left_until_the_release_could_be_gone_back_to(path: Path):
+    """The log says that training went back, so what comes after it counts as clean."""
+    trainer, seen, refused = PolicyTrainer(path, CONFIG), [], [True]
+    release, given = trainer.weights(), batch(samples(trainer))
+
+    async def snapshot(policy: PolicyVersion) -> Snapshot:
+        return Snapshot(policy=policy, weights={} if refused[0] else release)
+
+    steps = stepper(trainer, seen, snapshot=snapshot)
+    await steps.step(given)
+    for row in (replace(given.row, base=V0), given.row):
+        with pytest.raises(BadWeights, match="no tensor"):
+            await steps.step(replace(given, row=row))
+    refused[0] = False
+    went_back: list[int | None] = []
+    go_back = trainer.go_back
+    trainer.go_back = lambda weights, number=None: (went_back.append(number), go_back(weights, number))[1]
+    for _ in range(2):
+        await steps.step(given)
+    assert went_back == [V0.number], "once"
+    assert (trainer.step_count, len(seen)) == (5, 3)
+
+
 async def test_a_refused_step_counts(path: Path):
     trainer, seen = PolicyTrainer(path, CONFIG), []
     idle = [replace(sample, advantages=(0.0,) * len(sample.advantages)) for sample in samples(trainer)]

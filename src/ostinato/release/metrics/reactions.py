@@ -84,11 +84,8 @@ class Reactions:
         self._counts: Counter[str] = Counter()
         self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
-    async def refresh(self, until: float = math.inf, now: float = math.inf) -> list[Reacted]:
-        """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait.
-
-        A row from after `now` is of a process whose clock was ahead: what follows it may be older than `until`.
-        """
+    async def refresh(self, until: float = math.inf) -> list[Reacted]:
+        """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait."""
         gave_way: list[Reacted] = []
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
@@ -103,7 +100,7 @@ class Reactions:
                 self._signal(row)
             if len(self._by_turn) > self._config.window:
                 gave_way.append(self._give_way())
-            if until + _OUT_OF_ORDER_S < at <= now + _OUT_OF_ORDER_S:
+            if at > until + _OUT_OF_ORDER_S:
                 break
         return gave_way
 

@@ -50,16 +50,14 @@ class GapAlarm:
         self.stands = next((n for n in names if n in alarms and alarms[n].state is AlarmState.RAISED), "")
 
     def lasted(self, at: float) -> float:
-        """How many seconds the count has lasted. The first call begins the first one, and one long before the count began, which was when
-        the clock was ahead, begins it anew.
-        """
-        if self.since is None or at < self.since - LOOK_S:
+        """How many seconds the count has lasted; the first call begins the first one."""
+        if self.since is None:
             self.since = self._looked = at
         return at - self.since
 
     def look_due(self, at: float) -> bool:
         """True once an hour, for the caller to look."""
-        due = abs(at - self._looked) >= LOOK_S
+        due = at - self._looked >= LOOK_S
         self._looked = at if due else self._looked
         return due
 

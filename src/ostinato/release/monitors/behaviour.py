@@ -35,8 +35,6 @@ from ostinato.release.monitors.turn_text import take_apart
 DECILES = 10
 _REMEMBERED = 7 * DAY  # activity halves in five days
 _FEW_PEOPLE = 50  # below this many there are no deciles
-# how far behind the latest time a row shows that the clock was ahead, and not that rows are out of order
-_SET_BACK_S = 3_600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,13 +96,7 @@ class OpenSessions:
             yield self._open.popitem(last=False)[1]
 
     def advance(self, at: float) -> Iterator[TurnSession]:
-        """Advance the time; yields the sessions that are over by then. A time before the latest is taken for the latest, unless that was
-        told by a clock that was ahead.
-        """
-        if at < self._time - _SET_BACK_S:
-            self._time = at
-            for session in self._open.values():
-                session.ended_at = min(session.ended_at, at)
+        """Advance the time; yields the sessions that are over by then. A time before the latest is taken for the latest."""
         self._time = max(self._time, at)
         while self._open and self._time - next(iter(self._open.values())).ended_at > self._pause_s:
             yield self._open.popitem(last=False)[1]
@@ -165,7 +157,7 @@ class Activity:
         else:
             known.score = float(max(known.score, now) + math.log1p(math.exp(-abs(known.score - now))))
             self._people.move_to_end(person)
-        if day != known.day:  # also after a clock that was ahead, or nothing would count until that day
+        if day > known.day:
             known.day, known.today = day, 0
         known.today += 1
         self._recut()
@@ -262,8 +254,6 @@ class Expecting:
         ranks = self._config.reference
         if not self.uses(arm):
             return SessionRole.UNUSED
-        if at < self._at - _SET_BACK_S:
-            self._at, self._heard_at = at, {heard: min(when, at) for heard, when in self._heard_at.items()}
         self._at = max(self._at, at)
         if arm not in ranks:
             self._silent_for += 1

@@ -166,7 +166,7 @@ class DialTally:
         return allowed and could_lean(turn, self.bases)
 
     def _person(self, tenant: str, place: float, at: float) -> _Counted | None:
-        if self._now.began is None or at < self._now.began - DAY:  # a clock that was ahead began it
+        if self._now.began is None:
             self._now.began = at
         elif at - self._now.began >= PERIOD_S:
             self._before, self._now = self._now, _Period(began=at)

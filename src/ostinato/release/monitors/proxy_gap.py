@@ -350,10 +350,6 @@ class OutcomeGapWatch(GapWatch):
         if turn.propensity >= 1.0 or turn.auto is not None:
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
-        if self._today is not None and day < self._today - 1:
-            # the clock was ahead, and no day would be over until then
-            self._people.clear()
-            self._today = None
         if self._today is None or day > self._today:
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ostinato.release.monitors.behaviour import Activity, OpenSessions
+from ostinato.release.monitors.behaviour import Activity
 from ostinato.release.monitors.detector import Detector, thresholds
 from ostinato.release.monitors.rates import Shift
 from ostinato.release.monitors.reference import ArmReference, FixedReference, Level, plausible
@@ -99,15 +99,6 @@ def test_who_is_unseen_for_longest_is_forgotten_first():
     assert not activity.see(("t", "bob"), 13.0)[0]  # known: had their turn today
     assert not activity.see(("t", "cai"), 14.0)[0]
     assert activity.see(("t", "ann"), 15.0)[0]
-
-
-def test_a_clock_that_was_ahead_neither_shuts_people_out_nor_keeps_sessions_open():
-    activity, ahead = Activity(most=9, a_day=1), 400 * 86_400.0
-    assert [activity.see(("t", "ann"), at)[0] for at in (ahead, 10.0, 11.0)] == [True, True, False]
-    sessions = OpenSessions(turns=9, pause_s=600.0, most=9)
-    for user, at in (("bob", ahead), ("ann", 10.0)):
-        assert list(sessions.add(("t", user), "live", None, user, {"edit": 1.0}, at)) == []
-    assert [session.user for session in sessions.advance(700.0)] == ["bob", "ann"]
 
 
 def test_a_saved_reference_goes_on_where_it_was():

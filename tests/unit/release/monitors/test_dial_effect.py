@@ -186,13 +186,6 @@ def test_counts_are_of_the_last_four_weeks_at_most():
     assert found.people + found.holdout == 2, "bob and cid"
 
 
-def test_counts_go_on_beginning_anew_after_a_clock_that_was_ahead():
-    tally = fitted()
-    for user, at in (("ann", 9 * PERIOD_S), ("bob", 10.0), ("cid", PERIOD_S + 20), ("dan", 2 * PERIOD_S + 30)):
-        serve(tally, user, True, at=at)
-    assert tally.effect(SHARE).since == PERIOD_S + 20
-
-
 def test_a_flood_of_names_takes_no_other_tenants_place_and_no_memory_without_end():
     tally = fitted()
     for number in range(MOST_PEOPLE + 50):

@@ -9,7 +9,6 @@ import pytest
 
 from ostinato.core.notices import AlarmState, Forgotten
 from ostinato.core.records import Arm, Pick, Purpose, Reward, Signal
-from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import Owner, TurnOwners
 from ostinato.release.monitors.monitors import Monitors
@@ -319,13 +318,6 @@ def test_a_policy_that_pleases_every_thumb_and_halves_who_comes_again_is_found()
     assert days(favour, np.random.default_rng(1), 0.8, 0.8, first=0, count=7) == [], "teachers and gold people alike"
 
 
-def test_days_are_over_again_after_a_clock_that_was_ahead_was_set_back():
-    watch = gap()
-    watch.turn(replace(a_turn("ahead:0", user="u1", ended_at=400 * DAY), propensity=0.5))
-    (raised,) = served(watch, np.random.default_rng(1), (0.8, 0.6), (0.4, 0.8))
-    assert raised.detail["outcome"] == "returned"
-
-
 def test_who_is_moved_by_a_changed_share_of_control_counts_for_the_side_they_are_on():
     """Everybody changes sides after three days in which both were alike; from then on live's people are pleased and stay away."""
     watch, rng = gap(), np.random.default_rng(3)
@@ -367,18 +359,6 @@ def test_several_outcomes_share_the_level_of_a_false_alarm():
     assert found(loss, "survived") == 1
     assert found(loss, "survived", "a", "b", "c", "d") == 0
     assert found(2 * loss, "survived", "a", "b", "c", "d") == 1
-
-
-def test_a_clock_that_was_ahead_stops_no_look():
-    alarm = GapAlarm("gap")
-    alarm.lasted(0.0)
-    assert alarm.look_due(1e9)
-    assert alarm.look_due(2 * HOUR), "the clock was set back"
-    assert not alarm.look_due(2 * HOUR + 60.0)
-    assert not alarm.look_due(2 * HOUR - 60.0), "rows of several processes are a little out of order"
-    assert list(alarm.anew(1e9)) == []
-    assert alarm.lasted(3 * HOUR) == 0.0
-    assert alarm.lasted(3 * HOUR + DAY) == DAY
 
 
 def test_people_who_were_not_dealt_by_chance_are_left_out():

@@ -113,15 +113,6 @@ def test_nothing_ships_while_control_is_silent_and_a_session_or_two_of_it_are_no
     assert crowd.watch.standing == []
 
 
-def test_silence_is_noticed_after_a_clock_that_was_ahead_was_set_back():
-    crowd = learned()
-    at = crowd.at
-    crowd.at += 365 * 86_400.0
-    crowd.sessions((Arm.CONTROL, Arm.LIVE), 10)
-    crowd.at = at
-    assert silences(crowd.sessions((Arm.LIVE,), 100))[-1:] == [AlarmState.RAISED]
-
-
 def test_previous_is_silent_between_trials_so_that_pauses_nothing():
     crowd = learned(Arm.PREVIOUS)
     told = crowd.sessions((Arm.LIVE,), 100)

@@ -397,23 +397,6 @@ async def test_a_clock_that_was_ahead_is_told_or_mended():
     assert "worse: -" in decision.reason
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before the trial", "within it"])
-async def test_rows_of_a_gateway_whose_clock_was_ahead_hide_none_of_the_others(before):
-    """Reading stopped at each of them, so a slot read no more than one row until a whole day was over."""
-    town = Town(lambda town, turn, treated: town.judged(turn, 0.1 if treated else 0.6))
-    made = [a_turn(f"ahead{number}", user=f"a{number}", ended_at=town.now + 86_400.0) for number in range(40)]
-    ahead = [replace(turn, arm=Arm.LIVE, spans=(Span(policy=OLD, tokens=2),)) for turn in made]
-    if before:
-        await town.log.append(*ahead)
-        await town.begin()
-    else:
-        await town.begin()
-        await town.log.append(*ahead)
-    decision = await town.until_over(town.running())
-    assert decision.next is NextAction.BLOCK
-    assert decision.reason.startswith("worse: -")
-
-
 @pytest.mark.parametrize("slot_s", [0.7, 100 / 3, 3600 / 7])
 def test_slots_whose_length_no_float_holds_end_one_after_another(slot_s):
     """A slot that ended where it began was added without end."""
