@@ -5,10 +5,15 @@ Data flow: source -> licence -> suffix, size, content filters -> test overlap ->
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import os
+import re
 import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -21,6 +26,7 @@ from ostinato.corpus.shards import FORMAT, MANIFEST, CorpusManifest, Refusal, So
 from ostinato.corpus.sources import Read, SourceFiles
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 class CorpusBuild:
@@ -110,38 +116,76 @@ class CorpusBuild:
         check_new(out)
         if not self._documents:
             raise BadRequest(f"no file is left for a corpus; left out: {dict(self.left_out)}", field="source")
-        partial = out.with_name(f".{out.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
         try:
-            partial.mkdir(parents=True)
-            shards = write_shards(self._documents, partial, self._config.shard_tokens)
-            manifest = CorpusManifest(
-                format=FORMAT,
-                tokenizer=tokenizer,
-                vocabulary=vocabulary,
-                separator=self._separator,
-                settings=self._config,
-                against=dict(against),
-                sources=tuple(self._sources),
-                left_out=dict(sorted(self.left_out.items())),
-                refused=tuple(self._refused),
-                documents=len(self._documents),
-                tokens=self.tokens,
-                shards=shards,
-            )
-            (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.chmod(0o755)
-            install_directory(partial, out)
+            with _partial(out) as partial:
+                shards = write_shards(self._documents, partial, self._config.shard_tokens)
+                manifest = CorpusManifest(
+                    format=FORMAT,
+                    tokenizer=tokenizer,
+                    vocabulary=vocabulary,
+                    separator=self._separator,
+                    settings=self._config,
+                    against=dict(against),
+                    sources=tuple(self._sources),
+                    left_out=dict(sorted(self.left_out.items())),
+                    refused=tuple(self._refused),
+                    documents=len(self._documents),
+                    tokens=self.tokens,
+                    shards=shards,
+                )
+                (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+                partial.chmod(0o755)
+                install_directory(partial, out)
         except OSError as error:
+            if error.errno in _TAKEN:
+                raise _not_empty(out) from error
             if error.errno not in _FULL:
                 raise
             raise StorageFull(f"--out {out}: {error.strerror}; free some space and build again") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return manifest
 
 
 def check_new(out: Path) -> None:
     """Raise BadConfig unless the directory is missing or empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadConfig(f"--out {out} is not empty; give a new directory")
+        raise _not_empty(out)
+
+
+def _not_empty(out: Path) -> BadConfig:
+    return BadConfig(f"--out {out} is not empty; give a new directory")
+
+
+@contextlib.contextmanager
+def _partial(out: Path) -> Generator[Path]:
+    """A directory beside `out` for this build alone, locked while it runs. Those of killed builds are removed first."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    ours = re.compile(rf"\.{re.escape(out.name)}\.partial(-\w+)?")
+    with contextlib.ExitStack() as held:
+        with _locked(out.parent, fcntl.LOCK_EX):  # nobody takes a directory for left that is not locked yet
+            for left in [path for path in out.parent.iterdir() if ours.fullmatch(path.name)]:
+                with _locked(left) as free:
+                    if free:
+                        shutil.rmtree(left, ignore_errors=True)
+            partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+            held.callback(shutil.rmtree, partial, ignore_errors=True)
+            held.enter_context(_locked(partial))
+        yield partial
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Generator[bool]:
+    """Hold the lock on a directory, which ends with its process. False if another holds it, or it cannot be locked."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, how)
+            locked = True
+        except OSError:
+            locked = False
+        yield locked
+    finally:
+        os.close(descriptor)

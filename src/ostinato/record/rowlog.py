@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from secrets import token_hex
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, Corrupt, OstinatoError, StorageFull, Unavailable
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Identity, Row, Signal, Turn
 from ostinato.core.seams import Cursor, R
@@ -348,7 +348,7 @@ def _settle(settled: list[tuple[_Job, Answer]]) -> None:
 T = TypeVar("T")
 
 _EARLY_S = 3600.0  # a turn comes at most so long after the first signal about it
-_LATELY = 100_000  # signals that are read for those
+_BACK = 10_000  # signals that are read at first for those
 
 
 class RowReader(Protocol):
@@ -525,14 +525,13 @@ class RowLog(ABC):
     async def destroy_keys(self, ring: KeyRing, tenant: str, user: str | None) -> Cursor:
         """As `forget`, whatever `record.encrypt` is now: of what lies under these keys of the log."""
         scopes: list[Scope] | None = None
+        missing: set[str] = set()
         if user is not None:
             early = await self._ask(lambda: ring.waiting_turns(tenant))
             found = {turn.id: turn.person for turn in await self.find(Turn, [(turn,) for turn in early])}
             theirs = [turn for turn, person in found.items() if person == (tenant, user)]
-            if len(found) < len(early) and await self.horizon():
-                awaited = await self._awaited_turns(ring.clock() - _EARLY_S)
-                theirs += [turn for turn in early if turn not in found and turn not in awaited]
             scopes = [Scope(tenant, user), *(Scope(tenant, turn=turn) for turn in theirs)]
+            missing = set(early).difference(found)
         await self._ask(lambda: ring.forget(tenant, scopes))
         told = await self._told_forgotten()
         untold = [row for row in await self._untold(ring, told) if user is not None or row.tenant != tenant]
@@ -544,13 +543,53 @@ class RowLog(ABC):
                 untold.append(_forgotten(tenant, None, newest, ring.clock()))
         elif (tenant, user) not in told and not any(row.user == user and row.tenant == tenant for row in untold):
             untold.append(_forgotten(tenant, user, 0, ring.clock()))  # nothing of theirs lay under a key
-        return await self.append(*untold)
+        place = await self.append(*untold)
+        # last, because it reads rows of others, which may be damaged
+        if missing and await self.horizon():
+            awaited = await self._awaited_turns(tenant, missing, ring.clock() - _EARLY_S)
+            dropped = [Scope(tenant, turn=turn) for turn in sorted(missing - awaited)]
+            await self._ask(lambda: ring.forget(tenant, dropped))
+        return place
 
-    async def _awaited_turns(self, since: float) -> set[str]:
-        """The turns that signals named since a time: they may still come. Others that are missing were dropped, whoever's they were."""
-        after = await self.before_last(_LATELY, Signal)
-        rows = self.read(after, {Signal})
-        return {row.turn async for _, row in rows if isinstance(row, Signal) and row.received_at >= since}
+    async def _awaited_turns(self, tenant: str, missing: set[str], since: float) -> set[str]:
+        """Those of the tenant's missing turns that a signal named since a time: they may still come. The others were dropped,
+        whoever's they were. A signal that cannot be read names none.
+        """
+        awaited: set[str] = set()
+        end, back = await self._ask(self.newest), _BACK
+        while end and awaited != missing:
+            after, read, recent = await self.before_last(back, Signal), 0, 0
+            async for row in self._readable_signals(after, end):
+                read += 1
+                if row.received_at >= since:
+                    recent += 1
+                    if row.tenant == tenant and row.turn in missing:
+                        awaited.add(row.turn)
+            if read and not recent:
+                break
+            end, back = min(after, end), 2 * back
+        return awaited
+
+    async def _readable_signals(self, after: Cursor, end: Cursor) -> AsyncIterator[Signal]:
+        """The signals above `after` up to `end`, but for damaged ones, which are found by bisection."""
+        ends = [end]
+        while ends:
+            upto = ends[-1]
+            if after >= upto:
+                ends.pop()
+                continue
+            try:
+                page, after = await self._ask(
+                    lambda after=after, upto=upto: self._reader.page([kind_of(Signal)], after, upto)
+                )
+            except Corrupt:
+                if upto == after + 1:
+                    after = upto
+                else:
+                    ends.append((after + upto) // 2)
+                continue
+            for _, row in page:
+                yield cast(Signal, row)
 
     async def note_forgotten(self) -> int:
         """Write the missing `Forgotten` rows of keys that were destroyed: by a call that was killed just then, by an earlier version, or by

@@ -31,7 +31,7 @@ from ostinato.core.errors import Conflict, Corrupt, NotFound, OstinatoError, Sto
 from ostinato.core.seams import Clock
 from ostinato.weights.config import RelayConfig
 from ostinato.weights.store.directory import DirectoryStore
-from ostinato.weights.store.interface import RefStore, check_range
+from ostinato.weights.store.interface import DamagedRefs, RefStore, check_range
 from ostinato.weights.store.readonly import read_only
 from ostinato.weights.version.content import VERSIONS, check_hash, check_ref, hash_of, is_hash
 
@@ -189,6 +189,7 @@ _TRIES: Final = 3
 _LISTING: Final = ""  # no ref has this name
 _VERSIONS_KEPT: Final = 1000  # refs of versions
 _TIDIED_EVERY: Final = 100  # new refs
+_WITNESSES: Final = 4  # refs that are asked for before one is taken to be deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +383,7 @@ class _Refs:
         self._down: _Known[str] | None = None  # why, and since when
         self._failed_at = float("-inf")
         self._since_tidied = _TIDIED_EVERY  # an earlier process may have left many
+        self._tidying: asyncio.Task[None] | None = None
 
     def unreachable_s(self) -> float | None:
         """For how many seconds upstream has not answered; None while it answers."""
@@ -415,7 +417,9 @@ class _Refs:
         before = self._known.pop(ref, None)
         if value is not None:  # that there is none is not remembered: anybody may ask for any name
             self._known[ref] = _Known(value, self._clock())
-        if before is None or before.value != value:
+        if value is None:
+            await self._cross_out(ref)
+        elif before is None or before.value != value:
             await self._write_down(ref, value)
         return value
 
@@ -443,33 +447,74 @@ class _Refs:
             self._down = None
         return answer
 
-    async def _write_down(self, ref: str, value: str | None) -> None:
-        """Keep a ref's value with the objects; None: there is none any more."""
+    async def _write_down(self, ref: str, value: str) -> None:
+        """Keep a ref's value with the objects."""
         try:
             old = await self._local.read_ref(ref)
-            if value is None and old is not None:
-                await self._local.delete_ref(ref, old)
-            elif value is not None and old != value:
-                await self._local.move_ref(ref, old, value)
-                self._since_tidied += old is None
-                if self._since_tidied >= _TIDIED_EVERY:
-                    self._since_tidied = 0
-                    await self._tidy()
+            if old == value:
+                return
+            await self._local.move_ref(ref, old, value)
         except (StorageFull, Conflict, Corrupt, Unavailable) as error:
             logger.warning("ref %s is served but not written down: %s", ref, error)
+            return
+        self._since_tidied += old is None
+        if self._since_tidied >= _TIDIED_EVERY and self._tidying is None:
+            self._since_tidied = 0
+            self._tidying = asyncio.create_task(self._tidy())
+
+    async def _cross_out(self, ref: str) -> None:
+        """Drop a ref that upstream no longer has, if upstream has another one: a directory that is not mounted has none at all."""
+        try:
+            old = await self._local.read_ref(ref)
+            if old is not None and await self._has_other(ref):
+                await self._local.delete_ref(ref, old)
+        except (StorageFull, Conflict, Corrupt, Unavailable) as error:
+            logger.warning("ref %s is gone upstream and stays here: %s", ref, error)
+
+    async def _has_other(self, ref: str) -> bool:
+        others = [other for other in dict.fromkeys(("live", "control", *self._known)) if other != ref]
+        for other in others[:_WITNESSES]:
+            if await self._ask(lambda other=other: self._upstream.read_ref(other), f"reading ref {other}") is not None:
+                return True
+        return False
 
     async def _tidy(self) -> None:
-        """Drop the refs of old versions that no other ref points to: each new version brings one, and nobody asks for it again."""
-        listed = await self._local.list_refs()
-        needed = {VERSIONS + at.value for ref, at in listed.items() if not ref.startswith(VERSIONS)}
-        versions = sorted((at.age_s, ref) for ref, at in listed.items() if ref.startswith(VERSIONS))
-        for _, ref in versions[_VERSIONS_KEPT:]:
-            if ref not in needed:
-                self._known.pop(ref, None)
-                await self._local.delete_ref(ref, listed[ref].value)
+        """Drop the refs of old versions that no other ref points to: each new version brings one, and nobody asks for it again.
+
+        Runs beside the answers, because an earlier release may have left tens of thousands.
+        """
+        try:
+            try:
+                found = await self._local.refs()
+            except DamagedRefs as error:
+                found = error.sound
+            needed = {VERSIONS + root for ref, root in found.items() if not ref.startswith(VERSIONS)}
+            versions = [ref for ref in found if ref.startswith(VERSIONS)]
+            newest_first = await asyncio.to_thread(_newest_first, self._local.root / "refs", versions)
+            for ref in newest_first[_VERSIONS_KEPT:]:
+                if ref not in needed:
+                    self._known.pop(ref, None)
+                    with contextlib.suppress(Conflict, Corrupt):  # moved or damaged meanwhile
+                        await self._local.delete_ref(ref, found[ref])
+        except (OstinatoError, OSError) as error:
+            logger.warning("refs of old versions stay in %s: %s", self._local.root, error)
+        finally:
+            self._tidying = None
 
     def _age(self, known: _Known[Any]) -> float:
         return self._clock() - known.at
+
+
+def _newest_first(directory: Path, refs: list[str]) -> list[str]:
+    """Refs by the time at which they were last moved. Those that went meanwhile come last."""
+
+    def moved(ref: str) -> float:
+        try:
+            return (directory / ref).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    return sorted(refs, key=moved, reverse=True)
 
 
 # ---------------------------------------------------------------- HTTP

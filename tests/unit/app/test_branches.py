@@ -57,6 +57,8 @@ from ostinato.train.stepper import Stepper
 from ostinato.weights.follow.follower import Released, versions_between
 from ostinato.weights.publish.publisher import Overlapped, VersionPublisher
 from ostinato.weights.store.branch import BranchStore
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.interface import DamagedRefs
 
 KEYS = "serve.api_keys=['acme:sk-acme-0123456789abcdef', 'bolt:sk-bolt-0123456789abcdef']"
 MARKS = {"acme": "zebrastripe", "bolt": "quokkapatience"}
@@ -105,6 +107,18 @@ async def test_its_refs_are_its_own_and_control_is_the_shared_live_version():
     assert {*await other.refs()} == {"control", f"version/{v0.hash}"}
     await mine.delete_ref("candidate", v0.hash)
     assert "branches/acme/candidate" not in await shared.refs()
+
+
+async def test_damaged_refs_are_told_under_the_branchs_own_names(tmp_path):
+    shared = DirectoryStore(tmp_path)
+    for ref in ("live", "branch/acme", "branch/bolt", "branches/bolt/candidate"):
+        await shared.move_ref(ref, None, "a" * 64)
+    (tmp_path / "refs" / "branches" / "bolt" / "candidate").write_text("junk")
+    assert await BranchStore(shared, "acme").refs() == {"control": "a" * 64, "live": "a" * 64}
+    for look in (BranchStore(shared, "bolt").refs, BranchStore(shared, "bolt").list_refs):
+        with pytest.raises(DamagedRefs, match="candidate") as refused:
+            await look()
+        assert ({*refused.value.errors}, {*refused.value.sound}) == ({"candidate"}, {"control", "live"})
 
 
 async def test_it_moves_and_deletes_nothing_of_others():

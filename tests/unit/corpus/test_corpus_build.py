@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull
+from ostinato.corpus import build as module
 from ostinato.corpus.build import CorpusBuild
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.filters import OverlapIndex
@@ -135,12 +136,28 @@ def test_a_file_that_goes_while_the_build_runs_is_counted(tmp_path):
 
 
 def test_what_a_killed_build_left_is_removed(tmp_path):
-    left = tmp_path / ".corpus.partial"
-    left.mkdir()
-    (left / "shard-00009.safetensors").write_bytes(b"half")
+    for name in (".corpus.partial", ".corpus.partial-ab1_"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard-00009.safetensors").write_bytes(b"half")
     build(tmp_path / "corpus", source("s", files(3)))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
     assert not (tmp_path / "corpus" / "shard-00009.safetensors").exists()
+
+
+def test_of_two_builds_to_one_place_each_keeps_to_its_own_files(tmp_path, monkeypatch):
+    out, writing = tmp_path / "corpus", module.write_shards
+
+    def write_shards(documents, partial, tokens):
+        monkeypatch.setattr(module, "write_shards", writing)
+        shards = writing(documents, partial, tokens)
+        build(out, source("s", files(3)))
+        return shards
+
+    monkeypatch.setattr(module, "write_shards", write_shards)
+    with pytest.raises(BadConfig, match="corpus is not empty"):
+        build(out, source("s", files(40)))
+    assert ShardSet(out).manifest.documents == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
 def test_a_path_that_is_no_text_can_be_written_down(tmp_path):

@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from ostinato.core.errors import BadConfig, BadRequest, Corrupt
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, ParsedCall, Pick, Row, Signal, Turn
 from ostinato.core.steering import DialSet, SetBy, Steered
+from ostinato.record import rowlog
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.keys import KeyRing, Scope
 from ostinato.record.log import SqlLog
+from ostinato.record.sqlite import driver
 from ostinato.testing.records import a_turn
 
 WORDS = "the quick brown fox jumps over a lazy dog while nobody is looking at it "
@@ -232,6 +234,47 @@ async def test_comments_on_turns_that_retention_had_dropped_are_forgotten_with_a
         await log.forget("acme", "ann")
         found = {row.id: row.comment for _, row in await collect(log, 0, {Signal}) if isinstance(row, Signal)}
         assert found == {"s20": None, "s21": "comment of ann", "s22": "comment of bob"}
+
+
+async def test_comments_on_awaited_turns_outlive_a_flood_of_another_tenants_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rowlog, "_BACK", 2)
+    day, since = 86_400.0, 10 * 86_400.0 - 60.0
+    config = RecordConfig(encrypt=Encrypt.USER, segment_rows=2, retain_days=1.0)
+    with SqlLog.open(tmp_path / "log", clock=lambda: 10 * day, config=config) as log:
+        await log.append(ANN)
+        await log.append(BOB)
+        assert await log.drop_old(12 * day, keep_after=9)
+        await log.append(told(20, ANN, received_at=9 * day), told(21, turn(50, "bob"), received_at=since))
+        for i in range(22, 40):
+            await log.append(told(i, turn(i, "eve", tenant="flood"), received_at=since + 1))
+        await log.forget("acme", "ann")
+        found = {row.id: row.comment for _, row in await collect(log, 0, {Signal}) if isinstance(row, Signal)}
+        assert (found["s20"], found["s21"], found["s30"]) == (None, "comment of bob", "comment of eve")
+
+
+async def test_a_damaged_signal_keeps_nobody_from_being_forgotten(tmp_path: Path):
+    day = 86_400.0
+    config = RecordConfig(encrypt=Encrypt.USER, segment_rows=1, retain_days=1.0)
+    with SqlLog.open(tmp_path / "log", clock=lambda: 10 * day, config=config) as log:
+        await log.append(ANN)
+        await log.append(BOB)
+        assert await log.drop_old(12 * day, keep_after=9) == 2
+        await log.append(ANN_TOO)
+        for i, about in enumerate((ANN, turn(50, "bob"), turn(51, "eve", tenant="other"), turn(52, "bob")), start=20):
+            await log.append(told(i, about, received_at=9 * day if about is ANN else 10 * day - 60.0))
+        (damaged,) = await log.places(Signal, [("other", "s22")])
+    with closing(driver.connect(str(tmp_path / "log" / f"{damaged:016}.db"))) as db:
+        db.execute("DROP TRIGGER IF EXISTS signals_no_update")
+        assert db.execute("UPDATE signals SET body = x'0102' WHERE seq = ?", (damaged,)).rowcount == 1
+        db.commit()
+    with SqlLog.open(tmp_path / "log", clock=lambda: 10 * day, config=config) as log:
+        await log.forget("acme", "ann")
+        (gone,) = await log.find(Turn, [(ANN_TOO.id,)])
+        assert gone.redacted
+        said = await log.find(Signal, [("acme", f"s{i}") for i in (20, 21, 23)])
+        assert [each.comment for each in said] == [None, "comment of bob", "comment of bob"]
 
 
 async def test_turns_lean_only_on_what_lies_under_the_same_key(tmp_path: Path):

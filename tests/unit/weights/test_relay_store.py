@@ -7,7 +7,7 @@ import pytest
 from tests.deadlines import PATIENT_S
 from tests.fakes.faults import FaultyDisk, flipped
 
-from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, StorageFull, Unavailable
 from ostinato.testing.store import MemoryStore, WatchedStore
 from ostinato.weights import relay as module
 from ostinato.weights.relay import CachedRef, RelayConfig, RelayStore, Shelf
@@ -164,12 +164,59 @@ async def test_while_upstream_is_away_the_last_known_refs_are_served_loudly(upst
 
 async def test_a_ref_that_upstream_deleted_does_not_come_back_while_upstream_is_away(upstream, tmp_path):
     await upstream.move_ref("canary", None, ONE)
+    await upstream.move_ref("live", None, TWO)
     assert await relay(upstream, tmp_path).read_ref("canary") == ONE
     await upstream.inner.delete_ref("canary", ONE)
     assert await relay(upstream, tmp_path).read_ref("canary") is None
     upstream.away = True
     with pytest.raises(Unavailable):
         await relay(upstream, tmp_path).read_ref("canary")
+
+
+async def test_an_upstream_that_lost_all_refs_costs_no_ref_here(upstream, tmp_path):
+    for ref, name in (("live", ONE), ("canary", TWO)):
+        await upstream.move_ref(ref, None, name)
+        assert await relay(upstream, tmp_path).read_ref(ref) == name
+    upstream.inner.links.clear()  # as a directory that is not mounted
+    store = relay(upstream, tmp_path)
+    assert await store.read_ref("live") is await store.read_ref("canary") is None
+    upstream.away = True
+    store = relay(upstream, tmp_path)
+    assert (await store.read_ref("live"), await store.read_ref("canary")) == (ONE, TWO)
+
+
+async def tidied(store: RelayStore) -> None:
+    if store._refs._tidying is not None:
+        await store._refs._tidying
+
+
+async def test_refs_of_old_versions_are_dropped_after_the_answer_and_beside_damaged_ones(
+    upstream, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "_VERSIONS_KEPT", 3)
+    roots, local = [hash_of(bytes([number])) for number in range(10)], DirectoryStore(tmp_path)
+    for number, root in enumerate(roots):
+        await local.move_ref(f"version/{root}", None, ONE)
+        os.utime(tmp_path / "refs" / "version" / root, (number, number))
+    (tmp_path / "refs" / "canary").write_text("junk")
+    await upstream.move_ref("live", None, roots[0])
+    deleting, gate = DirectoryStore.delete_ref, asyncio.Event()
+
+    async def delete_ref(self, ref, old, stamp=None):
+        await gate.wait()
+        if ref == f"version/{roots[1]}":
+            raise Conflict("moved meanwhile")
+        await deleting(self, ref, old, stamp)
+
+    monkeypatch.setattr(DirectoryStore, "delete_ref", delete_ref)
+    store = relay(upstream, tmp_path)
+    async with asyncio.timeout(PATIENT_S):
+        assert await store.read_ref("live") == roots[0]
+        gate.set()
+        await tidied(store)
+    left = {path.name for path in (tmp_path / "refs" / "version").iterdir()}
+    assert left == {roots[0], roots[1], *roots[-3:]}
+    assert "written down" not in caplog.text
 
 
 async def test_the_refs_of_old_versions_do_not_pile_up(upstream, tmp_path, monkeypatch):
@@ -182,6 +229,7 @@ async def test_the_refs_of_old_versions_do_not_pile_up(upstream, tmp_path, monke
     for number, root in enumerate(roots):
         await upstream.inner.move_ref(f"version/{root}", None, ONE)
         await store.read_ref(f"version/{root}")
+        await tidied(store)
         os.utime(tmp_path / "refs" / "version" / root, (number, number))
     left = {ref for ref in await DirectoryStore(tmp_path).refs() if ref.startswith("version/")}
     assert {f"version/{root}" for root in (roots[0], roots[-1])} <= left

@@ -64,7 +64,7 @@ async def _listed(store: RefStore, findings: FsckFindings) -> dict[str, str]:
     try:
         refs = await store.refs()
     except DamagedRefs as error:
-        findings.problems += map(str, error.errors)
+        findings.problems += map(str, error.errors.values())
         refs = error.sound
     except OstinatoError as error:
         findings.problems.append(str(error))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ostinato.core.arm_assignment import branch_ref
 from ostinato.core.errors import BadRequest
-from ostinato.weights.store.interface import LEASES, PINS, KeptStore, ListedObject, ListedRef
+from ostinato.weights.store.interface import LEASES, PINS, DamagedRefs, KeptStore, ListedObject, ListedRef
 from ostinato.weights.version.content import VERSIONS
 
 _SHARED = (VERSIONS, PINS, LEASES)
@@ -63,10 +63,26 @@ class BranchStore:
         return self._refuse(f"object {hash}")
 
     async def refs(self) -> dict[str, str]:
-        return self._seen(await self._shared.refs())
+        """As a store's. A damaged ref that the branch does not see is passed over."""
+        try:
+            return self._seen(await self._shared.refs())
+        except DamagedRefs as error:
+            return self._unless_damaged(error)
 
     async def list_refs(self) -> dict[str, ListedRef]:
-        return self._seen(await self._shared.list_refs())
+        """As a store's, and raises DamagedRefs for a damaged ref of others, too: sound ones have no ages then."""
+        try:
+            return self._seen(await self._shared.list_refs())
+        except DamagedRefs as error:
+            self._unless_damaged(error)
+            raise DamagedRefs(error.errors, self._seen(error.sound)) from error
+
+    def _unless_damaged(self, error: DamagedRefs) -> dict[str, str]:
+        """The branch's sound refs. Raises DamagedRefs, under the branch's own names, if one that it sees is damaged."""
+        sound = self._seen(error.sound)
+        if damaged := self._seen(error.errors):
+            raise DamagedRefs(damaged, sound) from error
+        return sound
 
     def _seen(self, shared: Mapping[str, T]) -> dict[str, T]:
         """What the branch sees of the shared store's refs, under its own names."""

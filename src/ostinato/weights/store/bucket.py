@@ -226,13 +226,13 @@ class BucketStore:
     async def _all_refs(self) -> dict[str, _Ref]:
         """Every ref, those that are being deleted included. Raises DamagedRefs."""
         found: dict[str, _Ref] = {}
-        damaged: list[Corrupt] = []
+        damaged: dict[str, Corrupt] = {}
 
         async def read(name: str) -> None:
             try:
                 found[name] = await self._at(name)
             except Corrupt as error:
-                damaged.append(error)
+                damaged[name] = error
 
         names = await self._list("refs/")
         # a store may have thousands, and a process has about a thousand sockets

@@ -258,7 +258,7 @@ class DirectoryStore:
         base = self._root / "refs"
         paths = sorted(Path(directory) / name for directory, _, names in os.walk(base) for name in names)
         found: dict[str, ListedRef] = {}
-        damaged: list[Corrupt] = []
+        damaged: dict[str, Corrupt] = {}
         for path in paths:
             ref = path.relative_to(base).as_posix()
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -266,7 +266,7 @@ class DirectoryStore:
                 try:
                     value = self._read_ref(ref)
                 except Corrupt as error:
-                    damaged.append(error)
+                    damaged[ref] = error
                     continue
                 if value is not None:
                     found[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -44,11 +44,11 @@ class ListedRef:
 
 
 class DamagedRefs(Corrupt):
-    """Some refs hold no hash: `errors`, one for each. `sound`: all others and the hashes that they point to."""
+    """Some refs hold no hash: `errors`, by ref. `sound`: all others and the hashes that they point to."""
 
-    def __init__(self, errors: Sequence[Corrupt], sound: Mapping[str, str]) -> None:
-        super().__init__("; ".join(map(str, errors)))
-        self.errors, self.sound = tuple(errors), dict(sound)
+    def __init__(self, errors: Mapping[str, Corrupt], sound: Mapping[str, str]) -> None:
+        super().__init__("; ".join(map(str, errors.values())))
+        self.errors, self.sound = dict(errors), dict(sound)
 
 
 class RefStore(WeightStore, Protocol):
