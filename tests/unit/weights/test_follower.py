@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 from safetensors import deserialize, safe_open
 from tests.deadlines import PATIENT_S
-from tests.fakes.faults import FaultyStore, dropped, flipped, truncated
+from tests.fakes.faults import FaultyDisk, FaultyStore, dropped, flipped, truncated
 
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
-from ostinato.core.files import write_atomic
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore, WatchedStore
-from ostinato.weights.follow import journal as journal_module
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.follow.journal import Journal, JournalEntry, Version
 from ostinato.weights.keep.fsck import verify
@@ -312,25 +310,16 @@ def test_a_journal_that_cannot_be_read_is_left_aside(tmp_path, caplog):
     assert "going on without it" in caplog.text
 
 
-@pytest.mark.parametrize("written", [False, True])  # True: the directory alone could not be synced
-async def test_a_journal_that_cannot_be_written_holds_nothing_up_and_is_written_when_there_is_space(
-    tmp_path, monkeypatch, written
-):
-    store, full = MemoryStore(), True
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 4, 5])  # create, write, fsync, rename, fsync of the directory
+async def test_a_journal_that_cannot_be_written_holds_nothing_up_and_is_written_when_there_is_space(tmp_path, fail_at):
+    store = MemoryStore()
     _, (new, _) = await chain(store, 2)
-
-    def write(path, data, *, durable):
-        if written or not full:
-            write_atomic(path, data, durable=durable)
-        if full:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(journal_module, "write_atomic", write)
-    async with Watch(Follower(store, journal=Journal(tmp_path / "j")), ["live"]) as watch:
+    disk = FaultyDisk(fail_at, sticky=True)
+    async with Watch(Follower(store, journal=Journal(tmp_path / "j", disk)), ["live"]) as watch:
         await watch.until(lambda: bool(watch.errors))
         assert watch.seen == [("live", 1)]
         assert "free some space" in watch.errors[0]
-        full = False
+        disk.fail_at = 0
         await watch.until(
             lambda: Journal(tmp_path / "j").entries.get("live") == JournalEntry(have=Version(number=1, hash=new.hash))
         )

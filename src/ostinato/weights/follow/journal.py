@@ -7,15 +7,15 @@ like any other when it is fetched.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ostinato.core.files import write_atomic
 from ostinato.core.records import PolicyVersion
-from ostinato.weights.store.disk import storage_refusals
+from ostinato.weights.store.disk import Disk, storage_refusals
 from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import canonical
 
@@ -57,8 +57,8 @@ class Journal:
     Example: ``journal = Journal(Path("runs/a/follow.json")); journal.want("live", v17); ...; journal.have("live", v17)``
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self._path, self._disk = path, disk or Disk()
         self._entries = self._read()
 
     @property
@@ -93,8 +93,25 @@ class Journal:
 
     def _write(self, entries: dict[str, JournalEntry]) -> None:
         data = canonical(_Entries.dump_python(entries, mode="json"))
+        partial = self._path.with_name(
+            f"{self._path.name}.partial"
+        )  # one name: what a kill leaves goes with the next write
         with storage_refusals(f"writing {self._path}"):
-            write_atomic(self._path, hash_of(data).encode() + b" " + data, durable=True)
+            partial.unlink(missing_ok=True)
+            fd = self._disk.create(partial)
+            try:
+                rest = memoryview(hash_of(data).encode() + b" " + data)
+                while rest:
+                    rest = rest[self._disk.write(fd, rest) :]
+                self._disk.fsync(fd)
+            finally:
+                os.close(fd)
+            self._disk.rename(partial, self._path)
+            fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                os.close(fd)
         self._entries = entries
 
 
