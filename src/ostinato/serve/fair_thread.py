@@ -52,6 +52,10 @@ class FairThread:
         """The result of `work`, which takes as long as tokenising `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
         if chars <= AT_ONCE_CHARS:
             return work()
+        if self._thread is None:
+            thread = threading.Thread(target=self._serve, name="requests", daemon=True)
+            thread.start()  # where the machine has no thread left, nothing is queued, and the next call tries again
+            self._thread = thread
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_T] = loop.create_future()
         with self._lock:
@@ -67,10 +71,6 @@ class FairThread:
                 kind="requests",
                 retry_after_s=1,
             )
-        if self._thread is None:
-            thread = threading.Thread(target=self._serve, name="requests", daemon=True)
-            thread.start()  # where the machine has no thread left, the next call tries again
-            self._thread = thread
         return await done
 
     def close(self) -> None:

@@ -141,6 +141,26 @@ async def test_words_about_it_are_not_kept_whenever_they_come():
     }
 
 
+@in_virtual_time
+@pytest.mark.parametrize("key", [ADMIN, BOLT])
+async def test_nobody_elses_words_about_it_are_kept(key):
+    engine = FakeEngine(lambda _: "hello", delay_s=0.01)
+    async with world(engine=engine, admin_keys=(ADMIN,), **KEYS) as w:
+        asked = asyncio.ensure_future(w.chat(headers=w.key(ACME, **train("never"))))
+        await eventually(lambda: w.engine.requests)
+        (turn,) = (f"{request.id}:0" for request in w.engine.requests)
+        said = {"key": key, "comment": SECRET, "correction": SECRET}
+        assert not w.log.turns()
+        assert await w.feedback(turn, id="s1", **said) == "early"
+        await asked
+        assert await w.feedback(turn, id="s2", **said) == "early"
+        _, headers, _ = await w.chat(headers=w.key(ACME))
+        assert await w.feedback(headers["x-ostinato-turn"], id="s3", **said) == "early"
+        told = {row.id: (row.comment, row.correction) for row in w.log.rows if isinstance(row, Signal)}
+        assert told == {"s1": (None, None), "s2": (None, None), "s3": (SECRET, SECRET)}
+
+
+@in_virtual_time
 async def test_no_other_tenant_can_have_words_about_it_kept(monkeypatch):
     class Picky(FakeEngine):
         async def generate(self, request):
@@ -149,11 +169,40 @@ async def test_no_other_tenant_can_have_words_about_it_kept(monkeypatch):
             async for chunk in super().generate(request):
                 yield chunk
 
-    monkeypatch.setattr(intake, "_REMEMBERED", 4)
-    async with world(engine=Picky(lambda _: "hello"), **KEYS) as w:
-        _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
+    monkeypatch.setattr(intake, "_COMING", 4)
+    monkeypatch.setattr(intake, "_LEAST_COMING", 1)
+    async with world(engine=Picky(lambda _: "hello", delay_s=0.01), **KEYS) as w:
+        asked = asyncio.ensure_future(w.chat(headers=w.key(ACME, **train("never"))))
+        await eventually(lambda: w.engine.requests)
+        (turn,) = (f"{request.id}:0" for request in w.engine.requests)
         for _ in range(3):  # of which no turn comes
             assert (await w.chat(headers=w.key(BOLT, **train("never")), n=2))[0] == 400
+        assert await w.feedback(turn, key=ACME, id="s1", comment=SECRET) == "early"
+        await asked
+        assert await w.feedback(turn, key=ACME, id="s2", comment=SECRET) == "accepted"
+        assert [row.comment for row in w.log.rows if isinstance(row, Signal)] == [None, None]
+
+
+async def test_of_many_tenants_no_more_turns_are_remembered_than_of_one(monkeypatch):
+    monkeypatch.setattr(intake, "_COMING", 200)
+    monkeypatch.setattr(intake, "_LEAST_COMING", 1)
+    tenants = [f"t{number}" for number in range(50)]
+    async with world(api_keys=tuple(f"{tenant}:sk-{tenant}-0123456789" for tenant in tenants)) as w:
+        kept = w.app._intake
+        for tenant in tenants:
+            kept.keep_no_words(tenant, [f"{tenant}-{number}:0" for number in range(100)])
+        counts = [len(kept._coming[tenant]) for tenant in tenants]
+        assert len(kept._unkept) == sum(counts) <= 200
+        assert min(counts) > 1
+
+
+async def test_words_about_it_are_not_kept_once_it_is_no_longer_remembered(monkeypatch):
+    monkeypatch.setattr(intake, "_REMEMBERED", 2)
+    async with world(**KEYS) as w:
+        _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
+        for _ in range(3):
+            await w.chat(headers=w.key(BOLT))
+        assert not w.app._intake._unkept
         assert await w.feedback(headers["x-ostinato-turn"], key=ACME, comment=SECRET) == "accepted"
         assert [row.comment for row in w.log.rows if isinstance(row, Signal)] == [None]
 
@@ -163,8 +212,11 @@ async def test_what_another_tenant_is_told_of_it_is_what_a_turn_that_does_not_ex
         _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
         told = []
         for id, target in (("s1", headers["x-ostinato-turn"]), ("s2", "chatcmpl-0123456789abcdef0123456789abcdef:0")):
-            told.append([await w.feedback(target, key=BOLT, id=id, comment=said) for said in ("one", "another")])
-        assert told == [["early", "changed"]] * 2
+            told.append([])
+            for said in ({"comment": "one"}, {"comment": "another"}, {"name": "rejected"}):
+                told[-1].append(await w.feedback(target, key=BOLT, id=id, **said))
+                w.now += 1.0
+        assert told == [["early", "repeated", "changed"]] * 2  # of words that are not stored nothing is compared
 
 
 async def test_a_conversation_goes_on_after_it_from_the_words_that_are_sent():

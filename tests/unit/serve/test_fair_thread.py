@@ -57,13 +57,15 @@ async def test_a_thread_that_could_not_start_is_started_for_the_next(monkeypatch
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    thread = FairThread()
+    thread, order = FairThread(), []
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError):
-            await thread.run("few", LONG, lambda: None)
+        for _ in range(MOST_WAITING + 2):
+            with pytest.raises(RuntimeError):
+                await thread.run("few", LONG, lambda: order.append("refused"))
     async with asyncio.timeout(PATIENT_S):
         assert await thread.run("few", LONG, lambda: "done") == "done"
+        assert not order, "whoever was told of a failure has nothing done later"
     thread.close()
 
 

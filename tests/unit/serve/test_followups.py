@@ -309,7 +309,8 @@ async def test_who_asks_again_after_reading_was_not_content():
 
 
 async def test_one_tenants_answers_drive_out_none_of_anothers(monkeypatch):
-    monkeypatch.setattr("ostinato.serve.feedback.followups._ANSWERED", 2)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._ANSWERED", 6)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._LEAST_ANSWERED", 1)
     acme, bolt = "sk-acme-0123456789", "sk-bolt-0123456789"
     async with world(engine=engine(), next_message=True, api_keys=(f"acme:{acme}", f"bolt:{bolt}")) as w:
         ours = {"user": "ann", "headers": w.key(acme)}
@@ -320,6 +321,20 @@ async def test_one_tenants_answers_drive_out_none_of_anothers(monkeypatch):
         w.now += 30
         await say(w, history, "Explain the second step.", **ours)
         assert [row.turn for row in await told(w, 2) if row.name == "dissatisfied"] == [turn]
+
+
+async def test_of_many_tenants_no_more_answers_are_remembered_than_of_one(monkeypatch):
+    monkeypatch.setattr("ostinato.serve.feedback.followups._ANSWERED", 110)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._LEAST_ANSWERED", 1)
+    keys = {f"t{number}": f"sk-t{number}-0123456789" for number in range(50)}
+    entries = tuple(f"{tenant}:{key}" for tenant, key in keys.items())
+    async with world(engine=engine(), next_message=True, api_keys=entries) as w:
+        for key in keys.values():
+            for number in range(4):
+                await say(w, [], f"Question {number}?", user="ann", headers=w.key(key))
+        answered = w.app._calls._overheard._answered
+        assert {len(answered[tenant]) for tenant in keys} == {2}
+        assert sum(map(len, answered.values())) <= 110
 
 
 async def test_a_program_that_asks_again_at_once_says_nothing():

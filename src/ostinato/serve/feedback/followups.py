@@ -112,7 +112,8 @@ EVERY_S = 0.25
 _MOST = 256  # signals in one write
 _RETRY_S = 2.0
 _KEPT = 10_000  # signals kept in memory while the log accepts no writes
-_ANSWERED = 16_384  # delivered answers of a tenant that are remembered, to notice questions asked again
+_ANSWERED = 16_384  # delivered answers of all tenants that are remembered, to notice questions asked again
+_LEAST_ANSWERED = 64  # of them, for a tenant beside many others
 _LEFT = 512  # broken-off answers of a tenant that are remembered, for when their conversation goes on
 _LONGEST_LEFT = 20_000  # characters of such an answer and of its question
 _SINCE = 8  # messages after a question that was left, among which its question is looked for
@@ -163,6 +164,7 @@ class FollowUps:
         self._intake = intake
         # by tenant: the turn and its time of delivery
         self._answered: dict[str, OrderedDict[tuple[bytes, str], tuple[str, float]]] = {}
+        self._most_answered = max(_LEAST_ANSWERED, _ANSWERED // len(parts.keys.tenants))
         self._left: dict[str, OrderedDict[tuple[bytes, str], _Left]] = {}  # by tenant
         self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
@@ -184,7 +186,7 @@ class FollowUps:
             place, answered = _place(question), self._answered.setdefault(question.scope.tenant, OrderedDict())
             answered[place] = (turns[0], self._clock())
             answered.move_to_end(place)
-            if len(answered) > _ANSWERED:
+            if len(answered) > self._most_answered:
                 answered.popitem(last=False)
 
     def left(self, question: PendingPrompt, turn: str, answer: Message) -> None:

@@ -1,7 +1,8 @@
 """Writes signals to the log and reports the status of each.
 
 An event about another tenant's turn is answered exactly like an event about a turn that does not exist, so that it does not reveal which
-ids others have. Both are kept as they came; a reward function is never shown a signal of another tenant.
+ids others have. Both are kept as they came, but for words about a turn whose words are not stored; a reward function is never shown a
+signal of another tenant.
 
 Bodies of `POST /v1/feedback`: from JSON to signals. Early, late, repeated and unordered events are all accepted.
 """
@@ -34,14 +35,17 @@ if TYPE_CHECKING:  # who parses events alone does without the gateway's other pa
     from ostinato.serve.parts import Parts
 
 _REMEMBERED = 100_000  # turns
+_COMING = 100_000  # turns that are not in the log yet and whose words will not be, of all tenants
+_LEAST_COMING = 1_024  # of them, for a tenant beside many others
 _V = TypeVar("_V")
 
 
 class Status(StrEnum):
     """The status of an event. Except for `changed`, the event is in the log.
 
-    `early`: no turn of yours has this id so far. `repeated`: the same event was taken before. `changed`: a different event was taken
-    under this id, and stays. `late`: the turn's reward was decided without it. `retracted`: the named event no longer counts.
+    `early`: no turn of yours has this id so far. `repeated`: the same event was taken before (its comment and correction are not compared
+    while no turn of yours has the id). `changed`: a different event was taken under this id, and stays. `late`: the turn's reward was
+    decided without it. `retracted`: the named event no longer counts.
     """
 
     ACCEPTED = "accepted"
@@ -70,16 +74,20 @@ class Intake:
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
         self._users: OrderedDict[str, str] = OrderedDict()  # turn -> its user, if comments are scrubbed
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
-        # by tenant: turns whose words are not stored; of another tenant's nobody is told, and nobody can drive them out
-        self._unkept: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        # turns whose words are not stored, whoever says them: those among `_tenants`, and those that are not in the log yet
+        self._unkept: set[str] = set()
+        # these by tenant, so that nobody can drive another's out
+        self._coming: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        self._most_coming = max(_LEAST_COMING, _COMING // len(parts.keys.tenants))
 
     def turn(self, turn: Turn) -> None:
         """Note a turn in the log, so that feedback about it needs no lookup."""
-        _remember(self._tenants, turn.id, turn.tenant)
+        self._unkept.difference_update(_remember(self._tenants, turn.id, turn.tenant))  # they are looked up again
         if self._scrubbing is not None:
             _remember(self._users, turn.id, turn.user)
         if not turn.counts:
-            self.keep_no_words(turn.tenant, [turn.id])
+            self._unkept.add(turn.id)
+            self._coming[turn.tenant].pop(turn.id, None)
 
     def forget(self, row: Forgotten) -> None:
         """Drop whose turns were a person's."""
@@ -88,9 +96,10 @@ class Intake:
             del self._users[turn]
 
     def keep_no_words(self, tenant: str, turns: Sequence[str]) -> None:
-        """Store no comment or correction on these turns of a tenant, which may not be in the log yet."""
+        """Store no comment or correction on these turns of a tenant, which are not in the log yet."""
         for turn in turns:
-            _remember(self._unkept[tenant], turn, None)
+            self._unkept.add(turn)
+            self._unkept.difference_update(_remember(self._coming[tenant], turn, None, self._most_coming))
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
         """Write one tenant's signals, durable on return. Returns their statuses in order.
@@ -100,10 +109,9 @@ class Intake:
         self._check_room()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
+                unkept = await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
                 signals, early = await self._scrubbed(signals)
                 await self._check_lines(signals)
-                unkept = self._unkept[signals[0].tenant]
                 signals = [
                     replace(each, comment=None, correction=None, lines=()) if each.turn in unkept else each
                     for each in signals
@@ -188,11 +196,13 @@ class Intake:
         self, signal: Signal, before: Signal, stored: dict[str, Signal], told: set[str], late: set[str]
     ) -> Status:
         kept = stored.get(signal.id, signal)
+        if not self._known(signal):  # nobody is told that words about another's turn are not stored
+            kept, signal, before = (replace(each, comment=None, correction=None) for each in (kept, signal, before))
         if not (_same(kept, signal) or _same(kept, before)):
             return Status.CHANGED
         if kept.received_at != signal.received_at or signal.id in told:
             return Status.REPEATED
-        if self._tenants.get(signal.turn) != signal.tenant:
+        if not self._known(signal):
             return Status.EARLY
         if signal.turn in late:
             return Status.LATE
@@ -200,17 +210,19 @@ class Intake:
             return Status.RETRACTED if signal.retracts in stored else Status.EARLY
         return Status.ACCEPTED
 
-    async def _look_up(self, turns: Iterable[str], tenant: str) -> None:
-        """Look up the turns' tenants and which turns are decided, where this is not yet known."""
+    async def _look_up(self, turns: Iterable[str], tenant: str) -> set[str]:
+        """Look up the turns' tenants and which turns are decided, where this is not yet known. Returns those whose words are not stored."""
         unknown = [(turn,) for turn in turns if self._tenants.get(turn) != tenant]
         if unknown:
             for turn in await self._log.find(Turn, unknown):
                 self.turn(turn)
+        unkept = self._unkept.intersection(turns)
         open_ = [(turn,) for turn in turns if self._tenants.get(turn) == tenant and turn not in self._decided]
         if open_:
             for kind in (Reward, Quarantine):
                 for row in await self._log.find(kind, open_):
                     _remember(self._decided, row.turn, None)
+        return unkept
 
     async def _stored(self, signals: Sequence[Signal]) -> dict[str, Signal]:
         """The signals that the log now holds under the ids that these signals have or retract."""
@@ -245,11 +257,11 @@ def _same(one: Signal, other: Signal) -> bool:
     )
 
 
-def _remember(known: OrderedDict[str, _V], key: str, value: _V) -> None:
+def _remember(known: OrderedDict[str, _V], key: str, value: _V, most: int | None = None) -> list[str]:
+    """Remember the newest `most` keys (None: `_REMEMBERED`). Returns those that are forgotten for it."""
     known[key] = value
     known.move_to_end(key)
-    if len(known) > _REMEMBERED:
-        known.popitem(last=False)
+    return [known.popitem(last=False)[0]] if len(known) > (_REMEMBERED if most is None else most) else []
 
 
 # ---------------------------------------------------------------- events
