@@ -88,6 +88,25 @@ def test_attention_in_the_blocks_that_the_engine_is_set_to_is_tested(dense, monk
     assert "differ between one pass and one with a cache" in found.reason
 
 
+class FirstBlock(Reads):
+    """Attention that has other bits where a token reads more than one of the engine's blocks."""
+
+    def attend(self, q, held, scale, window):
+        out, lse = super().attend(q, held, scale, window)
+        if self.block != 32:
+            out[: self.tokens][torch.from_numpy(self.positions_N >= self.block)] *= 1.001
+        return out, lse
+
+
+@pytest.mark.parametrize("block", [80, 256])
+def test_sequences_go_on_in_a_second_block_however_large_it_is(dense, monkeypatch, block):
+    model = load_model(dense, torch.float32)
+    check_exact(model, block=block)
+    monkeypatch.setattr(paged, "Reads", FirstBlock)
+    with pytest.raises(BadConfig, match=r"hidden states of tokens \d+ to \d+ differ"):
+        check_exact(model, block=block)
+
+
 class Averaging(nn.Module):
     """A norm that looks at the other tokens."""
 

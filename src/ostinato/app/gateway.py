@@ -92,8 +92,7 @@ async def open_serving(
     config = run.config
     check_lending(config)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
-    ahead = _fetch_ahead(config, model, follower)
-    renderer = await _rendered(config, model, served=ahead is not None)
+    renderer, ahead = await _begin(config, model, follower)
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     engine = await _engine(run, model, renderer)
@@ -139,13 +138,33 @@ async def open_serving(
     )
 
 
+async def _begin(config: Config, model: Path, follower: Follower) -> tuple[HFRenderer, asyncio.Task[None] | None]:
+    """The renderer, made beside what `_fetch_ahead` began. A run that was served before may be on another machine, or have other code or
+    settings: what is not kept of this machine is measured first, and nothing computes meanwhile. Raises BadConfig.
+    """
+    if _was_served(config):
+        await asyncio.to_thread(_measure, config)
+    ahead = _fetch_ahead(config, model, follower)
+    return await _rendered(model, grammars=ahead is not None), ahead
+
+
+def _was_served(config: Config) -> bool:
+    """Whether an engine in this process has loaded the run's live version before."""
+    served = journal_of(config).entries.get(Arm.LIVE.value)
+    return config.engine.kind != "vllm" and served is not None and served.have is not None
+
+
+def _measure(config: Config) -> None:
+    engine_contract(config)
+    engine_threads(config)
+
+
 def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Task[None] | None:
     """Begin to fetch what the follower will deliver first, so that it is decoded beside everything else. None where the run was never
     served: a first start measures this machine, and nothing should compute meanwhile. Errors are left to the follower. Raises BadConfig
     for a model that the memory does not hold.
     """
-    served = journal_of(config).entries.get(Arm.LIVE.value)
-    if config.engine.kind == "vllm" or served is None or served.have is None:
+    if not _was_served(config):
         return None
     check_memory(config, model, ("serve",), process_limit(), held=0)  # before any is taken
 
@@ -159,25 +178,17 @@ def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Tas
     return asyncio.create_task(fetch())
 
 
-async def _rendered(config: Config, model: Path, served: bool) -> HFRenderer:
-    """The renderer; if the run was `served` before, with its grammars, and with the kernels of the contract loaded beside it."""
+async def _rendered(model: Path, grammars: bool) -> HFRenderer:
+    """The renderer, and with `grammars` those that it makes when they are first asked for."""
     from ostinato.model.renderer import HFRenderer
 
     def make() -> HFRenderer:
         made = HFRenderer(model)
-        if served:
+        if grammars:
             _ = made.grammars
         return made
 
-    def probe() -> None:
-        with contextlib.suppress(OstinatoError):  # it is asked for again
-            engine_contract(config)
-
-    making = asyncio.to_thread(make)  # in a thread, so that the worker can still be told to end
-    if not served:
-        return await making
-    renderer, _ = await asyncio.gather(making, asyncio.to_thread(probe))
-    return renderer
+    return await asyncio.to_thread(make)  # in a thread, so that the worker can still be told to end
 
 
 async def _engine(run: Run, model: Path, renderer: HFRenderer) -> Engine:

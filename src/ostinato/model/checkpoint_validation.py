@@ -94,7 +94,11 @@ def read_config(path: Path) -> Any:
         raise BadConfig(
             f"{where}: transformers cannot read it ({' '.join(str(error).split())}); copy it again from where the model came from"
         ) from error
-    if isinstance(config.get_text_config(), dict):
+    try:
+        text = config.get_text_config()
+    except ValueError as error:  # a model of several, each of which has texts
+        raise BadConfig(f"{where}: {kind!r} is not the type of one language model; {SEE}") from error
+    if isinstance(text, dict):
         raise BadConfig(f"{where}: text_config is not for models of type {kind!r}; take it out")
     if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # without torch only texts are read
         raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")

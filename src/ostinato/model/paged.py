@@ -6,8 +6,6 @@ sequence so far. The engine's blocks are its KV cache; the trainer lays a packed
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -125,27 +123,14 @@ def array(x: Tensor) -> NDArray[Any]:
     return x.detach().view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.detach().numpy()
 
 
-def _untouched(shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
-    """Zeros that nobody has written: `torch.zeros` writes them all."""
-    size = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
 class Blocks:
-    """Keys and values of one layer for every block, initially zeros, because a masked 0 times a NaN would be a NaN.
-
-    `lasting`: their memory comes from the system, which zeroes each page when it is first used, so that unused blocks take none.
-    """
+    """Keys and values of one layer for every block, initially zeros, because a masked 0 times a NaN would be a NaN."""
 
     __slots__ = ("keys", "keys_array", "values", "values_array")
 
-    def __init__(
-        self, blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype, *, lasting: bool = False
-    ) -> None:
-        zeros = _untouched if lasting else torch.zeros
-        self.keys = zeros((blocks, kv_heads, dim, block), dtype=dtype)
-        self.values = zeros((blocks, kv_heads, block, dim), dtype=dtype)
+    def __init__(self, blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype) -> None:
+        self.keys = torch.zeros((blocks, kv_heads, dim, block), dtype=dtype)
+        self.values = torch.zeros((blocks, kv_heads, block, dim), dtype=dtype)
         self.keys_array, self.values_array = array(self.keys), array(self.values)
 
     def write(self, k: Tensor, v: Tensor, places: TokenPlaces) -> None:

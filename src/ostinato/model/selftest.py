@@ -79,7 +79,9 @@ class BlockMemory:
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
-"""The lengths into which a sequence is cut; the sequence beside it is cut in reverse order."""
+"""The lengths into which a sequence is cut; the sequence beside it is cut in reverse order. The first is longer for large blocks."""
+_BEYOND = 16
+"""Tokens that a sequence has beyond its first block, more than the single ones at its end."""
 _ALONE = 4
 """The last tokens of a sequence that are computed alone, in calls of one token."""
 
@@ -94,7 +96,7 @@ def check_exact(
     """Compute two sequences, each in one pass under autograd as in the trainer, then cut up, together and alone, as in the engine.
 
     With `team` the passes under autograd use that many threads, the others the number that the caller set. With `block` the engine's part
-    has a `BlockMemory` of blocks of so many tokens.
+    has a `BlockMemory` of blocks of so many tokens, and each sequence goes on in a second one.
 
     Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
     `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig if the
@@ -104,14 +106,15 @@ def check_exact(
     if pack is not None:
         engine = copy.deepcopy(model)
         pack(engine)
-    total = sum(_CUTS)
+    cuts = (_CUTS[0] + max(0, (block or 0) + _BEYOND - sum(_CUTS)), *_CUTS[1:])
+    total = sum(cuts)
     vocabulary = vocabulary_of(model)
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
     with cpu.team(team or torch.get_num_threads()):
         whole = [_whole(model, ids[i], make_memory(1, total)) for i in range(2)]
     make_memory = make_memory if block is None else partial(BlockMemory, block=block)
     memory, done = make_memory(2, total), [0, 0]
-    for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
+    for turn, sizes in enumerate(zip(cuts, reversed(cuts), strict=True)):
         pieces = [SequencePiece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
         _check_pieces(engine, ids, pieces, memory, whole)
         done = [done[i] + sizes[i] for i in range(2)]

@@ -430,9 +430,7 @@ def test_the_engines_form_is_tried_once_on_a_machine(source, tmp_path, monkeypat
     ]
     for other in others:
         form_of(*other)
-    found = EngineForm(None)
-    assert form_of("three", torch.bfloat16) == form_of("three", torch.bfloat16) == found
-    assert trials == [("one", torch.bfloat16, "condensed"), *others, ("three", torch.bfloat16, "condensed")]
+    assert trials == [("one", torch.bfloat16, "condensed"), *others]
     monkeypatch.setattr(machine, "_code", lambda: "another")
     form_of("one", torch.bfloat16)
-    assert len(trials) == 6, "other code may compute other bits"
+    assert len(trials) == 5, "other code may compute other bits"

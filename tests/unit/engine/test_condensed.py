@@ -102,19 +102,20 @@ def test_a_condensed_model_is_not_copied_whose_copy_would_compute_with_the_first
         copy.deepcopy(engine)
 
 
-def test_layers_that_compute_something_else_stay_as_they_are_and_it_is_said(tmp_path, caplog):
-    """Planted: the same parts, but what the feed-forward layer says counts half."""
-
-    def half(kind):
-        class Half(kind):
-            def forward(self, hidden_states, **options):
-                return hidden_states + (super().forward(hidden_states, **options) - hidden_states) * 0.5
-
-        return Half
-
-    model = load_model(tiny_of(tmp_path / "m", KINDS["llama"]()), torch.bfloat16)
+def half(model):
+    """Planted: the same parts, but what the first feed-forward layer says counts half."""
     first = model.base_model.layers[0]
-    first.__class__ = half(type(first))
+
+    class Half(type(first)):
+        def forward(self, hidden_states, **options):
+            return hidden_states + (super().forward(hidden_states, **options) - hidden_states) * 0.5
+
+    first.__class__ = Half
+    return model
+
+
+def test_layers_that_compute_something_else_stay_as_they_are_and_it_is_said(tmp_path, caplog):
+    model = half(load_model(tiny_of(tmp_path / "m", KINDS["llama"]()), torch.bfloat16))
     want = answer(model, 9)
     assert condense(model) == 0
     assert not is_condensed(model)
@@ -166,11 +167,36 @@ def test_a_form_that_an_earlier_process_has_tried_is_not_tried_again(tmp_path, m
     assert trials == ["condensed"]
 
 
-def test_what_is_kept_about_weights_of_zeros_is_nothing(tmp_path):
+def test_a_form_that_does_not_fit_is_tried_once_in_each_process(tmp_path, monkeypatch, caplog):
+    """And said in each: what kept it from fitting may have passed."""
+    path, kept = tiny_of(tmp_path / "m", KINDS["llama"]()), []
+    for said in (1, 2):
+        for _ in range(2):
+            model = half(load_model(path, torch.bfloat16))
+            assert condense(model, keep=lambda *about: kept.append(about[-1]()) or kept[-1]) == 0
+        assert caplog.text.count("is not condensed") == said
+        monkeypatch.setattr(condensed, "_known", {})  # as in another process
+    assert not kept
+
+
+def test_a_trial_for_which_memory_was_short_is_made_again(tmp_path, monkeypatch):
+    path = tiny_of(tmp_path / "m", KINDS["llama"]())
+
+    def short(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(condensed, "CondensedBody", short)
+        assert condense(load_model(path, torch.bfloat16)) == 0
+    assert condense(load_model(path, torch.bfloat16)) == 2 * 7
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), 3e38])
+def test_what_is_kept_about_weights_that_tell_nothing_is_nothing(tmp_path, value):
     model = load_model(tiny_of(tmp_path / "m", KINDS["llama"]()), torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.zero_()
+            parameter.fill_(value)
     kept = []
     assert condense(model, keep=lambda *about: kept.append(about[-1]()) or kept[-1]) == 0
     assert not kept

@@ -88,6 +88,18 @@ def test_every_supported_architecture_keeps_its_bits_fused_or_not(tmp_path, kind
         assert torch.equal(answer(engine, count), answer(plain, count)), count
 
 
+def test_a_trial_for_which_memory_was_short_is_made_again(tmp_path, monkeypatch):
+    path = tiny_of(tmp_path / "m", FUSED["llama"]())
+
+    def short(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fused, "FusedLayer", short)
+        assert fuse(load_model(path, torch.float32)) == 0
+    assert fuse(load_model(path, torch.float32)) == 2 * 7
+
+
 def planted(model, kind):
     """The first layer becomes one of this class, a subclass of its own."""
     first = model.base_model.layers[0]

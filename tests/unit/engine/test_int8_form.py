@@ -9,7 +9,7 @@ from torch import nn
 from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
-from ostinato.engine.embedded import form
+from ostinato.engine.embedded import condensed, form, fused
 from ostinato.engine.embedded.condensed import condense, is_condensed
 from ostinato.engine.embedded.form import Int8Linear, prepack, quantise, times_as_fast
 from ostinato.engine.embedded.fused import FusedLayer, fuse
@@ -95,7 +95,7 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
 
 @pytest.fixture
 def layer_by_layer(monkeypatch):
-    monkeypatch.setattr(form, "condense", lambda model, lay_out: 0)
+    monkeypatch.setattr(form, "condense", lambda model, lay_out, keep: 0)
 
 
 @pytest.mark.usefixtures("layer_by_layer")
@@ -104,6 +104,28 @@ def test_without_the_form_of_one_call_the_layers_are_fused(tmp_path, integers):
     assert quantise(model, integers) == 2 * 7
     assert all(isinstance(layer, FusedLayer) for layer in model.base_model.layers)
     assert sum(isinstance(part, Int8Linear) for part in model.modules()) == 2 * 4
+
+
+@pytest.mark.parametrize("tried", ["condensed", "fused"])
+def test_the_form_is_tried_once_on_a_machine(tmp_path, integers, monkeypatch, tried):
+    path, kept, trials, found = tiny_model(tmp_path / "tiny"), {}, [], []
+
+    def keep(form, configuration, dtype, trial):
+        if form not in kept:
+            trials.append(form)
+            kept[form] = trial()
+        return kept[form]
+
+    if tried == "fused":
+        monkeypatch.setattr(form, "condense", lambda model, lay_out, keep: 0)
+    for _ in range(2):
+        monkeypatch.setattr(condensed, "_known", {})  # as in another process
+        monkeypatch.setattr(fused, "_known", {})
+        model = load_model(path, torch.float32)
+        prepack(model, integers, keep)
+        found.append(states(model))
+    assert trials == [tried]
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -116,7 +138,7 @@ def test_one_call_gives_the_bits_of_one_layer_after_another(tmp_path, integers, 
         pytest.skip("this architecture has no form of one call")
     assert quantise(one, integers)
     assert is_condensed(one)
-    monkeypatch.setattr(form, "condense", lambda model, lay_out: 0)
+    monkeypatch.setattr(form, "condense", lambda model, lay_out, keep: 0)
     each = load_model(path, dtype)
     quantise(each, integers)
     assert any(isinstance(part, Int8Linear) for part in each.modules())

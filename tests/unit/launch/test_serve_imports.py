@@ -9,19 +9,8 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from ostinato.launch.placing.warm_process import LIBRARIES
 
 NEEDLESS = {
-    *(
-        "accelerate",
-        "aiohttp",
-        "boto3",
-        "datasets",
-        "gguf",
-        "matplotlib",
-        "opentelemetry.sdk",
-        "pandas",
-        "ray",
-        "requests",
-    ),
-    *("scipy.optimize", "scipy.special", "scipy.stats", "sklearn", "torchvision"),
+    *("aiohttp", "datasets", "gguf", "matplotlib", "opentelemetry.sdk", "pandas", "ray", "requests"),
+    *("scipy.stats", "sklearn", "torchvision"),
 }
 OTHERS = ("train", "corpus", "demo", "engine.vllm", "launch.commands", "launch.workers.release", "launch.workers.train")
 SETTINGS = {"ostinato.train", "ostinato.train.config"}

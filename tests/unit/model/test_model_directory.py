@@ -276,6 +276,16 @@ def test_a_size_that_no_model_has_is_refused_by_its_name_before_anything_is_buil
             read(tiny)
 
 
+def test_a_model_of_several_that_have_texts_is_refused_in_a_line(tiny):
+    parts = {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"}
+    about = {part: {"model_type": kind} for part, kind in parts.items()}
+    (tiny / "config.json").write_text(json.dumps({"model_type": "musicgen", **about}))
+    with pytest.raises(
+        BadConfig, match=r"config\.json: 'musicgen' is not the type of one language model; the table of"
+    ):
+        read_config(tiny)
+
+
 def test_the_sizes_of_a_model_of_several_parts_are_checked_too(tiny):
     edit(tiny / "config.json", text_config={"num_experts": 10**9})
     with pytest.raises(BadWeights, match=r"text_config\.num_experts is 1000000000; it must be .* from 0 to 16,384$"):
@@ -389,6 +399,29 @@ def test_a_full_disk_is_named_in_a_conversion_which_leaves_nothing(tmp_path, mon
     monkeypatch.setattr(gguf_wheel, "find_gguf", lambda: tmp_path / "x.gguf")
     monkeypatch.setattr(gguf_wheel, "_write", full)
     with pytest.raises(StorageFull, match=r"No space left on device.*; make room there, or set model\.cache"):
+        gguf_wheel.convert(tmp_path / "cache", lambda _: None)
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == [f".{gguf_wheel.NAME}.lock"]
+
+
+def test_a_full_disk_is_named_before_anything_is_converted(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(gguf_wheel, "find_gguf", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(gguf_wheel.tempfile, "mkdtemp", full)
+    with pytest.raises(StorageFull, match="make room there"):
+        gguf_wheel.convert(tmp_path / "cache", lambda _: None)
+
+
+def test_a_wheel_whose_file_cannot_be_read_is_no_full_disk(tmp_path, monkeypatch):
+    def unreadable(source, into):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
+
+    monkeypatch.setattr(gguf_wheel, "find_gguf", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(gguf_wheel, "_write", unreadable)
+    with pytest.raises(
+        BadConfig, match=r"Permission denied: \S+x\.gguf'; make both accessible, install .* --force-reinstall"
+    ):
         gguf_wheel.convert(tmp_path / "cache", lambda _: None)
     assert [file.name for file in (tmp_path / "cache").iterdir()] == [f".{gguf_wheel.NAME}.lock"]
 

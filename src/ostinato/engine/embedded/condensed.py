@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.fused import Found, Keep, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
+from ostinato.core.memory import is_short
+from ostinato.engine.embedded.fused import (
+    Found,
+    Keep,
+    Reach,
+    answers,
+    count_linears,
+    have_same_bits,
+    is_telling,
+    norm_of,
+    sandwich_of,
+    tried_once,
+)
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
 from ostinato.model.experts import GatedMLP
@@ -242,16 +254,17 @@ def _try(model: PreTrainedModel) -> tuple[tuple[Reach, ...] | None, bool]:
     plain, telling = model.base_model, True
     try:
         want, reaches = answers(model)
-        telling = len(torch.unique(want[-1], dim=0)) > 1  # with all-zero weights every token gets the same state
+        telling = is_telling(want)
         if telling and len(reaches) == len(cast("Any", plain).layers):
             _exchange(model, reaches)
             ways = answers(model)[0], answers(model, lambda count: WholeAttend([count]))[0]
-            if all(torch.equal(a, b) for got in ways for a, b in zip(want, got, strict=True)):
+            if all(have_same_bits(want, got) for got in ways):
                 return reaches, True
             _LOG.warning(
                 "%s is not condensed, and slower for it: its layers in one call give other bits", type(model).__name__
             )
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-        pass  # unsupported parts, or parts with another calling convention
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        # unsupported parts, or parts with another calling convention, unless it may fit once there is memory
+        telling = telling and not is_short(error)
     setattr(model, model.base_model_prefix, plain)
     return None, telling

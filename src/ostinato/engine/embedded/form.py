@@ -47,7 +47,11 @@ def prepack(model: nn.Module, integers: Integers | None = None, keep: Keep | Non
     """
     if not isinstance(model, PreTrainedModel):
         return replace_by_panels(model)
-    taken = (condense(model, keep=keep) or fuse(model, keep=keep)) if integers is None else quantise(model, integers)
+    taken = (
+        (condense(model, keep=keep) or fuse(model, keep=keep))
+        if integers is None
+        else quantise(model, integers, keep=keep)
+    )
     lay_out_experts(model)
     return taken + replace_by_panels(model)
 
@@ -107,11 +111,12 @@ class Int8Linear(nn.Module):
 
 
 @torch.inference_mode()
-def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) -> int:
+def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False, keep: Keep | None = None) -> int:
     """Replace the linear layers of a dense model's decoder by integer ones, in place; returns how many of the model's were replaced.
 
     All layers are one call where possible (`condensed`), or else fused (`fused`). With `head` the output head is replaced
-    too. Raises BadConfig for a mixture of experts, whose experts are not linear layers, and for a decoder without linear layers.
+    too; `keep` as for `prepack`. Raises BadConfig for a mixture of experts, whose experts are not linear layers, and for a decoder without
+    linear layers.
     """
     check_dense(model)
     linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
@@ -120,8 +125,8 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) 
     def make(layers: Sequence[nn.Linear]) -> nn.Module:
         return Int8Linear(layers, integers)
 
-    if not condense(model, partial(in_int8_panels, integers)):
-        fuse(model, make)
+    if not condense(model, partial(in_int8_panels, integers), keep):
+        fuse(model, make, keep)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child is not top:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ostinato.core.memory import is_short
 from ostinato.model.attention import Attend, hidden
 from ostinato.model.cpu import team
 from ostinato.model.experts import Activation, GatedMLP, gated
@@ -47,24 +48,24 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class EngineForm:
-    """What a trial found: each layer's attention parameters, or None if the form changes a bit.
+    """What a trial of a form that changes no bit found: each layer's attention parameters.
 
     Example: ``EngineForm(reaches=(Reach(scale=0.125, window=0),))``
     """
 
-    reaches: tuple[Reach, ...] | None
+    reaches: tuple[Reach, ...]
 
 
 Found = dict[tuple[str, torch.dtype], tuple[Reach, ...] | None]
-"""`EngineForm.reaches` by configuration and dtype."""
+"""`EngineForm.reaches` by configuration and dtype; None: the form does not fit."""
 Keep = Callable[[str, str, torch.dtype, Callable[[], EngineForm]], EngineForm]
 """Called with a form's name, a configuration, a dtype and a trial. Returns what the trial finds on this machine, or found in an earlier
 process. It passes on what the trial raises.
 """
 
 
-class _Untold(Exception):
-    """The weights do not tell whether the form changes a bit."""
+class _NothingToKeep(Exception):
+    """The form does not fit, which may have a cause that passes, or the weights do not tell whether it does."""
 
 
 def count_linears(part: nn.Module) -> int:
@@ -83,7 +84,7 @@ def tried_once(
     """Replace a model's parts: by `attempt` for a configuration that is not yet `known`, later by `exchange` with its result, if any.
 
     `attempt` returns each layer's attention parameters, or None if it left the parts unchanged; and whether the result is valid for
-    other weights too. `keep` knows results of earlier processes by the name of the `form`; None: each process tries it.
+    other weights too. `keep` knows forms that fitted in earlier processes by the name of the `form`; None: each process tries it.
     """
     key = (model.config.to_json_string(use_diff=False), model.dtype)
     tried = False
@@ -92,16 +93,17 @@ def tried_once(
         nonlocal tried
         tried = True
         found, telling = attempt()
-        if not telling:
-            raise _Untold
+        if telling:
+            known[key] = found
+        if found is None:
+            raise _NothingToKeep
         return EngineForm(found)
 
-    with _LOCK, contextlib.suppress(_Untold):
+    with _LOCK, contextlib.suppress(_NothingToKeep):
         if key not in known:
-            known[key] = (trial() if keep is None else keep(form, *key, trial)).reaches
-            if tried:
-                return
-            if (reaches := known[key]) is not None:
+            reaches = (trial() if keep is None else keep(form, *key, trial)).reaches
+            if not tried:
+                known[key] = reaches
                 exchange(reaches)
                 _compute(model)
         elif (reaches := known[key]) is not None:
@@ -130,7 +132,7 @@ class RecordedAttention:
 def answers(
     model: PreTrainedModel, attending: Callable[[int], Attend] = RecordedAttention
 ) -> tuple[list[Tensor], tuple[Reach, ...]]:
-    """Bits of the model's final states for several runs of tokens, and each layer's attention parameters in the last run.
+    """The model's final states for several runs of tokens, and each layer's attention parameters in the last run.
 
     `attending` makes the attention over a given number of tokens. The parameters are empty unless it makes a `RecordedAttention`.
     """
@@ -140,8 +142,18 @@ def answers(
         for first, count in runs_of(model.config.get_text_config()):
             attend = attending(count)
             ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
-            found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend)))
+            found.append(hidden(model, ids, torch.arange(first, first + count), attend))
     return found, tuple(attend.reaches) if isinstance(attend, RecordedAttention) else ()
+
+
+def is_telling(states: Sequence[Tensor]) -> bool:
+    """Whether equal bits mean something: by weights of zeros every token gets the same state, and what overflows hides the rest."""
+    return all(bool(each.isfinite().all()) for each in states) and len(torch.unique(states[-1], dim=0)) > 1
+
+
+def have_same_bits(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two models' answers agree in each bit."""
+    return all(torch.equal(bits_of(a), bits_of(b)) for a, b in zip(states, others, strict=True))
 
 
 def runs_of(config: Any) -> list[tuple[int, int]]:
@@ -333,14 +345,15 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList) -> tuple[tuple[Reach, ..
     plain, telling = list(layers), True
     try:
         want, reaches = answers(model)
-        telling = len(torch.unique(want[-1], dim=0)) > 1  # with all-zero weights every token gets the same state
+        telling = is_telling(want)
         if telling and len(reaches) == len(plain):
             _exchange(layers, reaches)
             got, asked = answers(model)
-            if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
+            if asked == reaches and have_same_bits(want, got):
                 return reaches, True
             _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-        pass  # a layer with unsupported parts, or with another calling convention
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        # a layer with unsupported parts, or with another calling convention, unless it may fit once there is memory
+        telling = telling and not is_short(error)
     _put(layers, plain)
     return None, telling

@@ -106,14 +106,11 @@ class DeviceStore:
 
 
 class Store:
-    """A store of `blocks` blocks on the CPU. The system zeroes its memory lazily, so memory is used only as blocks are."""
+    """A store of `blocks` blocks on the CPU. Zeros are written into all of it, so it takes its memory when it is made."""
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
-        self.layers = [
-            Blocks(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype, lasting=True)
-            for _ in range(shape.layers)
-        ]
+        self.layers = [Blocks(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype) for _ in range(shape.layers)]
 
     def copy(self, source: int, target: int) -> None:
         """Give `target` the content of `source`."""

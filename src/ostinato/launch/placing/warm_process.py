@@ -26,7 +26,6 @@ from ostinato.core.interpreter import collecting_rarely
 from ostinato.launch.placing.heartbeat import die_with_parent
 
 LIBRARIES = (
-    "ostinato.model.library",
     "ostinato.cli.commands",
     "ostinato.launch.workers.worker_main",
     "ostinato.launch.workers.serve",
