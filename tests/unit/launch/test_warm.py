@@ -371,6 +371,17 @@ async def test_nothing_is_forked_from_a_process_that_is_unfit_for_it(place, monk
     assert why.startswith("workers are started anew, not forked: ")
 
 
+async def test_a_worker_that_has_no_group_of_its_own_yet_is_killed_by_its_number(place, warmed, monkeypatch):
+    def no_group(*_):
+        raise ProcessLookupError
+
+    one = await forked(place, "wait")
+    monkeypatch.setattr(process.os, "killpg", no_group)
+    async with asyncio.timeout(PATIENT_S):
+        await one.kill()
+        assert await one.ended() == -signal.SIGKILL
+
+
 async def test_a_worker_that_waits_for_imports_can_be_told_to_end(place, monkeypatch):
     (place / "ours.py").write_text("import time\ntime.sleep(600)")
     made = WarmProcess(LIBRARIES)

@@ -220,7 +220,10 @@ class WorkerProcess:
         process = self.process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:  # it was forked just now, and has no group of its own yet
+                    process.send_signal(signal.SIGKILL)
             await process.wait()
 
     def last_line(self) -> str:
