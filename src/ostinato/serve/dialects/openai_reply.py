@@ -49,6 +49,9 @@ class _OpenAI(Writer):
             return self._event(last, extra) + DONE
         return self._event(last, self._more) + self._event("", f',"usage":{json_line(usage(counts))}{extra}') + DONE
 
+    def failure(self, error: OstinatoError) -> str:
+        return f"data: {json_line(error_body(error))}\n\n"
+
     def _event(self, choice: str, more: str) -> str:
         """One event: a choice as JSON text, then `more`, the fields after the choices."""
         return f"{self._prefix}{choice}]{more}}}\n\n"
@@ -222,9 +225,4 @@ def error_body(error: OstinatoError) -> Json:
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
-def error_event(error: OstinatoError) -> str:
-    """An error as a stream's last event."""
-    return f"data: {json_line(error_body(error))}\n\n"
-
-
-ERRORS = ErrorShape(body=error_body, event=error_event)
+ERRORS = ErrorShape(body=error_body)
