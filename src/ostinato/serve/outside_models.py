@@ -130,11 +130,11 @@ class OutsideEvent(BaseModel):
 
 def read_outside(line: bytes) -> OutsideEvent | None:
     """Parse one line of a stream; None for a line without an event. Raises OutsideFailure."""
-    said = line.strip()
-    if not said.startswith(b"data:") or said == b"data: [DONE]":
+    field, _, said = line.strip().partition(b":")
+    if field != b"data" or said.strip() == b"[DONE]":
         return None
     try:
-        event = OutsideEvent.model_validate_json(said[5:])
+        event = OutsideEvent.model_validate_json(said)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "its JSON"

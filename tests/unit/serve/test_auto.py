@@ -57,6 +57,16 @@ def auto_world(outside, *order, log=None, engine=None, auto=None, **arm):
     return world(engine=engine or an_engine(), log=log, dealer=dealer, auto=auto)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_stream_is_read_with_and_without_the_space_that_may_stand_in_it(space, end):
+    """Servers on Spring write none."""
+    said = f'data:{space}{{"choices":[{{"index":0,"delta":{{"content":"hi"}}}}]}}{end}'
+    assert outside_models.read_outside(said.encode()).choices[0].delta.content == "hi"
+    for line in (f"data:{space}[DONE]", ": waiting", "event: message", ""):
+        assert outside_models.read_outside(f"{line}{end}".encode()) is None
+
+
 # ---------------------------------------------------------------- answers
 
 
