@@ -151,6 +151,21 @@ def test_nobody_waits_beyond_the_deadline(answer):
         assert time.monotonic() - began < PATIENT_S
 
 
+async def test_a_call_that_waited_for_a_thread_has_waited():
+    """Eight calls to a server that hangs must not have the ninth wait for their deadline and then for its own."""
+    with answering([reply(202)]) as (url, bodies):
+        async with AsyncOstinato(url, deadline_s=0.2) as client:
+            hung = threading.Event()
+            for _ in range(client._threads._max_workers):
+                client._threads.submit(hung.wait)
+            asked = asyncio.ensure_future(client.feedback("R", "accepted", True))
+            await asyncio.sleep(0.3)
+            hung.set()
+            with pytest.raises(NotTaken, match="no attempt was made"):
+                await asked
+    assert not bodies
+
+
 def test_by_default_a_dead_server_costs_five_seconds_at_most():
     with pytest.raises(NotTaken) as caught:
         Ostinato("http://127.0.0.1:9", deadline_s=0.2).feedback("R", "accepted", True)
