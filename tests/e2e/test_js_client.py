@@ -1,6 +1,6 @@
 """The JavaScript client against a running gateway: feedback that counts once, is retried, and is refused by name.
 
-Needs Node 18 or newer, on the PATH or where `make agents` puts it; the tarball's test needs npm, too.
+Needs Node 20 or newer, on the PATH or where `make agents` puts it; the tarball's test needs npm, too.
 """
 
 import asyncio
@@ -184,6 +184,12 @@ async def test_a_signed_user_is_who_the_product_says():
 async def test_an_address_that_is_none_is_refused_at_once(url):
     told, _ = await run(f"{SHOW} try {{ new m.Ostinato({json.dumps(url)}); }} catch (error) {{ show(error.message); }}")
     assert told.startswith("baseUrl is ")
+
+
+def test_the_oldest_node_that_is_promised_has_what_the_client_needs():
+    promised = json.loads((CLIENT.parent / "package.json").read_text())["engines"]["node"]
+    assert promised == ">=20", "node 18 has no global crypto, of which each event's id is made"
+    assert "from Node 20 or newer" in (CLIENT.parent / "README.md").read_text()
 
 
 @pytest.mark.skipif(NPM is None, reason="needs npm: install it, or make agents")
