@@ -138,6 +138,7 @@ def test_items_become_messages_that_take_turns():
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"background": True}, "background"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"context_management": [{"type": "forget"}]}, "context_management[0].type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),

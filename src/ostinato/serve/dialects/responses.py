@@ -93,6 +93,15 @@ class ContextEntry(Fields):
     compact_threshold: int | None = Field(default=None, ge=1, le=10_000_000)
 
 
+class PromptCacheOptions(Fields):
+    """Options of the prompt cache."""
+
+    mode: Cached = None
+    ttl: Cached = None
+    comparison_response_id: Cached = None
+    prewarm: Annotated[Any, Only(False, why="is not supported: each call samples an answer")] = None
+
+
 class ResponsesRequest(OneAnswer, WithItems):
     """`POST /v1/responses`."""
 
@@ -114,7 +123,7 @@ class ResponsesRequest(OneAnswer, WithItems):
     service_tier: _Served = None
     client_metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
     prompt_cache_key: Cached = None
-    prompt_cache_options: Cached = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Cached = None
     reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     stream_options: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None
