@@ -315,7 +315,7 @@ class _OutsideAnswer:
             if choice.delta.content:
                 self._left -= len(choice.delta.content)
                 new.append((choice.index, choice.delta.content))
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some servers write "" while a choice goes on
                 self._finishes[choice.index] = _finish(choice.finish_reason)
         if self._left < 0:
             raise OutsideFailure("its answer is far longer than was asked for")

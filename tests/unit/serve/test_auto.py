@@ -67,6 +67,16 @@ def test_a_stream_is_read_with_and_without_the_space_that_may_stand_in_it(space,
         assert outside_models.read_outside(f"{line}{end}".encode()) is None
 
 
+async def test_a_finish_reason_of_no_letters_ends_no_answer(outside):
+    """Ollama and others in Go wrote it until a choice ended."""
+    going = {"index": 0, "delta": {"content": "from "}, "finish_reason": ""}
+    ended = {"index": 0, "delta": {"content": "afar"}, "finish_reason": "stop"}
+    outside.raw = "".join(f"data: {json.dumps({'choices': [each]})}\n\n" for each in (going, ended)).encode()
+    async with auto_world(outside) as w:
+        _, headers, body = await w.chat(**AUTO)
+        assert (headers["x-ostinato-auto"], body["choices"][0]["message"]["content"]) == ("far", "from afar")
+
+
 # ---------------------------------------------------------------- answers
 
 
