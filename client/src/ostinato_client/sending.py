@@ -5,8 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late  # the built-in one only since Python 3.11
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -19,6 +22,8 @@ MOST_EVENTS = 1000  # in one call
 _LONGEST_ANSWER = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _RETRIED = (408, 409, 429)
+ATTEMPT = "ostinato-attempt"  # the threads' name
+_Answer = tuple[int, float, bytes]
 _Read = TypeVar("_Read")
 
 
@@ -132,8 +137,27 @@ class Sender:
             time.sleep(max(0.0, min(max(pause_s, wait_s), ends - time.monotonic())))
         raise NotTaken(f"{self._base}{path} did not take {lost[0]} ({last}); {lost[1]}.")
 
-    def _attempt(self, request: Request, left_s: float) -> tuple[int, float, bytes]:
-        """Status, seconds to wait before another attempt, and body."""
+    def _attempt(self, request: Request, left_s: float) -> _Answer:
+        """Status, seconds to wait before another attempt, and body, within `left_s` in all."""
+        answer: Future[_Answer] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._exchange(request, left_s))
+            except Exception as error:  # noqa: BLE001 (the thread that waits raises it)
+                answer.set_exception(error)
+
+        # looking up a name has no time limit, and a socket's begins again with each byte: such an attempt is left to end by itself
+        try:
+            threading.Thread(target=run, name=ATTEMPT, daemon=True).start()
+        except RuntimeError:  # none can be started any more, as at a program's end from Python 3.12 on
+            run()
+        try:
+            return answer.result(left_s)
+        except Late as error:
+            raise OSError("no answer in time") from error
+
+    def _exchange(self, request: Request, left_s: float) -> _Answer:
         ends = time.monotonic() + left_s
         try:
             response: Any = self._opener.open(request, timeout=left_s)
