@@ -6,8 +6,10 @@ Log-probabilities are those of the distribution that the tokens were sampled fro
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ostinato.core.conversation import Piece, ToolCall
@@ -19,6 +21,7 @@ from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, T
 
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
+_UTF_8 = partial(getincrementaldecoder("utf-8"), "replace")
 
 
 class _OpenAI(Writer):
@@ -134,7 +137,8 @@ class Completion(_OpenAI):
 
     def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
         super().__init__(heading, renderer)
-        self._offsets: Counter[int] = Counter()  # choice -> characters of its tokens so far
+        self._offsets: Counter[int] = Counter()  # choice -> whole characters of its tokens so far
+        self._decoders = defaultdict[int, IncrementalDecoder](_UTF_8)
 
     def opening(self) -> str:
         return ""
@@ -163,9 +167,9 @@ class Completion(_OpenAI):
             return None
         texts = [told[token].text for token in tokens.ids]
         offsets: list[int] = []
-        for text in texts:
+        for token in tokens.ids:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(text)
+            self._offsets[index] += len(self._decoders[index].decode(told[token].raw))
         tops = [{told[top].text: max(value, _FLOOR) for top, value in each} for each in tokens.tops]
         return {
             "tokens": texts,
@@ -176,8 +180,9 @@ class Completion(_OpenAI):
 
 
 class _Token(NamedTuple):
-    """A token as reported: its text, and the JSON of its entry up to the log-probability."""
+    """A token as reported: its bytes, its text, and the JSON of its entry up to the log-probability."""
 
+    raw: bytes
     text: str
     json: str
 
@@ -191,7 +196,7 @@ class _Tokens(dict[int, _Token]):
     def __missing__(self, token: int) -> _Token:
         raw = self._renderer.token_bytes(token)
         text = raw.decode(errors="replace")
-        self[token] = made = _Token(text, f'{{"token":{json_line(text)},"bytes":{json_line(list(raw))},"logprob":')
+        self[token] = made = _Token(raw, text, f'{{"token":{json_line(text)},"bytes":{json_line(list(raw))},"logprob":')
         return made
 
 
