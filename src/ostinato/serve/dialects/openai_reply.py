@@ -170,10 +170,14 @@ class Completion(_OpenAI):
         for token in tokens.ids:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(self._decoders[index].decode(told[token].raw))
-        tops = [{told[top].text: max(value, _FLOOR) for top, value in each} for each in tokens.tops]
+        logprobs = [max(logprob, _FLOOR) for logprob in tokens.logprobs]
+        tops = [  # with the sampled token, by which clients look its own up
+            {told[top].text: max(value, _FLOOR) for top, value in each} | {text: logprob}
+            for each, text, logprob in zip(tokens.tops, texts, logprobs, strict=False)
+        ]
         return {
             "tokens": texts,
-            "token_logprobs": [max(logprob, _FLOOR) for logprob in tokens.logprobs],
+            "token_logprobs": logprobs,
             "top_logprobs": tops or None,
             "text_offset": offsets,
         }
