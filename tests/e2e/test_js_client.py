@@ -247,6 +247,26 @@ async def test_an_event_that_is_no_json_does_not_take_its_neighbours_along():
     assert "BigInt" in told["told"][-1]
 
 
+async def test_nothing_is_tried_any_more_once_a_client_is_closed():
+    """Else a program that has closed its client would not end before the round under way does, which takes a minute."""
+    told, _ = await run(
+        SHOW
+        + """
+        let tries = 0;
+        globalThis.fetch = () => { tries++; return Promise.reject(new Error("down")); };
+        const client = new m.Ostinato("http://127.0.0.1:9", { deadlineMs: 300, onError: () => {} });
+        client.enqueue("R", "accepted", true);
+        while (tries === 0) await new Promise((resolve) => setTimeout(resolve, 10));
+        const done = await client.close();
+        const before = tries;
+        await new Promise((resolve) => setTimeout(resolve, 2500)); // longer than any pause between two tries
+        show([done, before > 0, tries - before]);
+        process.exit(0);
+        """
+    )
+    assert told == [False, True, 0]
+
+
 async def test_a_deadline_holds_when_the_clock_is_set_back():
     told, _ = await run(
         SHOW
