@@ -96,7 +96,7 @@ export class Ostinato {
 
   /** The page goes: what waits or is under way is sent once more, and counts once by its ids. */
   #leave() {
-    const all = [...this.#sending, ...this.#waiting];
+    const all = [...this.#sending, ...this.#waiting].filter(isJson); // one that is none must not keep the others here
     for (let part = []; all.length > 0; part = []) {
       for (let size = 2; all.length > 0 && part.length < BATCH; ) {
         size += new TextEncoder().encode(JSON.stringify(all[0])).length + 1;
@@ -121,6 +121,14 @@ function event(target, name, value, { id, source = "human", correction, comment,
   const at = occurredAt instanceof Date ? occurredAt.toISOString() : occurredAt;
   const given = { id: id ?? newId(), target, name, value, source, correction, comment, occurred_at: at, retracts };
   return Object.fromEntries(Object.entries(given).filter(([, part]) => part != null));
+}
+
+function isJson(event) {
+  try {
+    return JSON.stringify(event).length > 0;
+  } catch {
+    return false;
+  }
 }
 
 function newId() {

@@ -164,6 +164,26 @@ async def test_what_waits_is_sent_when_the_page_goes():
     assert [signal.turn for signal in signals] == ["a:0"]
 
 
+async def test_a_page_that_goes_sends_at_once_what_is_json():
+    told, _ = await run(
+        SHOW
+        + """
+        const sent = [];
+        globalThis.fetch = (_, { keepalive, body }) => {
+            sent.push([keepalive, JSON.parse(body).target]);
+            return new Promise(() => {});
+        };
+        signals.enqueue("b:0", "accepted", 3n);
+        signals.enqueue("a:0", "accepted", true);
+        page.dispatchEvent(new Event("pagehide"));
+        show(sent);
+        process.exit(0);
+        """,
+        setup="const page = new EventTarget(); globalThis.addEventListener = page.addEventListener.bind(page);",
+    )
+    assert told == [[True, "a:0"]]
+
+
 async def test_a_signed_user_is_who_the_product_says():
     told, _ = await run(
         SHOW
