@@ -200,6 +200,22 @@ async def test_a_signed_user_is_who_the_product_says():
     assert told == [200, 401]
 
 
+async def test_a_name_goes_into_a_header_as_the_readme_shows():
+    named = re.search(r'"x-ostinato-user": (.+?), //', (CLIENT.parent / "README.md").read_text())
+    told, _ = await run(
+        SHOW
+        + f"""
+        const users = [];
+        for (const user of ["李", "Zoë", "ann"]) {{
+            const headers = {{ authorization: `Bearer ${{key}}`, "x-ostinato-user": {named[1]} }};
+            users.push((await (await fetch(`${{url}}/v1/consent`, {{ headers }})).json()).user);
+        }}
+        show(users);
+        """
+    )
+    assert told == ["李", "Zoë", "ann"]
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8321", "ftp://x", "//other.site", ""])
 async def test_an_address_that_is_none_is_refused_at_once(url):
     told, _ = await run(f"{SHOW} try {{ new m.Ostinato({json.dumps(url)}); }} catch (error) {{ show(error.message); }}")
