@@ -17,6 +17,7 @@ export class Ostinato {
   #waiting = [];
   #sending = [];
   #running = null;
+  #until = { at: 0 }; // when the round ends that is under way
   #closed = false;
   #onError;
 
@@ -58,6 +59,7 @@ export class Ostinato {
 
   async close() {
     this.#closed = true;
+    this.#until.at = Math.min(this.#until.at, performance.now() + this.#deadlineMs);
     const done = await this.flush(this.#deadlineMs);
     if (!done) this.#onError(new NotTaken(`${this.#waiting.length + this.#sending.length} feedback events were not sent`));
     return done;
@@ -67,7 +69,9 @@ export class Ostinato {
     if (!this.#closed) await new Promise((resume) => setTimeout(resume, GATHER_MS));
     while (this.#waiting.length > 0) {
       this.#sending = this.#waiting.splice(0, BATCH);
-      const left = await this.#deliver(this.#sending, this.#closed ? this.#deadlineMs : ROUND_MS);
+      const deadlineMs = this.#closed ? this.#deadlineMs : ROUND_MS;
+      this.#until = { at: performance.now() + deadlineMs };
+      const left = await this.#deliver(this.#sending, deadlineMs);
       this.#sending = [];
       this.#waiting.unshift(...left);
       if (left.length > 0 && this.#closed) break;
@@ -78,7 +82,7 @@ export class Ostinato {
   /** What has to be sent again. */
   async #deliver(batch, deadlineMs) {
     try {
-      await this.#sender.send(batch, deadlineMs);
+      await this.#sender.send(batch, deadlineMs, false, this.#until);
       return [];
     } catch (error) {
       this.#onError(error);
@@ -92,7 +96,7 @@ export class Ostinato {
 
   /** The page goes: what waits or is under way is sent once more, and counts once by its ids. */
   #leave() {
-    const all = [...this.#sending, ...this.#waiting];
+    const all = [...this.#sending, ...this.#waiting].filter(isJson); // one that is none must not keep the others here
     for (let part = []; all.length > 0; part = []) {
       for (let size = 2; all.length > 0 && part.length < BATCH; ) {
         size += new TextEncoder().encode(JSON.stringify(all[0])).length + 1;
@@ -117,6 +121,14 @@ function event(target, name, value, { id, source = "human", correction, comment,
   const at = occurredAt instanceof Date ? occurredAt.toISOString() : occurredAt;
   const given = { id: id ?? newId(), target, name, value, source, correction, comment, occurred_at: at, retracts };
   return Object.fromEntries(Object.entries(given).filter(([, part]) => part != null));
+}
+
+function isJson(event) {
+  try {
+    return JSON.stringify(event).length > 0;
+  } catch {
+    return false;
+  }
 }
 
 function newId() {

@@ -38,20 +38,19 @@ export class Sender {
     if (apiKey != null) this.headers.authorization = `Bearer ${apiKey}`;
   }
 
-  /** What became of each event, in order. */
-  async send(events, deadlineMs, keepalive = false) {
-    const ends = performance.now() + deadlineMs;
+  /** What became of each event, in order. `until.at` may be brought forward meanwhile. */
+  async send(events, deadlineMs, keepalive = false, until = { at: performance.now() + deadlineMs }) {
     const receipts = [];
     for (let start = 0; start < events.length; start += MOST_EVENTS) {
-      receipts.push(...(await this.#send(events.slice(start, start + MOST_EVENTS), deadlineMs, ends, keepalive)));
+      receipts.push(...(await this.#send(events.slice(start, start + MOST_EVENTS), deadlineMs, until, keepalive)));
     }
     return receipts;
   }
 
-  async #send(events, deadlineMs, ends, keepalive) {
+  async #send(events, deadlineMs, until, keepalive) {
     const body = JSON.stringify(events.length === 1 ? events[0] : events);
     let last = "no attempt was made";
-    for (let pause = FIRST_PAUSE_MS; performance.now() < ends; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
+    for (let pause = FIRST_PAUSE_MS; performance.now() < until.at; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
       let wait = 0;
       try {
         const reply = await fetch(this.url, {
@@ -60,7 +59,7 @@ export class Sender {
           body,
           keepalive,
           redirect: "error", // a key is sent to the server that was named and to no other
-          signal: AbortSignal.timeout(Math.max(1, Math.ceil(ends - performance.now()))),
+          signal: AbortSignal.timeout(Math.max(1, Math.ceil(until.at - performance.now()))),
         });
         const text = await reply.text();
         if (reply.ok) return receipts(text, events.length);
@@ -72,7 +71,7 @@ export class Sender {
       }
       // jittered, so that many clients do not come back together
       const longest = Math.max(wait, pause * (0.5 + 0.5 * Math.random()));
-      await new Promise((resume) => setTimeout(resume, Math.max(0, Math.min(longest, ends - performance.now()))));
+      await new Promise((resume) => setTimeout(resume, Math.max(0, Math.min(longest, until.at - performance.now()))));
     }
     throw new NotTaken(
       `${this.url} did not take ${events.length} event(s) within ${deadlineMs} ms (${last}); send them again with the same ids.`,

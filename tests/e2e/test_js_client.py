@@ -1,6 +1,6 @@
 """The JavaScript client against a running gateway: feedback that counts once, is retried, and is refused by name.
 
-Needs Node 18 or newer, on the PATH or where `make agents` puts it; the tarball's test needs npm, too.
+Needs Node 20 or newer, on the PATH or where `make agents` puts it; the tarball's test needs npm, too.
 """
 
 import asyncio
@@ -164,6 +164,26 @@ async def test_what_waits_is_sent_when_the_page_goes():
     assert [signal.turn for signal in signals] == ["a:0"]
 
 
+async def test_a_page_that_goes_sends_at_once_what_is_json():
+    told, _ = await run(
+        SHOW
+        + """
+        const sent = [];
+        globalThis.fetch = (_, { keepalive, body }) => {
+            sent.push([keepalive, JSON.parse(body).target]);
+            return new Promise(() => {});
+        };
+        signals.enqueue("b:0", "accepted", 3n);
+        signals.enqueue("a:0", "accepted", true);
+        page.dispatchEvent(new Event("pagehide"));
+        show(sent);
+        process.exit(0);
+        """,
+        setup="const page = new EventTarget(); globalThis.addEventListener = page.addEventListener.bind(page);",
+    )
+    assert told == [[True, "a:0"]]
+
+
 async def test_a_signed_user_is_who_the_product_says():
     told, _ = await run(
         SHOW
@@ -180,10 +200,32 @@ async def test_a_signed_user_is_who_the_product_says():
     assert told == [200, 401]
 
 
+async def test_a_name_goes_into_a_header_as_the_readme_shows():
+    named = re.search(r'"x-ostinato-user": (.+?), //', (CLIENT.parent / "README.md").read_text())
+    told, _ = await run(
+        SHOW
+        + f"""
+        const users = [];
+        for (const user of ["李", "Zoë", "ann"]) {{
+            const headers = {{ authorization: `Bearer ${{key}}`, "x-ostinato-user": {named[1]} }};
+            users.push((await (await fetch(`${{url}}/v1/consent`, {{ headers }})).json()).user);
+        }}
+        show(users);
+        """
+    )
+    assert told == ["李", "Zoë", "ann"]
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8321", "ftp://x", "//other.site", ""])
 async def test_an_address_that_is_none_is_refused_at_once(url):
     told, _ = await run(f"{SHOW} try {{ new m.Ostinato({json.dumps(url)}); }} catch (error) {{ show(error.message); }}")
     assert told.startswith("baseUrl is ")
+
+
+def test_the_oldest_node_that_is_promised_has_what_the_client_needs():
+    promised = json.loads((CLIENT.parent / "package.json").read_text())["engines"]["node"]
+    assert promised == ">=20", "node 18 has no global crypto, of which each event's id is made"
+    assert "from Node 20 or newer" in (CLIENT.parent / "README.md").read_text()
 
 
 @pytest.mark.skipif(NPM is None, reason="needs npm: install it, or make agents")
@@ -239,6 +281,26 @@ async def test_an_event_that_is_no_json_does_not_take_its_neighbours_along():
     assert told["done"]
     assert [signal.id for signal in signals] == told["ids"]
     assert "BigInt" in told["told"][-1]
+
+
+async def test_nothing_is_tried_any_more_once_a_client_is_closed():
+    """Else a program that has closed its client would not end before the round under way does, which takes a minute."""
+    told, _ = await run(
+        SHOW
+        + """
+        let tries = 0;
+        globalThis.fetch = () => { tries++; return Promise.reject(new Error("down")); };
+        const client = new m.Ostinato("http://127.0.0.1:9", { deadlineMs: 300, onError: () => {} });
+        client.enqueue("R", "accepted", true);
+        while (tries === 0) await new Promise((resolve) => setTimeout(resolve, 10));
+        const done = await client.close();
+        const before = tries;
+        await new Promise((resolve) => setTimeout(resolve, 2500)); // longer than any pause between two tries
+        show([done, before > 0, tries - before]);
+        process.exit(0);
+        """
+    )
+    assert told == [False, True, 0]
 
 
 async def test_a_deadline_holds_when_the_clock_is_set_back():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ostinato_client.events import Event, Receipt
 from ostinato_client.sending import Sender
 
 _THREADS = 8
+_T = TypeVar("_T")
 
 
 class AsyncOstinato:
@@ -60,8 +63,7 @@ class AsyncOstinato:
 
     async def consent(self, user: str, train: str | None = None, *, signature: str | None = None) -> str:
         """Record what a user allows, or ask for it; see `Ostinato.consent`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._sender.choose, user, train, signature, self._deadline_s)
+        return await self._on_thread(self._sender.choose, user, train, signature)
 
     async def dials(self, user: str, *, signature: str | None = None) -> dict[str, Any]:
         """A user's dials; see `Ostinato.dials`."""
@@ -80,10 +82,13 @@ class AsyncOstinato:
     async def _dials(
         self, method: str, user: str, dials: Mapping[str, float | str | None] | None, signature: str | None
     ) -> dict[str, Any]:
-        loop, send = asyncio.get_running_loop(), self._sender.dials
-        return await loop.run_in_executor(self._threads, send, method, user, dials, signature, self._deadline_s)
+        return await self._on_thread(self._sender.dials, method, user, dials, signature)
 
     async def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
         """Report many events; see `Ostinato.feedback_many`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._sender.send, list(events), self._deadline_s)
+        return await self._on_thread(self._sender.send, list(events))
+
+    async def _on_thread(self, send: Callable[..., _T], *given: Any) -> _T:
+        """What a sender's method returns; its deadline counts from now, also while all threads wait for a server."""
+        ready = partial(send, *given, self._deadline_s, since=time.monotonic())
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ready)

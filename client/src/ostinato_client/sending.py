@@ -5,8 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late  # the built-in one only since Python 3.11
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -19,6 +22,8 @@ MOST_EVENTS = 1000  # in one call
 _LONGEST_ANSWER = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _RETRIED = (408, 409, 429)
+ATTEMPT = "ostinato-attempt"  # the threads' name
+_Answer = tuple[int, float, bytes]
 _Read = TypeVar("_Read")
 
 
@@ -31,6 +36,8 @@ class _NoRedirects(HTTPRedirectHandler):
 
 class Sender:
     """Sends events to one server with one key; may be used by several threads.
+
+    A call's deadline counts from `since`, by `time.monotonic`, or from its beginning if that is None.
 
     Raises ValueError for a URL that is not http or https.
     """
@@ -47,9 +54,9 @@ class Sender:
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
 
-    def send(self, events: Sequence[Event], deadline_s: float) -> list[Receipt]:
+    def send(self, events: Sequence[Event], deadline_s: float, since: float | None = None) -> list[Receipt]:
         """Send events; returns a receipt for each, in order. Raises Refused, NotAllowed, NotTaken."""
-        ends = time.monotonic() + deadline_s
+        ends = _ends(deadline_s, since)
         receipts: list[Receipt] = []
         for start in range(0, len(events), MOST_EVENTS):
             receipts += self._send(events[start : start + MOST_EVENTS], deadline_s, ends)
@@ -68,10 +75,12 @@ class Sender:
 
         return self._call("POST", "/feedback", body, {}, ends, lost, receipts)
 
-    def choose(self, user: str, train: str | None, signature: str | None, deadline_s: float) -> str:
+    def choose(
+        self, user: str, train: str | None, signature: str | None, deadline_s: float, since: float | None = None
+    ) -> str:
         """Record what a user allows, or with `train` None ask for it; returns what is recorded. Raises Refused, NotAllowed, NotTaken."""
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
-        ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
+        ends, lost = _ends(deadline_s, since), (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
 
         def recorded(answer: Any) -> str:
             return str(answer["train"])
@@ -87,10 +96,11 @@ class Sender:
         dials: Mapping[str, float | str | None] | None,
         signature: str | None,
         deadline_s: float,
+        since: float | None = None,
     ) -> dict[str, Any]:
         """Show a user's dials (GET), set some (PUT) or reset all (DELETE); returns them as they are then. Raises as `send`."""
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
-        ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s dials within {deadline_s:g} s", "send it again")
+        ends, lost = _ends(deadline_s, since), (f"{user!r}'s dials within {deadline_s:g} s", "send it again")
         shown: Callable[[Any], dict[str, Any]] = dict
         return self._call(method, "/adaptation", dials, {**headers, **_naming(user)}, ends, lost, shown)
 
@@ -127,8 +137,27 @@ class Sender:
             time.sleep(max(0.0, min(max(pause_s, wait_s), ends - time.monotonic())))
         raise NotTaken(f"{self._base}{path} did not take {lost[0]} ({last}); {lost[1]}.")
 
-    def _attempt(self, request: Request, left_s: float) -> tuple[int, float, bytes]:
-        """Status, seconds to wait before another attempt, and body."""
+    def _attempt(self, request: Request, left_s: float) -> _Answer:
+        """Status, seconds to wait before another attempt, and body, within `left_s` in all."""
+        answer: Future[_Answer] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._exchange(request, left_s))
+            except Exception as error:  # noqa: BLE001 (the thread that waits raises it)
+                answer.set_exception(error)
+
+        # looking up a name has no time limit, and a socket's begins again with each byte: such an attempt is left to end by itself
+        try:
+            threading.Thread(target=run, name=ATTEMPT, daemon=True).start()
+        except RuntimeError:  # none can be started any more, as at a program's end from Python 3.12 on
+            run()
+        try:
+            return answer.result(left_s)
+        except Late as error:
+            raise OSError("no answer in time") from error
+
+    def _exchange(self, request: Request, left_s: float) -> _Answer:
         ends = time.monotonic() + left_s
         try:
             response: Any = self._opener.open(request, timeout=left_s)
@@ -143,6 +172,10 @@ class Sender:
             if len(answer) < int(response.headers.get("content-length") or 0):
                 raise http.client.IncompleteRead(answer)
             return response.status, _seconds(response.headers.get("retry-after")), answer
+
+
+def _ends(deadline_s: float, since: float | None) -> float:
+    return (time.monotonic() if since is None else since) + deadline_s
 
 
 def _read(answer: bytes, read: Callable[[Any], _Read]) -> _Read:

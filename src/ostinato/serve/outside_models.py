@@ -130,11 +130,11 @@ class OutsideEvent(BaseModel):
 
 def read_outside(line: bytes) -> OutsideEvent | None:
     """Parse one line of a stream; None for a line without an event. Raises OutsideFailure."""
-    said = line.strip()
-    if not said.startswith(b"data:") or said == b"data: [DONE]":
+    field, _, said = line.strip().partition(b":")
+    if field != b"data" or said.strip() == b"[DONE]":
         return None
     try:
-        event = OutsideEvent.model_validate_json(said[5:])
+        event = OutsideEvent.model_validate_json(said)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "its JSON"
@@ -315,7 +315,7 @@ class _OutsideAnswer:
             if choice.delta.content:
                 self._left -= len(choice.delta.content)
                 new.append((choice.index, choice.delta.content))
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some servers write "" while a choice goes on
                 self._finishes[choice.index] = _finish(choice.finish_reason)
         if self._left < 0:
             raise OutsideFailure("its answer is far longer than was asked for")

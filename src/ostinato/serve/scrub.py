@@ -16,7 +16,7 @@ from typing import Any
 import re2
 
 from ostinato.core.conversation import Conversation, Message, Piece, Tool
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.serve.config import PrivacyConfig
 from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
@@ -363,6 +363,9 @@ class UnmaskingWriter(Writer):
         rest = self._rest(index)
         last = self._writer.delta(index, rest, Tokens((), ())) if rest else ""
         return last + self._writer.ending(index, finish, unmasked(stop, self._values), closing)
+
+    def failure(self, error: OstinatoError) -> str:
+        return self._writer.failure(error)
 
     def _told(self, index: int, piece: Piece) -> list[Piece]:
         if piece.call is not None:

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
 from ostinato_client import AsyncOstinato, Event, NotAllowed, NotTaken, Ostinato, Receipt, Refused, sign_user
 from ostinato_client.background import Background
-from ostinato_client.sending import Sender
+from ostinato_client.sending import ATTEMPT, Sender
 
 KEY = "sk-0123456789abcdef"
 PACKAGE = Path(__file__).parents[3] / "client" / "src"
@@ -149,6 +150,51 @@ def test_nobody_waits_beyond_the_deadline(answer):
         with pytest.raises(NotTaken, match=r"0\.4 s"):
             Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
         assert time.monotonic() - began < PATIENT_S
+
+
+def test_a_name_that_is_looked_up_for_ever_costs_no_more_than_the_deadline(monkeypatch):
+    found, told = threading.Event(), []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found.wait() and [])
+
+    def ask():
+        with pytest.raises(NotTaken) as caught:
+            Ostinato("http://gateway.invalid", deadline_s=0.2).feedback("R", "accepted", True)
+        told.append(str(caught.value))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENT_S)
+    found.set()
+    assert ["0.2 s" in each for each in told] == [True], "it still waits"
+
+
+def test_an_attempt_is_made_also_where_no_thread_can_be_started(monkeypatch):
+    """From Python 3.12 on none can at a program's end, when what is left is sent."""
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == ATTEMPT:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with answering([reply(202)]) as (url, _):
+        assert Ostinato(url, deadline_s=PATIENT_S).feedback("R", "accepted", True) == Receipt("e", "accepted")
+
+
+async def test_a_call_that_waited_for_a_thread_has_waited():
+    """Eight calls to a server that hangs must not have the ninth wait for their deadline and then for its own."""
+    with answering([reply(202)]) as (url, bodies):
+        async with AsyncOstinato(url, deadline_s=0.2) as client:
+            hung = threading.Event()
+            for _ in range(client._threads._max_workers):
+                client._threads.submit(hung.wait)
+            asked = asyncio.ensure_future(client.feedback("R", "accepted", True))
+            await asyncio.sleep(0.3)
+            hung.set()
+            with pytest.raises(NotTaken, match="no attempt was made"):
+                await asked
+    assert not bodies
 
 
 def test_by_default_a_dead_server_costs_five_seconds_at_most():

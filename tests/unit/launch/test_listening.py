@@ -39,6 +39,27 @@ async def test_an_idle_connection_lives_as_long_as_is_set():
         await serving
 
 
+async def test_no_client_names_the_address_that_it_comes_from():
+    """The audit trail has the address of who connected, and some proxies pass on what a client says of itself."""
+    stopping, seen, urls = asyncio.Event(), [], []
+
+    async def looks(scope, receive, send):
+        seen.append((scope["client"][0], scope["scheme"]))
+        await page(scope, receive, send)
+
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(listen(looks, listener, stopping, urls.append, lifespan=False))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        with contextlib.closing(writer):
+            writer.write(
+                b"GET / HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 203.0.113.9\r\nx-forwarded-proto: https\r\n\r\n"
+            )
+            await reader.readuntil(b"ok")
+        stopping.set()
+        await serving
+    assert seen == [("127.0.0.1", "http")]
+
+
 def test_no_client_keeps_its_connections_as_long_as_the_server():
     assert inspect.signature(listen).parameters["keep_alive_s"].default == KEEP_ALIVE_S
     assert min(KEEP_ALIVE_S, ServeConfig().keep_alive_s) > max(CLIENTS.values())

@@ -149,6 +149,7 @@ TABLES: dict[str, list[Object]] = {
     "/v1/responses": [
         _responses("The request", responses.ResponsesRequest, RESPONSES, _same),
         _responses("`text`", responses.Text, {}, lambda o: {"text": o}),
+        _responses("`prompt_cache_options`", responses.PromptCacheOptions, {}, lambda o: {"prompt_cache_options": o}),
         _responses("An entry of `context_management`", responses.ContextEntry, {"type": "compaction"},
                    lambda o: {"context_management": [o]}),
         _responses("`text.format`", responses.TextFormat, {"type": "json_schema", "name": "x", "schema": SCHEMA},

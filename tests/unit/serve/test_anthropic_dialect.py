@@ -396,7 +396,9 @@ class Busy(OstinatoError):
 )
 def test_errors_have_anthropics_types(error, type):
     assert ERRORS.body(error) == {"type": "error", "error": {"type": type, "message": "x"}}
-    assert ERRORS.event(error) == f"event: error\ndata: {json.dumps(ERRORS.body(error), separators=(',', ':'))}\n\n"
+    heading = Heading(id="msg-1", created=0.0, model="m", choices=1, prompt_tokens=1, count_usage=True)
+    ending = f"event: error\ndata: {json.dumps(ERRORS.body(error), separators=(',', ':'))}\n\n"
+    assert Messages(heading).failure(error) == ending
 
 
 def test_a_prompt_that_is_too_long_is_told_in_words_that_agents_know():

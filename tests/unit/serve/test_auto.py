@@ -57,6 +57,26 @@ def auto_world(outside, *order, log=None, engine=None, auto=None, **arm):
     return world(engine=engine or an_engine(), log=log, dealer=dealer, auto=auto)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_stream_is_read_with_and_without_the_space_that_may_stand_in_it(space, end):
+    """Servers on Spring write none."""
+    said = f'data:{space}{{"choices":[{{"index":0,"delta":{{"content":"hi"}}}}]}}{end}'
+    assert outside_models.read_outside(said.encode()).choices[0].delta.content == "hi"
+    for line in (f"data:{space}[DONE]", ": waiting", "event: message", ""):
+        assert outside_models.read_outside(f"{line}{end}".encode()) is None
+
+
+async def test_a_finish_reason_of_no_letters_ends_no_answer(outside):
+    """Ollama and others in Go wrote it until a choice ended."""
+    going = {"index": 0, "delta": {"content": "from "}, "finish_reason": ""}
+    ended = {"index": 0, "delta": {"content": "afar"}, "finish_reason": "stop"}
+    outside.raw = "".join(f"data: {json.dumps({'choices': [each]})}\n\n" for each in (going, ended)).encode()
+    async with auto_world(outside) as w:
+        _, headers, body = await w.chat(**AUTO)
+        assert (headers["x-ostinato-auto"], body["choices"][0]["message"]["content"]) == ("far", "from afar")
+
+
 # ---------------------------------------------------------------- answers
 
 

@@ -109,6 +109,15 @@ def test_a_null_within_an_object_is_no_field_either():
     assert parse_chat(CHAT[1] | {"tools": [tool]}).conversation.tools[0].name == "a"
 
 
+def test_a_null_type_is_the_one_that_goes_without_saying():
+    tool = {"type": None, "function": {"name": "read"}}
+    said = {"role": "assistant", "tool_calls": [CALL | {"type": None}]}
+    _, called, _ = parse_chat(CHAT[1] | {"tools": [tool], "messages": [*HI, said, *HI]}).conversation.messages
+    assert called.calls[0].name == "read"
+    given = parse_responses({"model": "m", "input": [{"type": None, **HI[0]}]}).conversation
+    assert given == parse_responses({"model": "m", "input": HI}).conversation
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=["chat", "messages", "responses"])
 def test_a_field_that_must_be_there_may_not_be_null(dialect):
     parse, body = dialect

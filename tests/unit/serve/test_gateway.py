@@ -172,6 +172,18 @@ async def test_the_bytes_of_a_split_character_are_each_tokens_own(stream):
         assert bytes(byte for each in content for byte in each["bytes"]).decode() == "né"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tokens_offset_is_its_place_in_the_text(stream):
+    async with world("aéb") as w:
+        _, _, body = await w.post(
+            "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 9, "logprobs": 0, "stream": stream}
+        )
+        answers = [body] if not stream else [event for event in events(body) if event != b"[DONE]"]
+        logged = [choice["logprobs"] for answer in answers for choice in answer["choices"] if choice["logprobs"]]
+        told = [pair for each in logged for pair in zip(each["tokens"], each["text_offset"], strict=True)]
+        assert told == [("a", 0), ("\ufffd", 1), ("\ufffd", 1), ("b", 2), ("", 3)], "both bytes make one character"
+
+
 async def test_completions_take_text_or_ids_and_stream():
     async with world() as w:
         for prompt in ("xy", [120, 121], ["xy"], [[120, 121]]):

@@ -233,5 +233,14 @@ def test_every_token_is_told_as_json_that_reads_back():
     logged = legacy["choices"][0]["logprobs"]
     assert logged["tokens"] == [each["token"] for each in expected]
     assert logged["top_logprobs"] == [
-        {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in expected
+        {top["token"]: top["logprob"] for top in each["top_logprobs"]} | {each["token"]: each["logprob"]}
+        for each in expected
     ]
+
+
+def test_a_sampled_token_is_among_the_likeliest_of_a_completion():
+    """OpenAI's clients look it up there: there may be one more than was asked for."""
+    heading = Heading(id="x", created=0.0, model="m", choices=1, prompt_tokens=1, count_usage=False)
+    tokens = Tokens([*b"ab"], [-0.5, -3.0], [((97, -0.5),), ((97, -0.1),)])
+    event = json.loads(Completion(heading, ByteRenderer()).delta(0, [Piece(text="ab")], tokens).removeprefix("data: "))
+    assert event["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5}, {"a": -0.1, "b": -3.0}]

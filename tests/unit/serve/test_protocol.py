@@ -16,7 +16,7 @@ from tests.virtual_time import advance, in_held_time, until
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.connections import Connections
 from ostinato.serve.wire.protocol import _LEAST_READ_BYTES, MAX_HEAD_BYTES, MOST_PIPELINED, BoundedHttp
-from ostinato.testing.engine import FakeEngine
+from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 
@@ -103,6 +103,24 @@ async def test_the_end_of_a_long_body_is_no_long_head():
             writer.write(many)
             status, body = await answer(reader)
             assert (status, len(json.loads(body))) == (202, 1000)
+
+
+@pytest.mark.parametrize("cut", [None, 30, 72, 73, 83], ids=str)
+async def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(cut):
+    """As Java's HttpClient and `curl --http2` ask each plain address, with a body that is HTTP/1.1's all the same."""
+    body = json.dumps({**ASK, "messages": [{"role": "user", "content": "a\r\nUpgrade: b"}]}, indent=1).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHost: localhost\r\n"
+    head += b"HTTP2-Settings: AAEAAEAA\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    w = World(FakeEngine(lambda _: "hello"), MemoryLog(), ServeConfig(), ByteRenderer())
+    async with listening(w.app) as (reader, writer):
+        for _ in range(2):
+            for piece in (head, body) if cut is None else (head[:cut], head[cut:] + body):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            status, told = await answer(reader)
+            assert (status, json.loads(told)["choices"][0]["message"]["content"]) == (200, "hello")
+            assert "a\r\nUpgrade: b" in decode(w.log.turns()[-1].prompt_ids)
 
 
 async def flood(piece):

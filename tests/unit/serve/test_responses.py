@@ -1,16 +1,19 @@
 """OpenAI's responses dialect: what it takes, what it refuses, and its events as the official client reads them."""
 
+import asyncio
 import json
 
 import pytest
 from gateway_world import world
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.responses import parse_responses
+from ostinato.serve.dialects.responses import Responses, parse_responses
 from ostinato.serve.dialects.responses_items import Offered
 from ostinato.testing.engine import FakeEngine
 
@@ -135,6 +138,7 @@ def test_items_become_messages_that_take_turns():
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"background": True}, "background"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"context_management": [{"type": "forget"}]}, "context_management[0].type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),
@@ -223,11 +227,39 @@ async def test_errors_have_the_dialects_shape():
     async with world(engine=Failing(lambda _: "hello")) as w:
         status, _, body = await ask(w, input="x" * 5000)
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-        _, _, raw = await ask(w, stream=True)
-        blocks = raw.strip().split(b"\n\n")
-        assert blocks[-1].startswith(b"event: response.failed\n")
-        failed = EVENT.validate_json(blocks[-1].partition(b"data: ")[2])
+        _, headers, raw = await ask(w, stream=True)
+        created, *_, failed = told(raw)
+        assert failed.type == "response.failed"
         assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
+        assert failed.response.id == created.response.id == headers["x-request-id"]
+        assert failed.response.model == "m"
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["before the first token", "in the middle"])
+async def test_the_official_client_reads_why_a_stream_ended(after, monkeypatch):
+    """Its helper takes no event before `response.created`, and none of another response."""
+    beats = []
+    monkeypatch.setattr(Responses, "heartbeat", lambda self: beats.append(1) or ": waiting\n\n")
+
+    class Failing(FakeEngine):
+        async def generate(self, request):
+            sent = 0
+            async for chunk in super().generate(request):
+                if sent == after:
+                    while not beats:  # one sends the head
+                        await asyncio.sleep(0.005)
+                    raise RuntimeError
+                yield chunk
+                sent += 1
+
+    async with world(engine=Failing(lambda _: "hello"), heartbeat_s=0.01) as w:
+        _, _, raw = await ask(w, stream=True)
+        events = told(raw[raw.index(b"event: ") :].replace(b": waiting\n\n", b""))
+        state = ResponseStreamState(input_tools=omit, text_format=omit)
+        passed = [each for event in events for each in state.handle_event(event)]
+        assert [event.type for event in passed[:2]] == ["response.created", "response.in_progress"]
+        assert passed[-1].type == "response.failed"
+        assert "RuntimeError" in passed[-1].response.error.message
 
 
 @pytest.mark.parametrize("stream", [False, True])

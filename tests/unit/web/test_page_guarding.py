@@ -292,6 +292,13 @@ async def test_behind_a_proxy_the_cookie_is_for_https_only():
         assert "secure" in (await w.post("/sign-out", {}, cookie=cookie)).headers["set-cookie"].lower()
 
 
+async def test_the_cookie_is_for_https_only_where_the_proxy_says_that_it_speaks_it():
+    async with page_world(api_keys=KEYS) as w:
+        behind = await w.post("/sign-in", {"key": ACME}, x_forwarded_proto="https")
+        assert behind.headers["set-cookie"].startswith("__Host-ostinato=")
+        assert (await w.post("/sign-in", {"key": ACME})).headers["set-cookie"].startswith("ostinato=")
+
+
 async def test_cookies_of_the_same_names_hide_none_and_sign_out_ends_all():
     async with page_world(api_keys=KEYS, secure_cookie=True) as w:
         cookie = (await w.post("/sign-in", {"key": ACME})).headers["set-cookie"].partition(";")[0]

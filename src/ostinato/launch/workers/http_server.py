@@ -66,6 +66,7 @@ async def listen(
         watched,
         http=protocol,
         ws="none",  # WebSocket connections would escape these bounds
+        proxy_headers=False,  # in the audit trail a client could name another's address
         log_level="warning",
         lifespan="on" if lifespan else "off",
         timeout_graceful_shutdown=5,

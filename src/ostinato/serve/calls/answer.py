@@ -141,6 +141,7 @@ class Answer:
         for choice, reading in zip(capture.choices, readings, strict=True):
             choice.reading = reading
         self._exchange = exchange
+        exchange.failure = writer.failure
         self._watch = watch
         self._metrics = metrics
         self._config = config

@@ -84,6 +84,9 @@ class Messages(Writer):
         last = {"delta": _stopped(finish, stop), **self._closing(counts), "ostinato": ostinato}
         return data + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")
 
+    def failure(self, error: OstinatoError) -> str:
+        return f"event: error\ndata: {json_line(error_body(error))}\n\n"
+
     def _closing(self, counts: Counts) -> Json:
         """The fields at the end of an answer that count, apart for the summary that the call began with, and that tell what was cleared."""
         edits, compacted = self._heading.edits, self._heading.compacted
@@ -233,13 +236,8 @@ def error_body(error: OstinatoError) -> Json:
     return {"type": "error", "error": told}
 
 
-def error_event(error: OstinatoError) -> str:
-    """An error as a stream's last event."""
-    return f"event: error\ndata: {json_line(error_body(error))}\n\n"
-
-
 def _status(error: OstinatoError) -> int:
     return _OVERLOADED if isinstance(error, Overloaded) else error.status
 
 
-ERRORS = ErrorShape(body=error_body, event=error_event, status=_status)
+ERRORS = ErrorShape(body=error_body, status=_status)

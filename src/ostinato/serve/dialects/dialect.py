@@ -231,6 +231,10 @@ class Writer(ABC):
         Ostinato's fields, and ends the stream.
         """
 
+    @abstractmethod
+    def failure(self, error: OstinatoError) -> str:
+        """The last events of a stream that cannot be completed, whatever was sent of it before."""
+
 
 class ContextExceeded(BadRequest):
     """A prompt leaves no room in the model's context for the answer. Each dialect says so in its protocol's words, by which agents
@@ -268,13 +272,12 @@ def status_of(error: OstinatoError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a dialect reports an error: as a body with an HTTP status, and as the last event of a stream that has begun.
+    """How a dialect reports an error that is all of an answer: as a body with an HTTP status.
 
-    Example: ``ErrorShape(body=error_body, event=error_event)``
+    Example: ``ErrorShape(body=error_body)``
     """
 
     body: Callable[[OstinatoError], Json]
-    event: Callable[[OstinatoError], str]
     status: Callable[[OstinatoError], int] = status_of
 
 

@@ -212,7 +212,7 @@ def _tool(tool: Any, where: str) -> Tool:
 
 def _function(holder: Any, where: str) -> Mapping[str, Any]:
     """The "function" object of a tool or a call. The holder's other fields are notes of its producer."""
-    if not isinstance(holder, dict) or holder.get("type", "function") != "function":
+    if not isinstance(holder, dict) or holder.get("type") not in (None, "function"):
         raise BadRequest(f"{where}.type must be 'function': other tools are not supported.", field=f"{where}.type")
     function = holder.get("function")
     if not isinstance(function, dict):

@@ -6,8 +6,10 @@ Log-probabilities are those of the distribution that the tokens were sampled fro
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ostinato.core.conversation import Piece, ToolCall
@@ -19,6 +21,7 @@ from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, T
 
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
+_UTF_8 = partial(getincrementaldecoder("utf-8"), "replace")
 
 
 class _OpenAI(Writer):
@@ -48,6 +51,9 @@ class _OpenAI(Writer):
         if not self._heading.count_usage:
             return self._event(last, extra) + DONE
         return self._event(last, self._more) + self._event("", f',"usage":{json_line(usage(counts))}{extra}') + DONE
+
+    def failure(self, error: OstinatoError) -> str:
+        return f"data: {json_line(error_body(error))}\n\n"
 
     def _event(self, choice: str, more: str) -> str:
         """One event: a choice as JSON text, then `more`, the fields after the choices."""
@@ -131,7 +137,8 @@ class Completion(_OpenAI):
 
     def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
         super().__init__(heading, renderer)
-        self._offsets: Counter[int] = Counter()  # choice -> characters of its tokens so far
+        self._offsets: Counter[int] = Counter()  # choice -> whole characters of its tokens so far
+        self._decoders = defaultdict[int, IncrementalDecoder](_UTF_8)
 
     def opening(self) -> str:
         return ""
@@ -160,21 +167,26 @@ class Completion(_OpenAI):
             return None
         texts = [told[token].text for token in tokens.ids]
         offsets: list[int] = []
-        for text in texts:
+        for token in tokens.ids:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(text)
-        tops = [{told[top].text: max(value, _FLOOR) for top, value in each} for each in tokens.tops]
+            self._offsets[index] += len(self._decoders[index].decode(told[token].raw))
+        logprobs = [max(logprob, _FLOOR) for logprob in tokens.logprobs]
+        tops = [  # with the sampled token, by which clients look its own up
+            {told[top].text: max(value, _FLOOR) for top, value in each} | {text: logprob}
+            for each, text, logprob in zip(tokens.tops, texts, logprobs, strict=False)
+        ]
         return {
             "tokens": texts,
-            "token_logprobs": [max(logprob, _FLOOR) for logprob in tokens.logprobs],
+            "token_logprobs": logprobs,
             "top_logprobs": tops or None,
             "text_offset": offsets,
         }
 
 
 class _Token(NamedTuple):
-    """A token as reported: its text, and the JSON of its entry up to the log-probability."""
+    """A token as reported: its bytes, its text, and the JSON of its entry up to the log-probability."""
 
+    raw: bytes
     text: str
     json: str
 
@@ -188,7 +200,7 @@ class _Tokens(dict[int, _Token]):
     def __missing__(self, token: int) -> _Token:
         raw = self._renderer.token_bytes(token)
         text = raw.decode(errors="replace")
-        self[token] = made = _Token(text, f'{{"token":{json_line(text)},"bytes":{json_line(list(raw))},"logprob":')
+        self[token] = made = _Token(raw, text, f'{{"token":{json_line(text)},"bytes":{json_line(list(raw))},"logprob":')
         return made
 
 
@@ -222,9 +234,4 @@ def error_body(error: OstinatoError) -> Json:
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
-def error_event(error: OstinatoError) -> str:
-    """An error as a stream's last event."""
-    return f"data: {json_line(error_body(error))}\n\n"
-
-
-ERRORS = ErrorShape(body=error_body, event=error_event)
+ERRORS = ErrorShape(body=error_body)

@@ -93,6 +93,15 @@ class ContextEntry(Fields):
     compact_threshold: int | None = Field(default=None, ge=1, le=10_000_000)
 
 
+class PromptCacheOptions(Fields):
+    """Options of the prompt cache."""
+
+    mode: Cached = None
+    ttl: Cached = None
+    comparison_response_id: Cached = None
+    prewarm: Annotated[Any, Only(False, why="is not supported: each call samples an answer")] = None
+
+
 class ResponsesRequest(OneAnswer, WithItems):
     """`POST /v1/responses`."""
 
@@ -114,7 +123,7 @@ class ResponsesRequest(OneAnswer, WithItems):
     service_tier: _Served = None
     client_metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
     prompt_cache_key: Cached = None
-    prompt_cache_options: Cached = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Cached = None
     reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     stream_options: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None
@@ -361,16 +370,17 @@ class Responses(Writer):
         response = {**self._response(status, counts), "ostinato": ostinato}
         return data + self._event(f"response.{status}", response=response)
 
-    def failed(self, error: Json) -> str:
-        """The end of a stream that cannot be completed."""
-        return self._event("response.failed", response=self._response("failed", None) | {"error": error})
+    def failure(self, error: OstinatoError) -> str:
+        code = error.code if isinstance(error, GrammarTooComplex) else _CODES.get(error.status, "server_error")
+        begun = "" if self._events else self.opening()  # clients take no other event first
+        return begun + self._failed({"code": code, "message": str(error)})
 
     def refused(self, error: ContextExceeded) -> str:
         """The whole stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not in a status."""
         told = _error(error)
         described: Json = {name: told[name] for name in ("code", "message", "param")}
         begun = self.opening() + self._event("error", error=told, **described)
-        return begun + self.failed({name: told[name] for name in ("code", "message")})
+        return begun + self._failed({name: told[name] for name in ("code", "message")})
 
     def compacted(self, item: Json, counts: Counts, ostinato: Json, *, stream: bool) -> bytes:
         """The whole answer that consists of a compaction item, as a body or as a stream."""
@@ -382,6 +392,9 @@ class Responses(Writer):
         return (data + self._event("response.completed", response=response)).encode()
 
     # ------------------------------------------------------------ events
+
+    def _failed(self, error: Json) -> str:
+        return self._event("response.failed", response=self._response("failed", None) | {"error": error})
 
     def _compacting(self, item: Json) -> str:
         """The events of a compaction item, which is told whole."""
@@ -552,11 +565,4 @@ def error_body(error: OstinatoError) -> Json:
     return {"error": _error(error)}
 
 
-def error_event(error: OstinatoError) -> str:
-    """An error as a stream's last event: a response that failed."""
-    code = error.code if isinstance(error, GrammarTooComplex) else _CODES.get(error.status, "server_error")
-    failed = Responses(Heading(id="", created=0.0, model="", choices=1, prompt_tokens=0, count_usage=True))
-    return failed.failed({"code": code, "message": str(error)})
-
-
-ERRORS = ErrorShape(body=error_body, event=error_event)
+ERRORS = ErrorShape(body=error_body)

@@ -284,8 +284,9 @@ def _text(content: Any, where: str, omissions: Omissions) -> str:
 
 
 def _kind(value: Any, where: str, default: str | None = None) -> str:
-    given = value.get("type", default) if isinstance(value, dict) else None
-    if not isinstance(given, str):
+    given = value.get("type") if isinstance(value, dict) else ""
+    given = default if given is None else given
+    if not isinstance(given, str) or not given:
         raise BadRequest(f"{where} must be an object with a type.", field=where)
     return given
 

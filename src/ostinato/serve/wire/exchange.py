@@ -67,14 +67,14 @@ class Exchange:
     """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
     of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
     `time.monotonic`; `received` is the length of the body, unpacked; `shared` are headers of every answer, by which the page that
-    asked may read it.
+    asked may read it; `failure` shapes an error that ends a stream which has begun.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
 
     __slots__ = (
-        *("_config", "_send", "_session"),
-        *("came_at", "headers", "method", "path", "receive", "received", "said", "shared", "status", "watch"),
+        *("_config", "_send", "_session", "came_at", "failure", "headers", "method", "path", "receive", "received"),
+        *("said", "shared", "status", "watch"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
@@ -88,6 +88,7 @@ class Exchange:
         self.status = 0
         self.said = False
         self.shared: Headers = []
+        self.failure: Callable[[OstinatoError], str] = str
         self.watch: DisconnectWatch | None = None
         self._send = send
         self._config = config
@@ -270,7 +271,7 @@ class Endpoint:
 
     async def _fail(self, exchange: Exchange, error: OstinatoError) -> None:
         if exchange.status:  # only streams fail after their start: the error is the last event
-            await exchange.write(self._errors.event(error).encode(), last=True)
+            await exchange.write(exchange.failure(error).encode(), last=True)
         else:
             await exchange.reply(self._errors.status(error), json_bytes(self._errors.body(error)), _headers(error))
 

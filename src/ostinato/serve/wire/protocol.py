@@ -5,6 +5,7 @@ stay unread, and on the number of open connections and pipelined requests. So no
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ HEAD_S = 10.0
 UNREAD_S = 30.0
 MOST_PIPELINED = 64
 _MOST_FRAMING, _FRAMED = 65_536, 16  # bytes around a body, and more for each byte of it: the least chunk takes five
+_UPGRADE = re.compile(rb"(\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 _LEAST_READ_BYTES = 16_384  # a client that reads fewer in `UNREAD_S` counts as not reading
 
 
@@ -32,7 +34,8 @@ _TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come w
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers HTTP/1.0 without chunks, which it does not have, and closes connections that are held without need, in any of these cases:
+    """Answers HTTP/1.0 without chunks, which it does not have, and stays with HTTP/1.1 where a client asks for another protocol (Java's
+    HttpClient asks every plain address for HTTP/2). It closes connections that are held without need, in any of these cases:
 
     - A request's head is longer than `MAX_HEAD_BYTES` or incomplete after `HEAD_S`. Trailers after a body count as a head, and a
       connection that sends nothing after it was opened counts as slow.
@@ -97,6 +100,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head and self._head_bytes + len(data) > MAX_HEAD_BYTES and self._is_long_head(data):
             self._refuse(_TOO_LONG)
             return
+        if self._in_head:
+            data = self._without_upgrade(data)
         self._passed = False
         self._raw += len(data)
         self._last = data[-3:]
@@ -111,6 +116,12 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait()
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LONG)
+
+    def _without_upgrade(self, data: bytes) -> bytes:
+        """The data without a header for which the parser would leave all that follows the head, its body too, to another protocol."""
+        head = data.partition(b"\r\n\r\n")[0]
+        kept = _UPGRADE.sub(rb"\1ignored", self._last + head)[len(self._last) :]  # as long as before
+        return kept + data[len(head) :]
 
     def _is_long_head(self, data: bytes) -> bool:
         """Whether the head, which goes on in this data, is too long, even if it ends there."""

@@ -590,7 +590,7 @@ class Pages:
 
     def _is_secure(self, request: Request) -> bool:
         assert self._visitors is not None
-        return self._visitors.secure or request.url.scheme == "https"
+        return self._visitors.secure or request.headers.get("x-forwarded-proto") == "https"
 
     def _cookie_name(self, request: Request) -> str:
         return SECURE_COOKIE if self._is_secure(request) else COOKIE

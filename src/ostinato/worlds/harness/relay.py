@@ -154,6 +154,8 @@ def _responses(events: list[Json]) -> tuple[Message, bool]:
                 text += _text(item["content"])
             case "reasoning":
                 reasoning += _text(item["content"])
+            case "compaction":
+                pass  # its summary is a turn of its own
             case _:
                 given = item["arguments"] if "arguments" in item else json.dumps({"input": item["input"]})
                 calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=given))

@@ -6,6 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.core.conversation import CompactionBlock, Message, Piece, Role
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.anthropic_reply import Messages
+from ostinato.serve.dialects.dialect import Compacted, Counts, Heading, Tokens, Whole
+from ostinato.serve.dialects.responses import Responses
 from ostinato.worlds.harness.relay import passed_headers, read_agent_answer, ruled_request, tool_results
 
 DIALECTS = ["chat", "messages", "responses"]
@@ -30,6 +35,31 @@ def test_an_answer_that_was_cut_is_none():
     whole = json.dumps({"choices": [], "ostinato": {"turns": ["t:0"], "spans": [[0, "h", 3]]}}).encode()
     assert read_agent_answer("chat", whole).tokens == 3
     assert all(read_agent_answer("chat", whole[:size]) is None for size in range(len(whole)))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("writer", "dialect"), [(Messages, "messages"), (Responses, "responses")])
+def test_an_answer_that_begins_with_a_summary_is_read(writer, dialect, streamed):
+    block = CompactionBlock(content="Done so far.", token="t")
+    heading = Heading(
+        id="x-1",
+        created=0.0,
+        model="m",
+        choices=1,
+        prompt_tokens=5,
+        count_usage=True,
+        compacted=Compacted(block=block, counts=Counts(prompt=9, answer=4)),
+    )
+    made, counts = writer(heading), Counts(prompt=5, answer=3)
+    told = {"turns": ["x-1-1:0"], "spans": [[0, "h", 3]], "window": {"number": 1, "begins_with": "x-1:0"}}
+    if streamed:
+        text = made.opening() + made.delta(0, [Piece(text="Go on.")], Tokens((), ()))
+        data = (text + made.ending(0, Finish.STOP, "", (counts, told))).encode()
+    else:
+        said = Message(role=Role.ASSISTANT, text="Go on.")
+        data = made.body([Whole(message=said, tokens=Tokens((), ()), finish=Finish.STOP)], counts, told)
+    answer = read_agent_answer(dialect, data)
+    assert (answer.turn, answer.message.text, answer.tokens, answer.window) == ("x-1-1:0", "Go on.", 3, 1)
 
 
 def test_a_text_that_looks_like_our_word_is_text():
