@@ -6,6 +6,7 @@ anew. So a process that was killed at any instant goes on as one that was not.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,6 +16,9 @@ from ostinato.core.records import Row, identity
 from ostinato.core.seams import Cursor, Folds, Log
 
 logger = logging.getLogger(__name__)
+
+SAVE_S = 3600.0
+"""Seconds after which a snapshot is saved though few rows came: retention drops no row that is in none."""
 
 _LAST = "last"  # the key of a snapshot under which the follower names the row that it ended with
 
@@ -58,7 +62,7 @@ class FoldFollower(Generic[F]):
         fold: what takes in the rows.
         name: the name of the snapshots.
         folds: where they are saved; None: nowhere.
-        every: rows between two snapshots.
+        every: rows between two snapshots; after `SAVE_S` there is another one in any case, if there is news.
         gaps: whether a snapshot may be used although retention has dropped rows since that it does not contain.
 
     Example::
@@ -78,16 +82,17 @@ class FoldFollower(Generic[F]):
         self._started = False
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self._unsaved = 0
+        self._saved_at = 0.0  # when the last snapshot was saved, or loaded, by the event loop's clock
         self._forgot = False  # the stored snapshot may name somebody who was forgotten
 
     async def catch_up(self, *, saving: bool = True) -> None:
-        """Take in the new rows, and save every `every` rows. Raises Corrupt, StorageFull, Unavailable."""
+        """Take in the new rows, and save regularly. Raises Corrupt, StorageFull, Unavailable."""
         async for _ in self.rows(saving=saving):
             pass
 
     async def rows(self, *, saving: bool = True) -> AsyncIterator[Row]:
         """As `catch_up`, and yields each row after it was taken in. A snapshot is saved once the caller asks for the next row, and at
-        the end if somebody was forgotten, whom the last one may name.
+        the end if the last one is old, or may name somebody who was forgotten.
         """
         if not self._started:
             await self._start()
@@ -99,12 +104,13 @@ class FoldFollower(Generic[F]):
             yield row
             if saving and self._unsaved >= self._every:
                 await self.save()
-        if saving and self._forgot:
+        if saving and (self._forgot or asyncio.get_running_loop().time() - self._saved_at >= SAVE_S):
             await self.save()
 
     async def save(self) -> None:
         """Save a snapshot, if there is news. Raises StorageFull; the previous one is kept then."""
         if self._folds is not None and self._unsaved:
+            self._saved_at = asyncio.get_running_loop().time()  # also if it fails: a full disk is asked again as often
             await self._folds.save(self._name, self.cursor, {**self.fold.state(), _LAST: self._last})
             self._unsaved, self._forgot = 0, False
 
@@ -119,7 +125,7 @@ class FoldFollower(Generic[F]):
             self.cursor, self._last = max(found[0], horizon), list(found[1][_LAST])
         else:
             self.cursor = await self.fold.begin(horizon)
-        self._started = True
+        self._started, self._saved_at = True, asyncio.get_running_loop().time()
 
     async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
         """True if the log continues where this snapshot ended."""

@@ -94,13 +94,13 @@ class RunningTrial:
             logger.warning("the clock was ahead: the trial of %s is read again from its start", record.candidate)
             self._record, self._reactions, self._past = None, None, Past(self._metrics)
         if self._record is None or (self._record.salt, self._record.began) != (record.salt, record.began):
-            await self._begin(record, after)
+            await self._begin(record, after, now)
         self._record = record
         assert self._trial is not None
         self._trial.better_s, self._trial.retested = record.better_s, record.retested
         while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
             # no further than the slot needs: reading a whole trial at once holds no more of it in memory than following it
-            await self._read(end + self._outcomes.maturity_s, self._upto)
+            await self._read(end + self._outcomes.maturity_s, self._upto, now)
             self._add(record, end)
             self._upto, self._owed = end, True
         if not self._owed:
@@ -113,7 +113,7 @@ class RunningTrial:
         """Note that the last decision was carried out; until then `look` repeats it, so that a failure on the way delays it by no slot."""
         self._owed = False
 
-    async def _begin(self, record: TrialRecord, after: Cursor) -> None:
+    async def _begin(self, record: TrialRecord, after: Cursor, now: float) -> None:
         """Begin a trial. The turns before it are the past from which users' expected outcomes come."""
         since = 0
         async for _ in self._log.read(after, {Turn}):
@@ -121,7 +121,7 @@ class RunningTrial:
         # always from the log, even if the trial before it was followed, so that a restarted worker knows the same past
         self._past = Past(self._metrics, record.began)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
-        await self._read(record.began, record.began)
+        await self._read(record.began, record.began, now)
         for each, known in self._take(record.began, record.began):
             self._past.remember(each.person, each.ended_at, known, each.tasks)
         self._past.forget(record.began - _REMEMBERED_S)
@@ -132,11 +132,11 @@ class RunningTrial:
         self._retention, self._day = Retention(record.began), 0
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
-    async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
+    async def _read(self, until: float = math.inf, past: float = math.inf, now: float = math.inf) -> None:
         """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
         if self._reactions is None:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
-        for each in await self._reactions.refresh(until):
+        for each in await self._reactions.refresh(until, now):
             if each.ended_at > past:
                 self._miss()
                 continue

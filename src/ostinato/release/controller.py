@@ -555,7 +555,7 @@ class RunningStanding:
             if self._watch.over(end):
                 self._people = {}
             # turns dropped because too many wait are left out
-            await self._reactions.refresh(end + self._config.outcomes.maturity_s)
+            await self._reactions.refresh(end + self._config.outcomes.maturity_s, now)
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
             compared = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
@@ -574,7 +574,7 @@ class RunningStanding:
         self._upto = since if began == since else began - slot_s
         window = await self._log.before_last(self._config.outcomes.window, Turn)
         self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
-        await self._reactions.refresh(self._upto)
+        await self._reactions.refresh(self._upto, now)
         self._reactions.take(self._upto)
         self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)

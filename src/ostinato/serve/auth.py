@@ -412,7 +412,7 @@ class KeyAudit:
         key = next((fingerprint(each) for each in presented(headers) if self._keys.is_admin(each)), "")
         slot, now = headers[_SLOT].decode("latin-1")[:100], self._clock()
         chosen = (key, address_of(scope), slot)
-        if now - self._chosen.get(chosen, -_AGAIN_S) < _AGAIN_S:
+        if 0.0 <= now - self._chosen.get(chosen, -_AGAIN_S) < _AGAIN_S:
             return
         if len(self._chosen) >= _MOST:
             self._chosen.clear()

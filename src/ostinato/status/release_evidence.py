@@ -44,10 +44,10 @@ _FIGURES = ("difference", "lower", "upper", "margin", "power")
 
 
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[releases.GateLook, ...]:
-    """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
+    """The gate's looks among `events`, given oldest first. An incomplete report, written by an earlier or later version, is left out."""
     evaluated = [event for event in events if event.action == "evaluated"]
     found = [_look(event, event.previous, mapping(event.detail.get("report"))) for event in evaluated if event.previous]
-    return tuple(sorted((look for look in found if look), key=lambda look: look.at))
+    return tuple(look for look in found if look)
 
 
 def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> releases.GateLook | None:
@@ -69,11 +69,11 @@ def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]
 
 
 def last_report(events: Iterable[ReleaseEvent]) -> tuple[tuple[Comparison, ...], tuple[BarResult, ...]]:
-    """The comparisons of the gate's newest look, and the quality bars that it judged."""
+    """The comparisons of the gate's newest look, and the quality bars that it judged. `events`: oldest first."""
     evaluated = [event for event in events if event.action == "evaluated"]
     if not evaluated:
         return (), ()
-    report = mapping(max(evaluated, key=lambda event: event.at).detail.get("report"))
+    report = mapping(evaluated[-1].detail.get("report"))
     comparisons = [_comparison(mapping(each)) for each in _list(report.get("comparisons"))]
     bars = [_bar(mapping(each)) for each in _list(report.get("bars"))]
     return tuple(each for each in comparisons if each), tuple(each for each in bars if each)
@@ -100,10 +100,10 @@ GOAL = "share of good turns"
 
 
 def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[releases.TrialLook, ...]:
-    """The looks at users who tried this version, oldest first. A rollback's line is about the version that it took back."""
+    """The looks at users who tried this version, oldest first as `events` are. A rollback's line is about the version that it took back."""
     found: list[releases.TrialLook] = []
     lasting = ""
-    for event in sorted(events, key=lambda event: event.at):
+    for event in events:
         reading = mapping(event.detail.get("reading"))
         about = event.previous if event.action == "rolled_back" else event.policy
         if not reading or about is None or about.hash != root:
@@ -451,7 +451,7 @@ class EvidenceReader:
     async def evidence(
         self, policy: PolicyVersion, events: Sequence[releases.LedgerEvent], rows: Mapping[str, ReleaseEvent]
     ) -> releases.ReleaseEvidence:
-        """The evidence for and against a version. `rows` are the ledger rows of those `events` that the log still has."""
+        """The evidence for and against a version. `rows` are the ledger rows of those `events` that the log still has, oldest first."""
         against = compared_with(policy, events)
         comparisons, bars = last_report(rows.values())
         slow = releases.ReleaseEvidence() if against is None else await self._slow(policy, against)

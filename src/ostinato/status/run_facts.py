@@ -149,7 +149,8 @@ class RunFacts:
         if found is None:
             return None
         line, events, live, previous = found
-        rows = {row.id: row for row in await self._find(ReleaseEvent, [(event.id,) for event in events])}
+        # oldest first, whatever the clock said
+        rows = {row.id: row for row in await self._find(ReleaseEvent, [(event.id,) for event in reversed(events)])}
         kept = await self._run.store.read_ref(version_ref(line.policy.hash)) is not None
         return ReleaseDetail(
             line=line,

@@ -183,14 +183,13 @@ def followers(
     now: float,
 ) -> tuple[FollowerNow, ...]:
     """Each slot's last loaded version, beside its ref's. A version is wanted from its publication on, in the live slot from its release.
-    `published`: newest first.
+    `swaps`, `published`: newest first.
     """
     made = {line.number: line.at for line in reversed([*published])}  # the newest of a number that was published again
     shipped = [(event.policy.number, event.at) for event in released]
     newest: dict[str, SwapLine] = {}
     for line in swaps:
-        if line.slot not in newest or line.at > newest[line.slot].at:
-            newest[line.slot] = line
+        newest.setdefault(line.slot, line)
     found: list[FollowerNow] = []
     for slot, line in sorted(newest.items()):
         wanted = refs.get(slot)

@@ -60,6 +60,17 @@ async def test_one_that_is_idle_or_ends_what_it_does_goes_on(stats):
             await attend(Engine(*stats), 0.1)
 
 
+@in_virtual_time
+async def test_where_the_whole_process_stood_still_the_engine_did_not_hang():
+    """As in a container that is frozen for a while: the engine had no time to end what it does."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.055, loop.advance, 600.0)
+    steps = [{"steps": 5.0, "running": 1.0}] * 9 + [{"steps": float(step), "running": 1.0} for step in range(6, 10_000)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(600.5):
+            await attend(Engine(*steps), 0.1)
+
+
 async def test_an_earlier_workers_alarm_stands_until_a_long_request_was_read(monkeypatch):
     told = []
 

@@ -54,6 +54,35 @@ async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(mon
         os.close(says)
 
 
+async def test_where_the_whole_process_stood_still_the_loop_did_not(monkeypatch):
+    """As in a container that is frozen for a minute: a loop that came round before and comes round now is no reason to be killed."""
+    ahead, freezes = [0.0], []
+
+    def sleep(_):
+        time.sleep(0.01)
+        if not sender._asked and len(freezes) < 3:
+            ahead[0] += 60.0
+            freezes.append(True)
+
+    monkeypatch.setattr(pulsing, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], sleep=sleep))
+    hears, says = os.pipe()
+    os.set_blocking(hears, False)
+    sender, heard, enough = Sender(Heartbeat(), says, asyncio.get_running_loop(), lambda: None), b"", 0
+    sender.start()
+    try:
+        while not enough or heard.count(b"\n") < enough:
+            with contextlib.suppress(BlockingIOError):
+                heard += os.read(hears, 4096)
+            if len(freezes) == 3 and not enough:
+                enough = heard.count(b"\n") + 3  # those after the last one, too
+            await asyncio.sleep(0.01)
+        assert max(read_sign(line).lag_s for line in heard.splitlines()[:enough]) < 60.0
+    finally:
+        os.close(hears)  # which ends the thread
+        await asyncio.to_thread(sender.join, PATIENT_S)
+        os.close(says)
+
+
 def the_culprit(begin, dumps, before):
     begin()
     until = time.monotonic() + PATIENT_S

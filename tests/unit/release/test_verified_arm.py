@@ -24,6 +24,7 @@ from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Effect
 from ostinato.release.trial.incumbent_test import BestComparison, StandingConfig
+from ostinato.testing.records import a_turn
 
 SHARE = 0.4
 RULES = {
@@ -171,6 +172,19 @@ async def test_a_clock_that_was_ahead_blinds_nobody(disk):
     ahead, fresh = (watch._watch._all.effect() for watch in watches)
     assert ahead == fresh
     assert fresh.turns > 0
+
+
+async def test_turns_of_a_clock_that_was_ahead_hold_up_no_comparison(disk):
+    """They lie before everybody's next turns in the log."""
+    control, crowd = await standing(disk, {V3: 0.48})
+    disk.publish(V3)
+    await settle(control)
+    state, watch = control.ledger.state, RunningStanding(disk, control._config)
+    await disk.append(*(a_turn(f"ahead{i}", ended_at=crowd.time.now + 5_000.0) for i in range(20)))
+    for _ in range(5):
+        await crowd.slot()
+    await watch.look(state, control.ledger.verified_from, crowd.time.now + 5.0)
+    assert watch._watch._all.effect().turns > 0
 
 
 async def test_who_came_in_a_period_that_is_over_is_not_remembered(disk):

@@ -1,5 +1,6 @@
 """A desk starts from what it saved, reads on from there, and decides as one that read everything; memory stays flat."""
 
+import asyncio
 import contextlib
 import json
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.oracles.turn_accounting import recount
+from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Corrupt, NoSignal, StorageFull
 from ostinato.core.records import (
@@ -135,6 +137,22 @@ async def test_it_saves_by_itself_every_so_many_rows(now, open_desk, turn):
     await log.append(*[turn(i) for i in range(99, 250)])
     await desk.poll()
     assert folds.kept["desk"][0] == 200
+
+
+@in_virtual_time
+async def test_it_saves_every_hour_though_few_rows_came_lest_retention_waits_for_them(now, open_desk, turn):
+    log, folds = MemoryLog(), MemoryFolds()
+    desk = open_desk(log, config=CONFIG, folds=folds)
+    await desk.poll()
+    each = turn(0, arm=Arm.CONTROL)
+    await log.append(each, a_delivery(each), a_signal(each, "accepted", at=11.0))
+    now.at += 60.0
+    await desk.poll()
+    assert any(isinstance(row, Reward) for row in log.rows), "nothing depends on the turn any more"
+    assert await needed_above(folds, CONFIG, now.at) == 0
+    await asyncio.sleep(3600.0)
+    await desk.poll()
+    assert await needed_above(folds, CONFIG, now.at) == len(log.rows)
 
 
 async def test_it_saves_when_it_is_closed_if_there_is_room(now, open_desk, turn):

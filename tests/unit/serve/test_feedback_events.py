@@ -5,7 +5,9 @@ import pytest
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import LineSurvival, Source
+from ostinato.reward.functions import copilot
 from ostinato.serve.feedback.intake import parse_feedback
+from ostinato.testing.records import a_turn
 
 KEPT = {"argument": "content", "of": 12, "followed": "1-12", "kept": "1-5, 9"}
 EVENT = {"id": "s1", "target": "R:2", "name": "accepted", "value": True, "source": "human"}
@@ -25,6 +27,16 @@ def test_values_times_and_targets():
         assert parse(EVENT | {"occurred_at": text})[0].occurred_at == noon
     assert parse(EVENT)[0].occurred_at == 1000.0
     assert parse({k: v for k, v in EVENT.items() if k != "value"} | {"retracts": "s0"})[0].value == 0.0
+
+
+@pytest.mark.parametrize(("names", "value"), [(("accepted", "undone"), -0.25), (("undone", "accepted"), 0.75)])
+def test_of_a_list_without_times_the_last_event_decides_whatever_the_ids(names, value):
+    """As a client sends what it queued while the gateway was away."""
+    now = 1_796_059_000.0  # at today's times a float has steps of a quarter of a microsecond
+    events = [EVENT | {"id": id, "name": name} for id, name in zip(("z", "a"), names, strict=True)]
+    signals = parse_feedback(events, tenant="default", now=now)
+    turn = a_turn("R:2", ended_at=now - 10.0)
+    assert copilot(turn, signals, now + 30.0, window=30.0).value == value
 
 
 def test_a_tool_call_names_the_turn_that_made_it():

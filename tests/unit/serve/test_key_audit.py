@@ -46,6 +46,9 @@ async def test_a_choice_of_weights_is_recorded_once_an_hour():
         assert len(w.audited) == 2
         assert (await w.chat(headers=w.key(KEY, **{"x-ostinato-slot": "live"})))[0] >= 400
         assert len(w.audited) == 2
+        w.now -= 3000.0  # a clock that was ahead silences nothing once it is set back
+        await w.chat(headers=headers)
+        assert len(w.audited) == 3
 
 
 async def test_every_act_on_the_page_leaves_a_line():

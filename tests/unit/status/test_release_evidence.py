@@ -168,6 +168,25 @@ async def test_comparisons_and_bars_that_are_not_whole_are_left_out():
     assert last_report([]) == ((), ())
 
 
+async def test_what_was_found_last_is_the_last_line_whatever_the_clock_said(seen):
+    """The clock was ahead at the gate's first look and when users found it better, and was set back before the lines that followed."""
+    few = a_report() | {"verdict": "EXTEND", "comparisons": [], "bars": []}
+    reading = a_reading(0.021, 0.017, 812.0, not_worse=True, better=True)
+    lines = [
+        an_event(0, "shipped", OLD, None),
+        replace(an_event(1, "evaluated", report=few), at=9_000.0),
+        an_event(2, "evaluated", report=a_report()),
+        an_event(3, "shipped", share=0.9, salt="s"),
+        replace(an_event(4, "better", reading=reading), at=9_000.0),
+        an_event(5, "faded", reading=a_reading(0.0, 0.02, 900.0)),
+    ]
+    await seen.fill(*lines)
+    found = await seen.facts.release(NEW.hash)
+    assert [look.verdict for look in found.looks] == ["EXTEND", "SHIP"]
+    assert [bar.suite for bar in found.evidence.bars] == ["safety"]
+    assert [look.finding for look in found.evidence.trial] == ["better", "better at first"]
+
+
 def test_people_are_counted_under_the_share_in_force_when_they_came():
     parts = [Stretch(start=10, share=0.5, shipped=False), Stretch(start=20, share=0.9, shipped=True)]
     people = [("canary", 11), ("live", 12), ("live", 21), ("live", 22), ("previous", 23)]

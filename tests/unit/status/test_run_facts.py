@@ -347,6 +347,15 @@ def test_a_number_that_was_published_again_is_wanted_from_then_on():
     assert found.lag_s == 3.0
 
 
+def test_a_follower_has_what_it_loaded_last_though_the_clock_was_ahead_before():
+    def swapped(number, at):
+        return SwapLine(slot="live", number=number, pause_s=0.001, streams=0, at=at)
+
+    wanted = PolicyVersion(number=8, hash="8")
+    (live,) = followers([swapped(8, 500.0), swapped(7, 9_000.0)], {"live": wanted}, [], [], 510.0)
+    assert (live.number, live.behind) == (8, False)
+
+
 def test_a_follower_lags_from_the_release_until_it_has_loaded():
     def a_policy(number):
         return PolicyVersion(number=number, hash=f"{number:064x}")

@@ -147,7 +147,7 @@ class Sender(threading.Thread):
         os.set_blocking(pipe, False)
         os.set_inheritable(pipe, False)  # a program that the worker starts must not hold it open
         self._pulse, self._pipe, self._loop, self._on_orphaned = pulse, pipe, loop, on_orphaned
-        self._round = time.monotonic()
+        self._asked_at = time.monotonic()
         self._asked = False
         self._told = False
 
@@ -155,10 +155,11 @@ class Sender(threading.Thread):
         """Send a line every `BEAT_S` seconds until the process ends or the supervisor is gone."""
         while True:
             if not self._asked and not self._loop.is_closed():
-                self._asked = True
+                # it lags from now on: if the whole process stood still before, as in a frozen container, the loop did not
+                self._asked_at, self._asked = time.monotonic(), True
                 with contextlib.suppress(RuntimeError):  # it was closed just now
                     self._loop.call_soon_threadsafe(self._came_round)
-            lag_s = time.monotonic() - self._round
+            lag_s = time.monotonic() - self._asked_at
             self._watch(lag_s)
             if not self._send(self._pulse.sign(lag_s).line()):
                 self._on_orphaned()
@@ -186,7 +187,7 @@ class Sender(threading.Thread):
             time.sleep(0.05)
 
     def _came_round(self) -> None:
-        self._round, self._asked = time.monotonic(), False
+        self._asked = False
 
     def _send(self, line: bytes) -> bool:
         """Write a line. False once nobody reads the pipe. A line that does not fit into the pipe now is dropped."""

@@ -367,11 +367,10 @@ async def attend(engine: Engine, longest_s: float) -> None:
         except Unavailable as error:
             raise EngineDied(str(error)) from error
         busy = sum(stats.get(name, 0.0) for name in ("running", "waiting", "orders_open")) > 0
-        ended = stats.get("steps", 0.0) + stats.get("orders_done", 0.0)
+        ended, now = stats.get("steps", 0.0) + stats.get("orders_done", 0.0), loop.time()
         if not busy or ended != done:
-            done, since = ended, loop.time()
-        if loop.time() - since > longest_s:
-            raise EngineDied(
-                f"the engine has finished no step or command for {loop.time() - since:.0f} s, with work waiting"
-            )
+            done, since = ended, now
+        if now - since > longest_s:
+            raise EngineDied(f"the engine has finished no step or command for {now - since:.0f} s, with work waiting")
         await asyncio.sleep(_LOOK_S)
+        since += max(0.0, loop.time() - now - 2 * _LOOK_S)  # while this process stood still, so did the engine

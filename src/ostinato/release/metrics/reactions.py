@@ -84,8 +84,11 @@ class Reactions:
         self._counts: Counter[str] = Counter()
         self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
-    async def refresh(self, until: float = math.inf) -> list[Reacted]:
-        """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait."""
+    async def refresh(self, until: float = math.inf, now: float = math.inf) -> list[Reacted]:
+        """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait.
+
+        One that lies beyond `now` ends nothing: it is of a clock that was ahead, and older rows follow it.
+        """
         gave_way: list[Reacted] = []
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
@@ -100,7 +103,7 @@ class Reactions:
                 self._signal(row)
             if len(self._by_turn) > self._config.window:
                 gave_way.append(self._give_way())
-            if at > until + _OUT_OF_ORDER_S:
+            if until + _OUT_OF_ORDER_S < at <= now + _OUT_OF_ORDER_S:
                 break
         return gave_way
 

@@ -272,6 +272,7 @@ MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far belo
 _MAX_RANGES = 4096  # characters of a list of line numbers
 _MAX_TEXTS = 16  # texts of one answer whose lines one event is about
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999
+_APART_S = 1e-6  # between the arrivals of two events of a list
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(printable)]
 _Text = Annotated[str, StringConstraints(max_length=65_536)]
@@ -364,7 +365,8 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
     Args:
         body: the JSON value.
         tenant: the sender; event ids are unique per tenant.
-        now: the arrival time; also the event time, for events that give none.
+        now: the arrival time, of each further event of a list a microsecond later, so that their order is kept; also the event time, for
+            events that give none.
 
     Raises:
         BadRequest: names the fields at fault, "[3].value" within a list, up to the tenth bad event; no event of a bad list is taken.
@@ -379,7 +381,7 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
     signals, wrong = list[Signal](), dict[str, str]()
     for i, event in enumerate(body):
         try:
-            signals.append(_signal(event, f"[{i}]", tenant, now))
+            signals.append(_signal(event, f"[{i}]", tenant, now + i * _APART_S))
         except BadRequest as error:
             wrong[error.field or f"[{i}]"] = str(error).removesuffix(".")
         if len(wrong) == SHOWN and i + 1 < len(body):

@@ -397,6 +397,18 @@ async def test_a_clock_that_was_ahead_is_told_or_mended():
     assert "worse: -" in decision.reason
 
 
+async def test_turns_of_a_clock_that_was_ahead_hold_up_no_trial():
+    """One gateway's clock was a day ahead for a moment: what it wrote lies before everybody's next turns in the log."""
+    town = Town(lambda town, turn, treated: town.judged(turn, 0.1 if treated else 0.6))
+    await town.begin()
+    trial = town.running()
+    turns = (a_turn(f"ahead{i}", user=f"u{i}", ended_at=town.now + 86_400.0) for i in range(40))
+    await town.log.append(*(replace(turn, arm=Arm.LIVE, spans=SPANS[False], propensity=0.5) for turn in turns))
+    decision = await town.until_over(trial)
+    assert decision.next is NextAction.BLOCK
+    assert "worse: -" in decision.reason
+
+
 @pytest.mark.parametrize("slot_s", [0.7, 100 / 3, 3600 / 7])
 def test_slots_whose_length_no_float_holds_end_one_after_another(slot_s):
     """A slot that ended where it began was added without end."""
