@@ -21,6 +21,8 @@ from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.core.seams import Clock, Cursor
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.record.rowlog import RowLog
+from ostinato.release.config import ReleaseConfig
+from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
 from ostinato.release.monitors.turn_text import take_apart
 from ostinato.release.trial.trial import ArmBalance
@@ -458,7 +460,7 @@ class EvidenceReader:
         parts = stretches(events, rows, policy.hash)
         config = self._run.config.release
         limits, trial = config.trial, trial_looks(rows.values(), policy.hash)
-        rules = releases.TrialRules(margin=limits.margin, alpha=limits.ship_alpha, void_odds=limits.imbalance)
+        rules = releases.TrialRules(margin=_allowed(config, trial), alpha=limits.ship_alpha, void_odds=limits.imbalance)
         return replace(
             slow,
             against=against,
@@ -554,6 +556,12 @@ class EvidenceReader:
     async def _find(self, names: Iterable[str]) -> list[Turn]:
         identities = [(name,) for name in names]
         return await self._log.find(Turn, identities) if identities else []
+
+
+def _allowed(config: ReleaseConfig, looks: Sequence[releases.TrialLook]) -> float:
+    """The loss, as a share, that the measure of the last look may show: its own tolerance, or the trial's margin."""
+    own = {metric.name: metric.allowed for metric in metrics_of(config.metrics, config.trial.margin)}
+    return own.get(looks[-1].goal.name, config.trial.margin) if looks else config.trial.margin
 
 
 def compared_with(policy: PolicyVersion, events: Iterable[releases.LedgerEvent]) -> PolicyVersion | None:

@@ -259,3 +259,19 @@ async def test_the_report_of_any_run_is_one_file_that_asks_nobody(seen, tmp_path
     with pytest.raises(NotFound):
         await write_report(load(None, [f"run.directory={tmp_path / 'none'}"]), tmp_path / "x.html", console)
     assert NOW == 1000.0
+
+
+async def test_the_margin_of_a_trial_is_the_tolerance_of_its_goal_where_that_has_its_own(tmp_path, model):
+    own = (
+        "[{name='acceptance', tolerance=0.05}, {name='stars', role='goal', numerator=['stars'], most=5, tolerance=0.2}]"
+    )
+    settings = ["release.signals=['stars']", f"release.metrics={own}", "release.canary=true"]
+    config = load(None, [f"run.directory={tmp_path / 'run'}", f"model.source={model}", *settings])
+    with open_run(config) as run, open_log(config) as log:
+        seen = Observed(run, log)
+        await seen.fill(*the_trial()[:3])
+        for number, (goal, margin) in enumerate((("acceptance", 0.05), ("stars", 0.04), ("gone", 0.02)), 3):
+            reading = a_reading(-0.03, 0.015, 900.0, not_worse=True, metric=goal)
+            await seen.fill(an_event(number, "looked", reading=reading))
+            assert (await seen.facts.release(NEW.hash)).evidence.rules.margin == pytest.approx(margin)
+        seen.facts.close()
