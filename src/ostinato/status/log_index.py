@@ -32,7 +32,7 @@ from ostinato.release.ledger import State, fold, taken_back
 
 _T = TypeVar("_T")
 
-FORMAT = 6
+FORMAT = 7
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
@@ -45,6 +45,7 @@ _STATEMENTS = (
     "CREATE TABLE signals (turn TEXT, tenant TEXT, id TEXT, name TEXT, seq INTEGER, PRIMARY KEY (turn, tenant, id)) WITHOUT ROWID",
     "CREATE INDEX signals_by_seq ON signals (seq)",
     "CREATE TABLE outcomes (name TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE returns (first INTEGER PRIMARY KEY, base INTEGER NOT NULL)",
     "CREATE VIRTUAL TABLE words USING fts5 (text, content='', contentless_delete=1, detail=none)",
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT, action TEXT, number INTEGER, hash TEXT, previous_number INTEGER, "
     "previous_hash TEXT, reason TEXT, at REAL)",
@@ -205,6 +206,8 @@ class PageIndex:
                 self._settle([row.turn], row.reason.partition(": ")[0], type(row))
             case Batch():
                 self._settle(row.turns, TRAINED, Batch, step=row.step)
+                if row.base is not None:
+                    self._db.execute("INSERT OR IGNORE INTO returns VALUES (?, ?)", (row.step, row.base.number))
             case ReleaseEvent():
                 self._event(seq, row)
             case Alarm():

@@ -480,11 +480,11 @@ class EvidenceReader:
         if kept is not None and 0.0 <= now - kept[0] < FRESH_S:
             return kept[1]
         horizon = await self._log.horizon()
-        turns = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
+        learned = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
         found = releases.ReleaseEvidence(
             rates=await self._rates(policy, against),
-            steps=policy.number - against.number if policy.number > against.number else None,
-            turns=turns,
+            steps=None if learned is None else learned[0],
+            turns=None if learned is None else learned[1],
             weights=await sent_between(self._manifests, against, policy),
             examples=await self._examples(policy, against),
         )
@@ -517,14 +517,20 @@ class EvidenceReader:
 
     # ------------------------------------------------------------ questions to the index
 
-    def _learned(self, since: int, upto: int, horizon: Cursor) -> int | None:
-        """Turns trained on between one version and the other (a version's number is its step). None while older turns are not read."""
+    def _learned(self, since: int, upto: int, horizon: Cursor) -> tuple[int, int] | None:
+        """Steps and turns of the training from one version to the other (a version's number is its step), without what the trainer went
+        back behind. None if there is no way up, and while older rows are not read.
+        """
         with self._questions.open() as db:
             low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
-            if low is None or low[0] > horizon:
+            if low is None or low[0] > horizon or upto <= since:
                 return None
-            sql = "SELECT count(*) FROM turns WHERE step > ? AND step <= ?"
-            return int(db.execute(sql, (since, upto)).fetchone()[0])
+            returns = db.execute("SELECT first, base FROM returns WHERE first <= ?", (upto,)).fetchall()
+            gone = "SELECT 1 FROM returns WHERE base < step AND step < first AND first <= ?2"
+            sql = f"SELECT count(*) FROM turns WHERE step > ?1 AND step <= ?2 AND NOT EXISTS ({gone})"
+            turns = int(db.execute(sql, (since, upto)).fetchone()[0])
+        steps = set(range(since + 1, upto + 1)).difference(*(range(base + 1, first) for first, base in returns))
+        return len(steps), turns
 
     def _users(self, number: int) -> list[str]:
         with self._questions.open() as db:

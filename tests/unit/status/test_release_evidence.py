@@ -193,6 +193,19 @@ async def test_one_release_is_gathered_whole(seen):
     assert (await seen.facts.release(OLD.hash)).evidence.against is None
 
 
+async def test_steps_that_the_trainer_went_back_behind_are_not_among_those_of_a_later_release(seen):
+    """Steps 17 and 18 were refused and the trainer went back to v16: v19 is one step from it, of one turn."""
+    await fill(seen)
+    newest = PolicyVersion(number=19, hash="19" * 32)
+    batches = [
+        Batch(step=step, turns=(f"16-live-{step}:0",), credits=((0.1,),), reference=OLD, at=950.0, base=base)
+        for step, base in ((18, None), (19, OLD))
+    ]
+    await seen.fill(*batches, an_event(9, "evaluated", newest, OLD, report=a_report()))
+    evidence = (await seen.facts.release(newest.hash)).evidence
+    assert (evidence.against, evidence.steps, evidence.turns) == (OLD, 1, 1)
+
+
 async def test_what_was_sent_is_summed_along_the_manifests(seen):
     zero = await seen.publish(0, "live")
     one = await seen.publish(1, base=zero)
