@@ -389,7 +389,7 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
         since = parts[0].start if parts[0].shipped or answered is None else answered - 1
         rows = db.execute(
             "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND dealt AND "
-            f"arm IN ('canary', 'live', 'previous') ORDER BY seq LIMIT {MOST_TURNS}) GROUP BY tenant, user",
+            f"NOT auto AND arm IN ('canary', 'live', 'previous') ORDER BY seq LIMIT {MOST_TURNS}) GROUP BY tenant, user",
             (since, (1 << 62) if end is None else end),
         ).fetchall()
     return counted([(arm, seq) for arm, seq, _ in rows], parts, sum(turns for _, _, turns in rows)) if rows else None
@@ -535,8 +535,8 @@ class EvidenceReader:
     def _users(self, number: int) -> list[str]:
         with self._questions.open() as db:
             sql = (
-                "SELECT id FROM turns INDEXED BY turns_by_version WHERE version = ? AND arm IN ('live', 'canary', 'previous') "
-                f"ORDER BY seq DESC LIMIT {TURNS}"
+                "SELECT id FROM turns INDEXED BY turns_by_version WHERE version = ? AND NOT auto AND "
+                f"arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {TURNS}"
             )
             return [id for (id,) in db.execute(sql, (number,))]
 
@@ -544,7 +544,7 @@ class EvidenceReader:
         with self._questions.open() as db:
             sql = (
                 "SELECT tenant, user, value FROM turns INDEXED BY turns_by_version WHERE version = ? AND value IS NOT NULL AND "
-                f"arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {RATED}"
+                f"NOT auto AND arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {RATED}"
             )
             return db.execute(sql, (number,)).fetchall()
 

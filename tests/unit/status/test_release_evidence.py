@@ -11,7 +11,7 @@ from tests.fakes.observed_run import NOW, Observed
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
-from ostinato.core.records import Arm, Batch, PolicyVersion, ReleaseEvent, Reward, Span
+from ostinato.core.records import Arm, Batch, Pick, PolicyVersion, ReleaseEvent, Reward, Span
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.release import find_release, show_release
 from ostinato.launch.commands.report import write_report
@@ -120,6 +120,18 @@ async def fill(seen):
         *(Reward(turn=f"17-canary-{at}:0", value=1.0, function="f@1", signals=(), at=900.0) for at in range(12, 24)),
         Batch(step=17, turns=("16-live-0:0", "16-live-1:0"), credits=((0.1,), (0.1,)), reference=OLD, at=950.0),
     )
+
+
+async def test_what_auto_dealt_is_in_no_comparison_of_releases(seen):
+    """Its shares follow the reward: here all of its people get the canary, of whom the trial would have dealt it to a tenth."""
+    await fill(seen)
+    auto = Pick(arm="canary", odds={"live": 0.5, "canary": 0.5})
+    turns = [made_by(NEW, at, Arm.CANARY, user=f"auto{at}", auto=auto) for at in range(100, 140)]
+    await seen.fill(*turns, *(Reward(turn=each.id, value=-1.0, function="f@1", signals=(), at=900.0) for each in turns))
+    evidence = (await seen.facts.release(NEW.hash)).evidence
+    assert (evidence.dealt.candidate, evidence.dealt.others) == (12, 0)
+    rates = {rate.name: rate for rate in evidence.rates}
+    assert (rates["accepted"].after, rates["accepted"].turns_after, rates["question"].turns_after) == (1.0, 12, 12)
 
 
 async def test_a_trials_looks_come_from_the_ledger_and_better_counts_from_its_line_on():
