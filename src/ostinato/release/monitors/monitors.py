@@ -141,6 +141,7 @@ class Monitors:
             self._outcomes.turn(row)
             self._feedback.turn(row)
             yield from self._lengths.turn(row)
+        self._influence.turn(row)
         if row.style is not None and row.style.arm != "none":
             return  # it has the form that its style asks for, which control's and earlier answers lack: no drift of the weights
         if row.arm.people:
