@@ -321,7 +321,7 @@ def compare(
             both.append((each, one, other))
     changes = np.array([other - one for _, one, other in both])
     pairs = np.array([(one, other) for _, one, other in both]).reshape(-1, 2)
-    flat = len(both) < 2 or not pairs.std(axis=0).all()
+    flat = not both or not np.ptp(pairs, axis=0).all()  # of equal values a standard deviation may be 1e-17
     largest = sorted((each for each in both if each[1] != each[2]), key=lambda each: -abs(each[2] - each[1]))
     return RewardComparison(
         turns=len(past),
@@ -367,7 +367,7 @@ def _side(past: Sequence[PastTurn], function: str, outcomes: Mapping[str, Reward
             for reason, ids in sorted(failed.items(), key=lambda item: -len(item[1]))
         ),
         learnable=len(teaching),
-        spread=float(np.std(teaching)) if teaching else 0.0,
+        spread=float(np.std(teaching)) if len(set(teaching)) > 1 else 0.0,
     )
 
 

@@ -202,11 +202,15 @@ class IndexQueries:
             events = [_event(row) for row in db.execute(sql, (line.policy.hash,))]
         return line, events, live, previous
 
-    def shipped_since(self, number: int) -> LedgerEvent | None:
-        """The first release of a version of this number or above."""
+    def shipped_since(self, step: int) -> LedgerEvent | None:
+        """The first release of a version with this step behind it: none after the trainer went back to one from before the step."""
         with self.open() as db:
-            sql = f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ? ORDER BY number, seq LIMIT 1"
-            found = db.execute(sql, (number,)).fetchone()
+            gone = "SELECT min(first) FROM returns WHERE first > ?1 AND base < ?1"
+            sql = (
+                f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ?1 AND number < ifnull(({gone}), 1 << 62) "
+                "ORDER BY number, seq LIMIT 1"
+            )
+            found = db.execute(sql, (step,)).fetchone()
         return None if found is None else _event(found)
 
     def shipped(self, most: int) -> list[LedgerEvent]:

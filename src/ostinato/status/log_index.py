@@ -32,11 +32,12 @@ from ostinato.release.ledger import State, fold, taken_back
 
 _T = TypeVar("_T")
 
-FORMAT = 6
+FORMAT = 8
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
-    "version INTEGER, at REAL NOT NULL, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER, dealt INTEGER NOT NULL)",
+    "version INTEGER, at REAL NOT NULL, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER, dealt INTEGER NOT NULL, "
+    "auto INTEGER NOT NULL)",
     *(
         f"CREATE INDEX turns_by_{'_'.join(columns)} ON turns ({', '.join(columns)}, seq)"
         for columns in (("tenant",), ("user",), ("arm",), ("version",), ("outcome",), ("step",))
@@ -45,6 +46,7 @@ _STATEMENTS = (
     "CREATE TABLE signals (turn TEXT, tenant TEXT, id TEXT, name TEXT, seq INTEGER, PRIMARY KEY (turn, tenant, id)) WITHOUT ROWID",
     "CREATE INDEX signals_by_seq ON signals (seq)",
     "CREATE TABLE outcomes (name TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE returns (first INTEGER PRIMARY KEY, base INTEGER NOT NULL)",
     "CREATE VIRTUAL TABLE words USING fts5 (text, content='', contentless_delete=1, detail=none)",
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT, action TEXT, number INTEGER, hash TEXT, previous_number INTEGER, "
     "previous_hash TEXT, reason TEXT, at REAL)",
@@ -205,6 +207,8 @@ class PageIndex:
                 self._settle([row.turn], row.reason.partition(": ")[0], type(row))
             case Batch():
                 self._settle(row.turns, TRAINED, Batch, step=row.step)
+                if row.base is not None:
+                    self._db.execute("INSERT OR IGNORE INTO returns VALUES (?, ?)", (row.step, row.base.number))
             case ReleaseEvent():
                 self._event(seq, row)
             case Alarm():
@@ -232,8 +236,8 @@ class PageIndex:
             self._db.execute("DELETE FROM loose WHERE turn = ?", (turn.id,))
         outcome = loose or (WAITING, 0, None, None)
         whose = (seq, turn.id, turn.tenant, self._user(seq, turn), turn.arm.value, turn.oldest, turn.ended_at)
-        values = (*whose, *outcome, int(turn.propensity < 1.0))
-        self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        values = (*whose, *outcome, int(turn.propensity < 1.0), int(turn.auto is not None))
+        self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         if self.words and turn.text:
             self._db.execute("INSERT OR REPLACE INTO words(rowid, text) VALUES (?, ?)", (seq, turn.text))
 

@@ -21,6 +21,8 @@ from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.core.seams import Clock, Cursor
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.record.rowlog import RowLog
+from ostinato.release.config import ReleaseConfig
+from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
 from ostinato.release.monitors.turn_text import take_apart
 from ostinato.release.trial.trial import ArmBalance
@@ -387,7 +389,7 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
         since = parts[0].start if parts[0].shipped or answered is None else answered - 1
         rows = db.execute(
             "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND dealt AND "
-            f"arm IN ('canary', 'live', 'previous') ORDER BY seq LIMIT {MOST_TURNS}) GROUP BY tenant, user",
+            f"NOT auto AND arm IN ('canary', 'live', 'previous') ORDER BY seq LIMIT {MOST_TURNS}) GROUP BY tenant, user",
             (since, (1 << 62) if end is None else end),
         ).fetchall()
     return counted([(arm, seq) for arm, seq, _ in rows], parts, sum(turns for _, _, turns in rows)) if rows else None
@@ -458,7 +460,7 @@ class EvidenceReader:
         parts = stretches(events, rows, policy.hash)
         config = self._run.config.release
         limits, trial = config.trial, trial_looks(rows.values(), policy.hash)
-        rules = releases.TrialRules(margin=limits.margin, alpha=limits.ship_alpha, void_odds=limits.imbalance)
+        rules = releases.TrialRules(margin=_allowed(config, trial), alpha=limits.ship_alpha, void_odds=limits.imbalance)
         return replace(
             slow,
             against=against,
@@ -478,11 +480,11 @@ class EvidenceReader:
         if kept is not None and 0.0 <= now - kept[0] < FRESH_S:
             return kept[1]
         horizon = await self._log.horizon()
-        turns = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
+        learned = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
         found = releases.ReleaseEvidence(
             rates=await self._rates(policy, against),
-            steps=policy.number - against.number if policy.number > against.number else None,
-            turns=turns,
+            steps=None if learned is None else learned[0],
+            turns=None if learned is None else learned[1],
             weights=await sent_between(self._manifests, against, policy),
             examples=await self._examples(policy, against),
         )
@@ -515,20 +517,26 @@ class EvidenceReader:
 
     # ------------------------------------------------------------ questions to the index
 
-    def _learned(self, since: int, upto: int, horizon: Cursor) -> int | None:
-        """Turns trained on between one version and the other (a version's number is its step). None while older turns are not read."""
+    def _learned(self, since: int, upto: int, horizon: Cursor) -> tuple[int, int] | None:
+        """Steps and turns of the training from one version to the other (a version's number is its step), without what the trainer went
+        back behind. None if there is no way up, and while older rows are not read.
+        """
         with self._questions.open() as db:
             low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
-            if low is None or low[0] > horizon:
+            if low is None or low[0] > horizon or upto <= since:
                 return None
-            sql = "SELECT count(*) FROM turns WHERE step > ? AND step <= ?"
-            return int(db.execute(sql, (since, upto)).fetchone()[0])
+            returns = db.execute("SELECT first, base FROM returns WHERE first <= ?", (upto,)).fetchall()
+            gone = "SELECT 1 FROM returns WHERE base < step AND step < first AND first <= ?2"
+            sql = f"SELECT count(*) FROM turns WHERE step > ?1 AND step <= ?2 AND NOT EXISTS ({gone})"
+            turns = int(db.execute(sql, (since, upto)).fetchone()[0])
+        steps = set(range(since + 1, upto + 1)).difference(*(range(base + 1, first) for first, base in returns))
+        return len(steps), turns
 
     def _users(self, number: int) -> list[str]:
         with self._questions.open() as db:
             sql = (
-                "SELECT id FROM turns INDEXED BY turns_by_version WHERE version = ? AND arm IN ('live', 'canary', 'previous') "
-                f"ORDER BY seq DESC LIMIT {TURNS}"
+                "SELECT id FROM turns INDEXED BY turns_by_version WHERE version = ? AND NOT auto AND "
+                f"arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {TURNS}"
             )
             return [id for (id,) in db.execute(sql, (number,))]
 
@@ -536,7 +544,7 @@ class EvidenceReader:
         with self._questions.open() as db:
             sql = (
                 "SELECT tenant, user, value FROM turns INDEXED BY turns_by_version WHERE version = ? AND value IS NOT NULL AND "
-                f"arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {RATED}"
+                f"NOT auto AND arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {RATED}"
             )
             return db.execute(sql, (number,)).fetchall()
 
@@ -554,6 +562,12 @@ class EvidenceReader:
     async def _find(self, names: Iterable[str]) -> list[Turn]:
         identities = [(name,) for name in names]
         return await self._log.find(Turn, identities) if identities else []
+
+
+def _allowed(config: ReleaseConfig, looks: Sequence[releases.TrialLook]) -> float:
+    """The loss, as a share, that the measure of the last look may show: its own tolerance, or the trial's margin."""
+    own = {metric.name: metric.allowed for metric in metrics_of(config.metrics, config.trial.margin)}
+    return own.get(looks[-1].goal.name, config.trial.margin) if looks else config.trial.margin
 
 
 def compared_with(policy: PolicyVersion, events: Iterable[releases.LedgerEvent]) -> PolicyVersion | None:

@@ -206,6 +206,23 @@ async def test_the_chain_of_releases_is_the_ledgers(indexed):
     assert indexed.ask.shipped_since(9) is None
 
 
+async def test_a_step_that_the_trainer_went_back_behind_is_in_no_later_release(indexed):
+    """Policy numbers count steps on when training goes back: v11 is above the abandoned step 8, and was not trained on its turns."""
+    v = {number: version(number) for number in (4, 11, 20, 26)}
+    shipped = [
+        an_event(number, "shipped", v[number], v.get(before))
+        for before, number in ((0, 4), (4, 11), (11, 20), (20, 26))
+    ]
+
+    def a_batch(step, base=None):
+        return Batch(step=step, turns=(), credits=(), reference=v[4], at=float(step), base=base)
+
+    await indexed.fill(*shipped, a_batch(8), a_batch(10, v[4]), a_batch(11), a_batch(21, v[20]), a_batch(25, v[20]))
+    found = {step: indexed.ask.shipped_since(step) for step in (3, 8, 9, 10, 11, 12, 21, 23, 25)}
+    numbers = {step: None if event is None else event.policy.number for step, event in found.items()}
+    assert numbers == {3: 4, 8: None, 9: None, 10: 11, 11: 11, 12: 20, 21: None, 23: None, 25: 26}
+
+
 async def test_alarms_stand_until_they_are_cleared(indexed):
     def alarm(number, name, state):
         return Alarm(id=str(number), name=name, state=state, reason=f"reason {number}", at=float(number))

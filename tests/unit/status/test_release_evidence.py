@@ -11,7 +11,7 @@ from tests.fakes.observed_run import NOW, Observed
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
-from ostinato.core.records import Arm, Batch, PolicyVersion, ReleaseEvent, Reward, Span
+from ostinato.core.records import Arm, Batch, Pick, PolicyVersion, ReleaseEvent, Reward, Span
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.release import find_release, show_release
 from ostinato.launch.commands.report import write_report
@@ -122,6 +122,18 @@ async def fill(seen):
     )
 
 
+async def test_what_auto_dealt_is_in_no_comparison_of_releases(seen):
+    """Its shares follow the reward: here all of its people get the canary, of whom the trial would have dealt it to a tenth."""
+    await fill(seen)
+    auto = Pick(arm="canary", odds={"live": 0.5, "canary": 0.5})
+    turns = [made_by(NEW, at, Arm.CANARY, user=f"auto{at}", auto=auto) for at in range(100, 140)]
+    await seen.fill(*turns, *(Reward(turn=each.id, value=-1.0, function="f@1", signals=(), at=900.0) for each in turns))
+    evidence = (await seen.facts.release(NEW.hash)).evidence
+    assert (evidence.dealt.candidate, evidence.dealt.others) == (12, 0)
+    rates = {rate.name: rate for rate in evidence.rates}
+    assert (rates["accepted"].after, rates["accepted"].turns_after, rates["question"].turns_after) == (1.0, 12, 12)
+
+
 async def test_a_trials_looks_come_from_the_ledger_and_better_counts_from_its_line_on():
     looks = trial_looks(the_trial(), NEW.hash)
     assert [(look.action, look.finding, look.goal.people) for look in looks] == [
@@ -212,6 +224,19 @@ async def test_one_release_is_gathered_whole(seen):
     assert (await seen.facts.release(OLD.hash)).evidence.against is None
 
 
+async def test_steps_that_the_trainer_went_back_behind_are_not_among_those_of_a_later_release(seen):
+    """Steps 17 and 18 were refused and the trainer went back to v16: v19 is one step from it, of one turn."""
+    await fill(seen)
+    newest = PolicyVersion(number=19, hash="19" * 32)
+    batches = [
+        Batch(step=step, turns=(f"16-live-{step}:0",), credits=((0.1,),), reference=OLD, at=950.0, base=base)
+        for step, base in ((18, None), (19, OLD))
+    ]
+    await seen.fill(*batches, an_event(9, "evaluated", newest, OLD, report=a_report()))
+    evidence = (await seen.facts.release(newest.hash)).evidence
+    assert (evidence.against, evidence.steps, evidence.turns) == (OLD, 1, 1)
+
+
 async def test_what_was_sent_is_summed_along_the_manifests(seen):
     zero = await seen.publish(0, "live")
     one = await seen.publish(1, base=zero)
@@ -278,3 +303,19 @@ async def test_the_report_of_any_run_is_one_file_that_asks_nobody(seen, tmp_path
     with pytest.raises(NotFound):
         await write_report(load(None, [f"run.directory={tmp_path / 'none'}"]), tmp_path / "x.html", console)
     assert NOW == 1000.0
+
+
+async def test_the_margin_of_a_trial_is_the_tolerance_of_its_goal_where_that_has_its_own(tmp_path, model):
+    own = (
+        "[{name='acceptance', tolerance=0.05}, {name='stars', role='goal', numerator=['stars'], most=5, tolerance=0.2}]"
+    )
+    settings = ["release.signals=['stars']", f"release.metrics={own}", "release.canary=true"]
+    config = load(None, [f"run.directory={tmp_path / 'run'}", f"model.source={model}", *settings])
+    with open_run(config) as run, open_log(config) as log:
+        seen = Observed(run, log)
+        await seen.fill(*the_trial()[:3])
+        for number, (goal, margin) in enumerate((("acceptance", 0.05), ("stars", 0.04), ("gone", 0.02)), 3):
+            reading = a_reading(-0.03, 0.015, 900.0, not_worse=True, metric=goal)
+            await seen.fill(an_event(number, "looked", reading=reading))
+            assert (await seen.facts.release(NEW.hash)).evidence.rules.margin == pytest.approx(margin)
+        seen.facts.close()

@@ -224,9 +224,10 @@ class Router:
         if turn.finish == Finish.ERROR:
             arm.failed += 1
             self._measure(release, person, _FAILED, 1.0)
-        elif turn.finish.complete:
+        elif turn.finish.trainable:
             self._measure(release, person, _FAILED, 0.0)
-            self._measure(release, person, "seconds", turn.ended_at - turn.started_at)
+            if turn.finish.complete:  # an answer that people stop takes as long as they bear it
+                self._measure(release, person, "seconds", turn.ended_at - turn.started_at)
             self._waiting[turn.id] = (release, person)
             if len(self._waiting) > self._config.waiting:
                 self._waiting.popitem(last=False)

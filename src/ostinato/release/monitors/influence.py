@@ -1,8 +1,8 @@
 """Who teaches most: each person's and each tenant's share of what the last optimizer steps learned.
 
 The caps of `reward.credit` bound the share of one batch; they do not show a person who is near the cap in batch after batch. What a
-batch learns from a person is the sum over their turns of |advantage| over tokens, weighted as in the loss and the caps: all turns alike,
-or, in batches of earlier versions, an episode's turns sharing one weight.
+batch learns from a person is the sum over their turns of |advantage| over tokens, weighted as in the loss and the caps: all of people's
+turns alike, or, in batches of earlier versions, an episode's turns sharing one weight; a world's in full.
 
 Rewards and batches name turns, while monitors are about people: `TurnOwners` says whose turn it was.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,8 @@ class InfluenceWatch:
         self._shares = {name: Shares(config.influence_steps) for name in self._most}
         self._stands: dict[str, bool] = {}
         self._accepted: dict[str, float] = {}
+        self._most_turns = config.most_turns
+        self._simulated: dict[str, None] = {}  # rollouts' turns that no batch has taken yet, the oldest first
 
     @property
     def standing(self) -> list[str]:
@@ -154,9 +156,18 @@ class InfluenceWatch:
         """Begin without a state: the alarms that stand in the log stand."""
         self._stands = {name: alarms[name].state is AlarmState.RAISED for name in self._most if name in alarms}
 
+    def turn(self, row: Turn) -> None:
+        """Take in a rollout's turn; people's are among the owners."""
+        if row.arm is Arm.WORLD:
+            self._simulated[row.id] = None
+            if len(self._simulated) > self._most_turns:
+                del self._simulated[next(iter(self._simulated))]
+
     def batch(self, row: Batch, owners: TurnOwners) -> Iterator[Alarm]:
         """Take in a step's batch. Turns whose owner is not remembered belong to nobody, but count in the total."""
-        masses = _masses(row, owners)
+        masses = _masses(row, owners, self._simulated)
+        for turn in row.turns:
+            self._simulated.pop(turn, None)
         total = math.fsum(mass for _, mass in masses.values())
         if total <= 0.0:
             return
@@ -207,7 +218,12 @@ class InfluenceWatch:
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         shares = {name: [each.steps, each.by_name] for name, each in self._shares.items()}
-        return {"shares": shares, "stands": self._stands, "accepted": self._accepted}
+        return {
+            "shares": shares,
+            "stands": self._stands,
+            "accepted": self._accepted,
+            "simulated": list(self._simulated),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises AttributeError, LookupError, TypeError or ValueError for an invalid state."""
@@ -216,17 +232,19 @@ class InfluenceWatch:
             each.steps, each.by_name = int(steps), {str(who): float(share) for who, share in by_name.items()}
         self._stands = {str(name): bool(stands) for name, stands in state["stands"].items()}
         self._accepted = {str(name): float(share) for name, share in state["accepted"].items()}
+        self._simulated = {str(turn): None for turn in state.get("simulated", ())}  # a snapshot from before has none
 
 
-def _masses(row: Batch, owners: TurnOwners) -> dict[str, tuple[Person | None, float]]:
+def _masses(row: Batch, owners: TurnOwners, simulated: Container[str]) -> dict[str, tuple[Person | None, float]]:
     """By turn: its person, and its mass in the batch, in arbitrary units."""
     found = {turn: owners.get(turn) for turn in row.turns}
     sizes = Counter((owner.person[0], owner.episode) for owner in found.values() if owner is not None)
     masses: dict[str, tuple[Person | None, float]] = {}
-    weights = row.weights or (1.0,) * len(row.turns)
+    equal = len(sizes) / sizes.total() if row.even and sizes else 1.0
+    weights = row.weights or (equal,) * len(row.turns)
     for turn, advantages, weight in zip(row.turns, row.credits, weights, strict=True):
         owner = found[turn]
-        mass = weight * math.fsum(map(abs, advantages))
+        mass = (1.0 if turn in simulated else weight) * math.fsum(map(abs, advantages))
         if owner is None:
             masses[turn] = None, mass
         else:

@@ -29,7 +29,7 @@ from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 from ostinato.release.monitors.session_length import SessionLengthWatch
 
-FORMAT = "monitors@11"
+FORMAT = "monitors@12"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
@@ -141,6 +141,7 @@ class Monitors:
             self._outcomes.turn(row)
             self._feedback.turn(row)
             yield from self._lengths.turn(row)
+        self._influence.turn(row)
         if row.style is not None and row.style.arm != "none":
             return  # it has the form that its style asks for, which control's and earlier answers lack: no drift of the weights
         if row.arm.people:

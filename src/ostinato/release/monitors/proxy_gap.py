@@ -475,11 +475,14 @@ class OutcomeGapWatch(GapWatch):
 
 @dataclass(slots=True)
 class _Heard:
-    """A person, on live if `treated`, else on control: their turns, at most so many a day, and those of which something was said."""
+    """A person, on live if `treated`, else on control: their turns, those of which something was said, and what they weigh, at most so many
+    turns a day.
+    """
 
     treated: bool
     turns: float = 0.0
     heard: float = 0.0
+    weight: float = 0.0
     day: int = -9
     today: int = 0
 
@@ -508,11 +511,12 @@ class FeedbackGapWatch(GapWatch):
         if known is None:
             return
         if known.treated is not side:  # control's share was changed
-            known.treated, known.turns, known.heard = side, 0.0, 0.0
+            known.treated, known.turns, known.heard, known.weight = side, 0.0, 0.0, 0.0
         if known.day != day:
             known.day, known.today = day, 0
         known.today += 1
-        known.turns += known.today <= self._config.turns_a_day
+        known.turns += 1.0
+        known.weight += known.today <= self._config.turns_a_day
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
@@ -535,7 +539,8 @@ class FeedbackGapWatch(GapWatch):
 
     def _look(self, at: float) -> Iterator[Alarm]:
         sides = {person: each.treated for person, each in self._people}
-        counts = {person: (each.heard, each.turns) for person, each in self._people}
+        # the share is of all turns: of rewards it is not known whether their turns were among the first of a day
+        counts = {person: (each.weight * each.heard / each.turns, each.weight) for person, each in self._people}
         effect, live, control = person_difference(counts, sides.__getitem__)
         upper = upper_bound(effect.difference, effect.variance, self._config.gold_alpha)
         found = effect.people >= LEAST_PEOPLE and upper < -self.gap.tolerated
@@ -552,7 +557,8 @@ class FeedbackGapWatch(GapWatch):
         """Everything, as JSON's types."""
         return {
             "people": [
-                [*person, each.treated, each.turns, each.heard, each.day, each.today] for person, each in self._people
+                [*person, each.treated, each.turns, each.heard, each.weight, each.day, each.today]
+                for person, each in self._people
             ],
             "full": self._people.full,
             **self.gap.snapshot(),
@@ -561,8 +567,8 @@ class FeedbackGapWatch(GapWatch):
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people.clear()
-        for tenant, user, treated, turns, heard, day, today in state["people"]:
-            one = _Heard(bool(treated), float(turns), float(heard), int(day), int(today))
+        for tenant, user, treated, turns, heard, weight, day, today in state["people"]:
+            one = _Heard(bool(treated), float(turns), float(heard), float(weight), int(day), int(today))
             self._people.put((str(tenant), str(user)), one)
         self._people.full = bool(state["full"])
         self.gap.restore(state)

@@ -35,9 +35,12 @@ _TURNS_EACH = 3.0
 _STRAY = 2  # users of a small stratum who may change sides without a change of shares
 _MOVED = 0.1  # of the treated users of a slot who were the comparator's before: a share grew
 _LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side counts as empty
+_APART = 5  # people that a slot, or a tenant in it, needs on each side to be compared by itself
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
+_Rows = tuple[Indices, NDArray[np.bool_], Floats, Floats]
+"""People, one row for each and side; whether treated; units; what is left of the outcomes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,10 @@ class Contrast:
     (The American Statistician 54, 2000), with one more good and one more bad person, or that of the expected outcomes, if it is larger:
     they are part of the difference.
 
+    A person who is alone on a side of a slot does not differ from its mean, and m people show only (m - 1) / m of the spread. So slots with
+    fewer than `_APART` people on either side are compared as one, until these are enough: with half-hours in which one of sixty control
+    users comes, the variance was too small by a factor of four.
+
     Args:
         most_turns_a_day: turns of one person and day that count; a slot that goes beyond is scaled down in proportion.
     """
@@ -109,6 +116,7 @@ class Contrast:
         self._turns = [0.0, 0.0]
         self._units = [0.0, 0.0]
         self._good = [0.0, 0.0]
+        self._sparse: _Rows | None = None
 
     def add(self, slot: TimeSlot) -> None:
         """Add a slot, of any length. A slot with people in only one arm tells nothing about a difference and is not used for it."""
@@ -126,14 +134,26 @@ class Contrast:
         if min(counts) <= _LEAST:
             return
         self._came_U[slot.people_R] = True
-        weight = counts[0] * counts[1] / (counts[0] + counts[1])
+        self._treated_U[slot.people_R[slot.treated_R]] = True
+        rows = slot.people_R, slot.treated_R, units_R, left_R
+        if _few(rows):
+            if self._sparse is not None:
+                self._compare(self._sparse, -1.0)
+                rows = _together(self._sparse, rows)
+            self._sparse = rows if _few(rows) else None
+        self._compare(rows, 1.0)
+
+    def _compare(self, rows: _Rows, sign: float) -> None:
+        """Add the comparison of the sides in these rows, or take it out again with a sign of -1."""
+        people_R, treated_R, units_R, left_R = rows
+        sides = [treated_R, ~treated_R]
+        counts = [float(units_R[side].sum()) for side in sides]
+        weight = sign * counts[0] * counts[1] / (counts[0] + counts[1])
         means = [float(left_R[side].sum()) / count for side, count in zip(sides, counts, strict=True)]
         self._weighted += weight * (means[0] - means[1])
         self._weight += weight
-        for side, count, mean, sign in zip(sides, counts, means, (1.0, -1.0), strict=True):
-            who = slot.people_R[side]
-            self._influence_U[who] += sign * weight * (left_R[side] - units_R[side] * mean) / count
-        self._treated_U[slot.people_R[slot.treated_R]] = True
+        for side, count, mean, way in zip(sides, counts, means, (1.0, -1.0), strict=True):
+            self._influence_U[people_R[side]] += way * weight * (left_R[side] - units_R[side] * mean) / count
 
     def effect(self) -> Effect:
         """The effect over the slots so far."""
@@ -271,6 +291,20 @@ class TailContrast:
         self._side_U: NDArray[np.int8] = np.zeros(0, dtype=np.int8)  # 1: treated, -1: comparator, 0: did not come
 
 
+def _few(rows: _Rows) -> bool:
+    treated_R = rows[1]
+    return bool(min(treated_R.sum(), (~treated_R).sum()) < _APART)
+
+
+def _together(one: _Rows, other: _Rows) -> _Rows:
+    people_R, treated_R = np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
+    keys_K, place_R = np.unique(2 * people_R + treated_R, return_inverse=True)
+    units_K, left_K = np.zeros(len(keys_K)), np.zeros(len(keys_K))
+    np.add.at(units_K, place_R, np.concatenate([one[2], other[2]]))
+    np.add.at(left_K, place_R, np.concatenate([one[3], other[3]]))
+    return keys_K // 2, keys_K % 2 == 1, units_K, left_K
+
+
 def contrast_of(metric: Metric, most_turns_a_day: float) -> Contrast | TailContrast:
     """An empty contrast for a metric."""
     return Contrast(most_turns_a_day) if metric.tail is None else TailContrast(metric.tail, metric.better)
@@ -380,7 +414,6 @@ def _log_normal_cdf(z: float) -> float:
 
 POOLED = ""
 """The stratum of tenants that have too few people to be compared by themselves."""
-_APART = 5  # people that a tenant needs on each side of a slot to be compared by itself in it
 
 
 class SlotTally:

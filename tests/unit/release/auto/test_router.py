@@ -108,6 +108,21 @@ def test_a_failure_weighs_the_same_however_few_answers_are_rated():
         assert router.odds(EVEN)["live"] > 0.9, rated
 
 
+def test_an_answer_that_people_stop_counts_by_its_reward_as_one_that_they_reject():
+    """A tenth of either arm's answers is bad: live's are stopped while they are written, large's are read to the end."""
+    router = Router(["live", "large"], RouterConfig(weights={"reward": 1.0, "seconds": -0.1}))
+    for i in range(2000):
+        for arm, finish in (("live", Finish.LEFT), ("large", Finish.STOP)):
+            bad = i // 200 == 0
+            seconds = 1.0 if bad and finish is Finish.LEFT else 4.0
+            turn = a_dealt_turn(f"{arm}{i}:0", arm, user=f"u{i % 200}", finish=finish if bad else Finish.STOP)
+            router.apply(replace(turn, started_at=10.0, ended_at=10.0 + seconds))
+            router.apply(a_reward(turn, -0.5 if bad else 0.5))
+    live, large = router.views()
+    assert large.utility.mean == pytest.approx(0.9 * 0.5 - 0.1 * 0.5 - 0.4, abs=0.06)
+    assert live.utility.mean == pytest.approx(large.utility.mean, abs=0.01)
+
+
 def test_a_reward_from_outside_the_log_speaks_of_a_turn_that_did_not_fail():
     router = Router(["live"], RouterConfig())
     for user in range(400):

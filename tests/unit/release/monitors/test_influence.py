@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Batch, PolicyVersion
+from ostinato.core.records import Arm, Batch, PolicyVersion
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT, InfluenceWatch, Shares, TurnOwners
 from ostinato.release.monitors.watcher import acceptance
@@ -56,6 +56,32 @@ def test_a_share_is_that_of_absolute_advantage_weighted_as_in_the_loss_and_the_u
     assert watch.snapshot()["shares"][BY_TENANT][1] == pytest.approx({"default": 5 / 6})
     list(watch.batch(replace(batch, step=2, even=True), owners))
     assert watch.snapshot()["shares"][BY_PERSON][1] == pytest.approx({"7 default ann": 4 / 5, "7 default bob": 1 / 10})
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_rollouts_turns_count_in_full_beside_peoples_as_in_the_loss(recorded):
+    """Ten people with a session of ten turns each: in the loss a turn of theirs weighs a tenth of a rollout's."""
+    owners, watch = TurnOwners(1000), InfluenceWatch(MonitorsConfig(influence_steps=1))
+    served = [replace(a_turn(f"p{n}", user=f"u{n % 10}"), episode=f"e{n % 10}") for n in range(100)]
+    simulated = [replace(a_turn(f"w{n}", arm=Arm.WORLD), episode=f"r{n % 2}") for n in range(20)]
+    for turn in served:
+        owners.see(turn)
+    for turn in (*served, *simulated):
+        watch.turn(turn)
+    batch = Batch(
+        step=1,
+        turns=tuple(turn.id for turn in (*served, *simulated)),
+        credits=((1.0,),) * 100 + ((0.25,),) * 20,
+        reference=V0,
+        at=0.0,
+        even=True,
+        weights=(0.1,) * 120 if recorded else (),
+    )
+    again = InfluenceWatch(MonitorsConfig(influence_steps=1))
+    again.restore(json.loads(json.dumps(watch.snapshot())))
+    list(again.batch(batch, owners))
+    shares = again.snapshot()["shares"][BY_PERSON][1]
+    assert shares == pytest.approx({f"7 default u{n}": 1.0 / (10 + 20 * 0.25) for n in range(10)})
 
 
 def test_one_person_in_batch_after_batch_raises_an_alarm_that_names_turns_and_nobody():

@@ -427,13 +427,13 @@ def test_turns_that_auto_dealt_and_what_is_said_of_them_count_on_neither_side(wa
 # ---------------------------------------------------------------- the feedback gap
 
 
-def spoken(watch, rng, heard, *, first=0, count=7, crowd=300, purpose=Purpose.TASK):
-    """Days of three turns for each person on live (even numbers) and control, who say something of one with these probabilities."""
+def spoken(watch, rng, heard, *, first=0, count=7, crowd=300, purpose=Purpose.TASK, turns=(3, 3)):
+    """Days of so many turns for each person on live (even numbers) and control, who say something of one with these probabilities."""
     told = []
     for day in range(first, first + count):
         for number in range(crowd):
             side = number % 2
-            for part in range(3):
+            for part in range(turns[side]):
                 at, arm = (day + number / crowd) * DAY, (Arm.LIVE, Arm.CONTROL)[side]
                 turn = a_turn(f"{day}:{number}:{part}", user=f"u{number}", arm=arm, ended_at=at)
                 turn = replace(turn, propensity=0.5, purpose=purpose)
@@ -474,10 +474,21 @@ def test_feedback_gap_is_not_told_of_a_tolerated_difference_of_silence_everywher
 def test_feedback_gap_of_a_busy_minority_is_not_everybodys_and_who_is_forgotten_is_dropped():
     watch, rng = FeedbackGapWatch(MonitorsConfig(turns_a_day=2)), np.random.default_rng(2)
     spoken(watch, rng, (0.6, 0.6), count=1, crowd=40)
-    assert {each.turns for _, each in watch._people} == {2.0}, "a person's further turns of a day count for nothing"
+    assert {each.weight for _, each in watch._people} == {2.0}, "a person's further turns of a day weigh nothing"
     assert all(each.heard <= each.turns for _, each in watch._people)
     watch.forget(Forgotten(id="f", tenant="default", user="u0", key=1, at=0.0))
     assert ("default", "u0") not in {person for person, _ in watch._people}
+
+
+def test_feedback_gap_of_people_with_more_turns_a_day_than_count_is_that_of_all_their_turns():
+    config = MonitorsConfig(turns_a_day=4)
+    for turns in ((12, 12), (6, 18)):
+        equal = spoken(FeedbackGapWatch(config), np.random.default_rng(3), (0.5, 0.5), crowd=200, count=4, turns=turns)
+        assert equal == [], f"{turns} turns a day"
+    (raised,) = spoken(
+        FeedbackGapWatch(config), np.random.default_rng(4), (0.4, 0.6), crowd=200, count=4, turns=(12, 12)
+    )
+    assert raised.detail["difference"] == pytest.approx(-0.2, abs=0.05)
 
 
 def test_feedback_gap_goes_through_the_monitors_which_ship_on():

@@ -223,6 +223,36 @@ def test_many_small_tenants_are_as_uncertain_as_their_people():
     assert np.var(differences) < 1.6 * np.median(variances)
 
 
+def test_half_hours_in_which_few_come_are_as_uncertain_as_their_people():
+    """600 users of whom nine come in half an hour, one of them on control, who does not differ from control's mean."""
+    differences, variances = [], []
+    for seed in range(60):
+        rng, contrast = np.random.default_rng(seed), Contrast()
+        taste_U, treated_U = rng.beta(0.5, 0.5, 600), rng.random(600) >= 0.1
+        for number in range(96):
+            came = np.flatnonzero(rng.random(600) < 0.015)
+            turns = rng.poisson(5.0, len(came)) + 1
+            good = rng.binomial(turns, taste_U[came])
+            contrast.add(slot(came, turns, good, treated_U[came], day=number // 48))
+        effect = contrast.effect()
+        differences.append(effect.difference)
+        variances.append(effect.variance)
+    assert np.mean(np.square(differences)) < 2.0 * np.mean(variances)
+
+
+def test_sparse_slots_are_compared_as_one_and_others_are_not():
+    """Three people a side in each of two half-hours are six in an hour; an ample half-hour between them stays by itself."""
+    rng, sides = np.random.default_rng(8), np.arange(6) < 3
+    good = rng.integers(0, 5, 12).astype(float)
+    first = slot(range(6), np.full(6, 4.0), good[:6], sides)
+    other = slot(range(6, 12), np.full(6, 4.0), good[6:], sides)
+    both = slot(range(12), np.full(12, 4.0), good, np.tile(sides, 2))
+    ample = slot(range(20, 60), np.full(40, 4.0), rng.integers(0, 5, 40), np.arange(40) < 20)
+    apart, whole = after(first, ample, other), after(both, ample)
+    assert apart.difference == pytest.approx(whole.difference)
+    assert apart.variance == pytest.approx(whole.variance)
+
+
 def test_where_all_reject_everything_the_expected_outcomes_are_still_a_spread():
     """An outage at the start of a trial: what differs is only who was dealt to which arm."""
     beyond, rng = 0, np.random.default_rng(4)
