@@ -277,10 +277,17 @@ def open_releases(
 
 
 def _idle_refs(config: Config) -> tuple[str, ...]:
-    """The refs that nobody moves while no user follows training."""
-    if config.serve.learner_share:
-        return ()
-    return (Arm.LEARNER.value, LEARNER_TEST_REF, *((Arm.WORLD.value,) if config.learn.source == "people" else ()))
+    """The refs that nobody moves while no user follows training, no candidate is tried on users, or none is measured."""
+    off: list[str] = []
+    if not config.release.canary:
+        off += [Arm.CANARY.value, Arm.PREVIOUS.value]
+    if not config.evaluate.suite:
+        off.append(EVALUATION_REF)
+    if not config.evaluate.gate.sample_best:
+        off.append(BEST_EVALUATION_REF)
+    if not config.serve.learner_share:
+        off += [Arm.LEARNER.value, LEARNER_TEST_REF, *([Arm.WORLD.value] if config.learn.source == "people" else [])]
+    return tuple(off)
 
 
 def open_monitors(run: Run) -> MonitorWatcher:

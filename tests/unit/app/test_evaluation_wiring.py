@@ -136,9 +136,13 @@ def test_nobody_follows_training_that_nothing_tests_or_that_learns_nothing_from_
 @pytest.mark.parametrize(
     ("settings", "idle"),
     [
-        ([], {"learner", "learner-test", "world"}),
-        (["learn.source=both"], {"learner", "learner-test"}),
-        (["serve.learner_share=0.05"], set()),
+        ([], {"learner", "learner-test", "world", "canary", "previous", "evaluation"}),
+        (["learn.source=both", "evaluate.suite=demo"], {"learner", "learner-test", "canary", "previous"}),
+        (["serve.learner_share=0.05", "evaluate.suite=demo"], {"canary", "previous"}),
+        (
+            ["serve.learner_share=0.05", "evaluate.suite=demo", "evaluate.gate.sample_best=false"],
+            {"canary", "previous", "evaluation-best"},
+        ),
     ],
 )
 async def test_refs_that_nobody_moves_any_more_go_to_live_and_others_stay_with_those_who_move_them(
@@ -155,14 +159,15 @@ async def test_refs_that_nobody_moves_any_more_go_to_live_and_others_stay_with_t
             ).policy
             for n in range(2)
         ]
-        refs = {"live": 0, "control": 0, "learner": 1, "learner-test": 1, "world": 1}
+        arms = {"learner", "learner-test", "world", "canary", "previous", "evaluation", "evaluation-best"}
+        refs = {"live": 0, "control": 0, **dict.fromkeys(arms, 1)}
         for ref, number in refs.items():
             await run.store.move_ref(ref, None, versions[number].hash)
         controller = open_releases(run)
         await controller.bootstrap(versions[0])
         await controller.follow()
         held = {ref for ref in refs if await run.follower.resolve(ref) == versions[1]}
-    assert held == {"learner", "learner-test", "world"} - idle
+    assert held == arms - idle
 
 
 def test_a_branchs_own_run_has_nobody_who_follows_training(tmp_path):
