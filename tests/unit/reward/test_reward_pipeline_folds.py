@@ -28,6 +28,7 @@ from ostinato.record.folds import FileFolds
 from ostinato.reward import ledger_entries
 from ostinato.reward.accounting import account, of_ledger
 from ostinato.reward.config import BaselineConfig, RewardConfig
+from ostinato.reward.ledger import kind_of
 from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.log_fold import LedgerFollower, needed_above, snapshot
 from ostinato.testing.log import MemoryFolds, MemoryLog
@@ -438,6 +439,22 @@ async def test_who_is_forgotten_meanwhile_leaves_no_name_there(log, now, open_de
             assert len(reading.ledger.doubted) == 4
             assert '"u1"' not in json.dumps(snapshot(reading.ledger))
     assert reading.ledger.counts["trained"] == 4
+
+
+async def test_what_is_not_learned_from_any_more_is_in_no_further_batch(log, now, open_desk, turn):
+    """Who stops learning from people must not see one more step of what they said."""
+    folds, turns = MemoryFolds(), [turn(i) for i in range(4)]
+    desk = open_desk(log, folds=folds)
+    await log.append(*turns, *[a_signal(each, "accepted" if i % 2 else "undone") for i, each in enumerate(turns)])
+    now.at = 99.0
+    await desk.poll()
+    await desk.close()
+    later = open_desk(log, folds=folds, taught=Taught(people=False, groups=1))
+    assert await later.batch(1, 4, V0) is None
+    now.at += RewardConfig().batch_wait_s
+    assert await later.turns(0, 4) == []
+    assert {kind_of(why) for why in log.reasons(Holdback).values()} == {"too_few"}
+    assert len(log.reasons(Holdback)) == 4
 
 
 async def test_a_count_that_misses_a_turn_is_not_balanced(log, now, open_desk, turn):
