@@ -245,6 +245,31 @@ async def test_what_the_anchors_draws_show_is_told_after_the_first_verdict_with_
     assert "items in a round, or set evaluate.gate.total_margin=" in alarms[0].reason
 
 
+@pytest.mark.parametrize("then", ["another suite", "no suite"])
+async def test_that_a_suite_is_too_coarse_is_told_no_longer_when_it_is_measured_no_longer(tmp_path, then):
+    margins = "evaluate.gate.total_margin=0.09", "evaluate.gate.margin=0.09", "evaluate.gate.sealed_share=0.0"
+    config = suite(tmp_path, *margins, count=100, grader="pattern", pattern="x")
+    with open_run(config) as run:
+        own = open_suite(config).suite
+        report = {"verdict": "BLOCK", "suite_hash": own.hash, "smallest_margin": 0.5, "draw_spread": 0.35}
+        policy = PolicyVersion(number=1, hash=f"{1:064x}")
+        await run.log.append(
+            ReleaseEvent(
+                id="1", action="evaluated", policy=policy, previous=None, reason="", detail={"report": report}, at=1.0
+            )
+        )
+        await note_resolution(run, own)
+    config = suite(tmp_path, *margins, count=101, grader="pattern", pattern="y")
+    if then == "no suite":
+        config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    with open_run(config) as run:
+        await note_suite(run)
+        if then == "another suite":
+            await note_resolution(run, open_suite(config).suite)
+        alarms = [row async for _, row in run.log.read(0, {Alarm}) if row.name == COARSE]
+    assert [str(alarm.state) for alarm in alarms] == ["raised", "cleared"]
+
+
 async def test_a_suite_that_proves_coarser_than_its_margin_raises_an_alarm_once_that_was_measured(tmp_path):
     config = suite(tmp_path, "evaluate.gate.total_margin=0.04", grader="pattern", pattern="x")
     with open_run(config) as run:
