@@ -50,6 +50,11 @@ async def test_a_run_starts_from_a_backup_that_was_made_under_load(tmp_path, run
     backing_up, restoring = commands("## Back it up")
     run = await running(tmp_path, *more)
     root = run.launched.home.root
+    (root / "erasure").mkdir()
+    (root / "erasure" / "3fa09c.json").write_text("a certificate")
+    drawn = '{"kind":"opened","token":"w1"}\n{"kind":"drawn","n":0,"task":"t","epoch":0,"size":1}\n'
+    (root / "rollouts.jsonl").write_text(drawn)
+    key = (root / "admin.key").read_text()
     try:
         async with simulated_users(run) as acked, asyncio.timeout(LEARNING_S):
             while len(list(root.glob("log/0*.db"))) < 4 or not list(root.glob("checkpoints/*/checkpoint.json")):
@@ -69,6 +74,9 @@ async def test_a_run_starts_from_a_backup_that_was_made_under_load(tmp_path, run
     elsewhere = [*quick_settings(tmp_path), *more, f"run.directory='{tmp_path / 'elsewhere'}'"]
     said += await shell(tmp_path, restoring, tmp_path / "elsewhere", elsewhere)
     assert "the master key is not in it" in said
+    assert (tmp_path / "elsewhere" / "admin.key").read_text() == key, "clients' signed summaries stay valid"
+    assert (tmp_path / "elsewhere" / "erasure" / "3fa09c.json").read_text() == "a certificate"
+    assert (tmp_path / "elsewhere" / "rollouts.jsonl").read_text() == drawn, "no task is drawn again"
     config = load(None, elsewhere)
     with open_log(config) as log:
         found = {turn.id: turn.text for turn in await log.find(Turn, [(turn,) for turn in turns])}

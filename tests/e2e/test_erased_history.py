@@ -101,6 +101,24 @@ async def test_a_step_with_erased_turns_is_not_repeated_and_training_goes_on_fro
     assert await bases(config) == [None, None, None, 3, None], "decided once"
 
 
+async def test_a_step_that_gives_other_weights_under_changed_settings_is_not_published_under_its_number(config, caplog):
+    """After a restart with another learning rate a number named two versions, and turns of one passed for the other's."""
+    async with at_work(config) as worker:
+        await train(worker, 3)
+    before = published(config)
+    slower = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 5e-4})})
+    async with at_work(slower) as worker:
+        assert published(config) == before
+        assert weights_root(worker.parts.trainer.weights()) == before[3], "from the newest version that was published"
+        assert "recorded step 3 gives other weights than were published with its number" in caplog.text
+        await train(worker, 5)
+    assert await bases(config) == [None, None, None, 3, None]
+    assert set(published(config)) == {*before, 5}
+    async with at_work(slower) as worker:
+        assert worker.parts.trainer.step_count == 5
+    assert await bases(config) == [None, None, None, 3, None], "decided once"
+
+
 async def test_a_trainer_killed_while_it_decides_decides_the_same_again(config, monkeypatch):
     async with at_work(config) as worker:
         await train(worker, 3)

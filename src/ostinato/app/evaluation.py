@@ -117,6 +117,8 @@ async def note_suite(run: Run) -> None:
         else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
     )
     await note(run.log, NO_SUITE, raised=not suite, why=why, at=wall_clock())
+    if not suite:
+        await note(run.log, COARSE, raised=False, why="no suite measures candidates any more", at=wall_clock())
 
 
 HEARING = "release:hearing"
@@ -165,7 +167,8 @@ async def note_resolution(run: Run, suite: Suite) -> None:
     if len(reports) < MEASURED:
         spreads = [float(report["draw_spread"]) for report in reports if report.get("draw_spread")]
         if not spreads:
-            return
+            why = f"nothing was measured on suite {suite.name!r} yet"
+            return await note(run.log, COARSE, raised=False, why=why, at=wall_clock())
         raised, why = False, f"as the anchor's draws of suite {suite.name!r} vary, it can hold its margins"
         try:
             check_margins(suite.name, items_in_round(suite, gate), gate, median(spreads))
@@ -277,10 +280,17 @@ def open_releases(
 
 
 def _idle_refs(config: Config) -> tuple[str, ...]:
-    """The refs that nobody moves while no user follows training."""
-    if config.serve.learner_share:
-        return ()
-    return (Arm.LEARNER.value, LEARNER_TEST_REF, *((Arm.WORLD.value,) if config.learn.source == "people" else ()))
+    """The refs that nobody moves while no user follows training, no candidate is tried on users, or none is measured."""
+    off: list[str] = []
+    if not config.release.canary:
+        off += [Arm.CANARY.value, Arm.PREVIOUS.value]
+    if not config.evaluate.suite:
+        off.append(EVALUATION_REF)
+    if not config.evaluate.gate.sample_best:
+        off.append(BEST_EVALUATION_REF)
+    if not config.serve.learner_share:
+        off += [Arm.LEARNER.value, LEARNER_TEST_REF, *([Arm.WORLD.value] if config.learn.source == "people" else [])]
+    return tuple(off)
 
 
 def open_monitors(run: Run) -> MonitorWatcher:

@@ -89,7 +89,7 @@ def serving_run(config: Config) -> Config:
     """The settings of the run whose gateway serves a tenant's branch, from those of the run that trains it; others as they are."""
     if not config.run.tenant:
         return config
-    return config.model_copy(update={"run": RunConfig(directory=config.run.directory.parents[1])})
+    return config.model_copy(update={"run": RunConfig(directory=config.run.directory.absolute().parents[1])})
 
 
 def _is_only_a_run(place: Path) -> bool:

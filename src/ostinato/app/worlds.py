@@ -19,12 +19,13 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, Turn
 from ostinato.core.retry import RetryPolicy, retry
 from ostinato.core.seams import Backend, Log
 from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
 from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
+from ostinato.record.rowlog import RowLog
 from ostinato.release.alarms import note
 from ostinato.worlds.building.runs import BuildPlace
 from ostinato.worlds.grading.answer_checks import ChecksGrader, read_checks
@@ -41,7 +42,7 @@ from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
-from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
+from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind, open_groups, set_back
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts
@@ -300,13 +301,15 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 async def open_rollouts(
     run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
 ) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, resumed where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
+    """Rollouts of a taskset through the gateway at `url`, resumed where an earlier worker was. Raises BadConfig, Corrupt, StorageFull,
+    Unavailable.
 
     `tell` and `keep` are as `Rollouts` has them.
     """
     warn_of_staleness(run.config, tasks)
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
+        events = await _known_to(run.log, journal, events)
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=_read_upto(events) or 0)
             reward = run.config.reward
@@ -344,9 +347,11 @@ async def open_far_rollouts(
         gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
         async with workshop_behind(config, gateway) as shop:
             outcomes = FarOutcomes(gateway)
-            after = _read_upto(events)
+            after, end = _read_upto(events), await _patient_end(outcomes, worlds.retry_pause_s, waiting)
+            if after is not None and after > end:
+                events, after = _give_up(journal, events, open_groups(events)), None
             if after is None:
-                after = await _patient_end(outcomes, worlds.retry_pause_s, waiting)
+                after = end
                 events.append({"kind": "linked", "n": -1, "after": after})
                 journal.append(events[-1], sync=True)
             spending = Spending(outcomes, after=after)
@@ -403,6 +408,24 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
         )
         async with door:
             yield
+
+
+async def _known_to(log: RowLog, journal: EventFile, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The journal's events. If an older backup of the log was restored, groups whose turns it lacks are given up. Raises Unavailable."""
+    turns = {number: group.turns for number, group in open_groups(events).items()}
+    lost = [number for number, each in turns.items() if each and not await log.places(Turn, [(turn,) for turn in each])]
+    if lost or (_read_upto(events) or 0) > await log.append():
+        return _give_up(journal, events, lost)
+    return events
+
+
+def _give_up(journal: EventFile, events: list[dict[str, Any]], lost: Collection[int]) -> list[dict[str, Any]]:
+    logger.warning(
+        "the log was set back to before what the journal of rollouts tells: %d open groups are given up", len(lost)
+    )
+    events = set_back(events, lost)
+    journal.rewrite(events)
+    return events
 
 
 def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:

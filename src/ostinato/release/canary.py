@@ -332,8 +332,10 @@ class Trials:
         return await self._ledger.append("ramped", candidate, live, decision.reason, detail)
 
     async def prove(self, trial: TrialRecord, live: PolicyVersion) -> ReleaseEvent | None:
-        """Compare live with the version it replaced: roll back if worse, note once it is better and whether that lasts. Needs trials on."""
-        assert self._running is not None
+        """Compare live with the version it replaced: roll back if worse, note once it is better and whether that lasts."""
+        if self._running is None:
+            why = f"its comparison with {trial.against} was switched off (release.canary): who stayed there is on live again"
+            return await self._ledger.append("looked", trial.candidate, trial.against, why, {"over": True})
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         event = None if decision is None else await self._judge(trial, live, decision)
         self._running.acted()

@@ -333,7 +333,7 @@ class ReleaseController:
             state = await self._reconcile()
             if event := await self._verified.look(state):
                 return event
-            if state.trial is not None and state.trial.shipped and self._trials.on:
+            if state.trial is not None and state.trial.shipped:
                 return await self._trials.prove(state.trial, self.live)
             if self._watch is None or state.previous is None or self._anchor is None:
                 return None

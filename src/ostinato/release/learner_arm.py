@@ -36,8 +36,8 @@ class LearnerArm:
     """Moves the refs of the arm. Each call may be killed anywhere.
 
     `newest` is the ref that the trainer moves to each step, `test` that of the slot in which a step is tested. Without a `judge` nothing
-    is tested, so nobody is led further. `idle`: refs that hold live wherever they are there, since the arm is off, so that they keep no
-    step in the store.
+    is tested, so nobody is led further. `idle`: refs that hold live wherever they are there, since this arm or another is off, so that they
+    keep no version in the store and in gateways.
 
     Example: ``LearnerArm(log, moves, versions, judge, clock, newest="world", test="learner-test")``
     """
@@ -68,8 +68,8 @@ class LearnerArm:
         why nobody may follow training now, "" if they may. Raises Conflict, Unavailable.
         """
         live, newest = state.live, None
+        await self._rest(live)
         if live is None or self._judge is None:
-            await self._rest(live)
             return None
         if hold != self._hold:
             logger.info("the learner arm %s", f"is served live: {hold}" if hold else "follows training again")

@@ -305,9 +305,11 @@ def _ramped(state: State, event: ReleaseEvent) -> State:
 
 
 def _looked(state: State, event: ReleaseEvent, **found: Any) -> State:
-    """With a line about the trial, and what was `found`."""
+    """With a line about the trial, and what was `found`; nobody takes part in it any more if the line says that it is `over`."""
     if state.trial is None or state.trial.candidate != event.policy:
         return state
+    if event.detail.get("over"):
+        return replace(state, trial=None)
     return replace(state, trial=replace(state.trial, told_at=event.at, **found))
 
 

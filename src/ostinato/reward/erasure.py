@@ -239,7 +239,8 @@ class CreditRefold:
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:
         """The turns of a batch with their rewards. Raises Corrupt."""
         turns = await self._log.find(Turn, [(turn,) for turn in left.turns])
-        found = [(turn, entry) for turn in turns if (entry := self._ledger.matured.get(turn.id)) is not None]
+        rewarded = self._ledger.matured | self._ledger.doubted
+        found = [(turn, entry) for turn in turns if (entry := rewarded.get(turn.id)) is not None]
         if len(found) < len(left.turns):
             raise Corrupt(f"batch {left.step} names a turn that the log does not hold with a reward; restore the log")
         return found

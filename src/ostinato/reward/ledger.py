@@ -226,6 +226,7 @@ class TurnLedger:
         self.touched: dict[str, None] = {}  # open turns with news since they were last asked about
         self.matured: dict[str, Matured] = {}  # reward known, outcome open
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
+        self.doubted: dict[str, Matured] = {}  # of these, with a reward: a batch may have taken them
         self.groups: OrderedDict[Unit, None] = OrderedDict()
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
         self.alone: OrderedDict[str, TurnFacts] = OrderedDict()  # turns held back without the rest of their sessions
@@ -451,7 +452,7 @@ class TurnLedger:
         self.passed_over = [
             (((person[0], "") if row.covers(person) else person), episode) for person, episode in self.passed_over
         ]
-        theirs = [each.facts for each in (*self.open.values(), *self.matured.values())]
+        theirs = [each.facts for each in (*self.open.values(), *self.matured.values(), *self.doubted.values())]
         for facts in theirs:
             if facts.world or not row.covers(facts.person):
                 continue
@@ -460,7 +461,8 @@ class TurnLedger:
             if facts.id in self.open:
                 self.open[facts.id].facts = replace(facts.unnamed(), hold=facts.hold and FORGOTTEN)
             else:
-                self.matured[facts.id] = replace(self.matured[facts.id], facts=facts.unnamed())
+                rewarded = self.matured if facts.id in self.matured else self.doubted
+                rewarded[facts.id] = replace(rewarded[facts.id], facts=facts.unnamed())
 
     def _delivered(self, row: Delivered) -> None:
         self.orphans.advance(row.at)
@@ -498,9 +500,7 @@ class TurnLedger:
             return
         if unit not in self.groups:
             self.closed[unit] = None
-            if (
-                len(self.closed) > GROUPS
-            ):  # the longest without an outcome: none may come of a group that lost all its turns
+            if len(self.closed) > GROUPS:  # the longest without an outcome: its turns may all be lost
                 del self.closed[next(iter(self.closed))]
         self.touched |= dict.fromkeys(self._open_in.get(unit, {}).values())
 
@@ -549,10 +549,11 @@ class TurnLedger:
             self.alarms.decided(facts.tenant, heard=heard, names=names)
             if facts.hold is None and facts.id not in self.to_hold:  # others' silence must not weigh turns that teach
                 self.propensity.see(facts.tenant, facts.sampled, row)
+        learnable = facts.hold is None and hold is None
         if facts.hold is None and hold is not None:
             self.to_hold[facts.id] = hold
-        elif facts.hold is None and matured is not None:
-            self.matured[facts.id] = matured
+        if matured is not None and (learnable or facts.id in self.to_hold):
+            (self.matured if learnable else self.doubted)[facts.id] = matured
         if isinstance(row, Reward) and row.early and hold is None:
             self._follow(entry, row)
         for _, _, retracts, _ in (said for said in entry.said if said[0] > upto):
@@ -603,8 +604,8 @@ class TurnLedger:
         self.surrogate.expire(row.at)
         if row.reason.partition(":")[0] in TEACHING:
             self.teaching.begin(row)
-        matured = self.matured.pop(row.turn, None)
-        due = self.to_hold.pop(row.turn, None)
+        matured, due = self.matured.pop(row.turn, None), self.to_hold.pop(row.turn, None)
+        self.doubted.pop(row.turn, None)
         entry = self.open.get(row.turn)
         if entry is not None and entry.facts.hold is None:
             self._forget_open(entry.facts)
@@ -655,8 +656,7 @@ class TurnLedger:
 
     def _taken(self, batch: Batch, turn_id: str) -> Matured | None:
         """The entry of a turn that a batch takes; None for a turn from before this fold. Raises Corrupt."""
-        entry = self.matured.pop(turn_id, None)
-        if entry is not None:
+        if entry := self.matured.pop(turn_id, None) or self.doubted.pop(turn_id, None):
             return entry
         known = self.settled.get(turn_id)
         if turn_id in self.open or known is not None or not (self.start or self.settled.forgot):

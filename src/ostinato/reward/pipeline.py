@@ -522,8 +522,9 @@ class RewardDesk:
     def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> ChosenTurns | None:
         """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
         are taken too. A group that is longer than a batch is a step of its own, every other one if people's turns are ready. None if a step
-        should wait for others.
+        should wait for others. What is not learned from any more, since the settings changed, is left to grow stale.
         """
+        parts = [part for part in parts if (self._taught.groups if part.world else self._taught.people)]
         people = [part for part in parts if not part.world]
         served: Sequence[Matured] = dealt(people, size=size, config=self._config, every=self._taught.every)
         oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)

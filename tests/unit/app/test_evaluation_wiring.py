@@ -136,9 +136,13 @@ def test_nobody_follows_training_that_nothing_tests_or_that_learns_nothing_from_
 @pytest.mark.parametrize(
     ("settings", "idle"),
     [
-        ([], {"learner", "learner-test", "world"}),
-        (["learn.source=both"], {"learner", "learner-test"}),
-        (["serve.learner_share=0.05"], set()),
+        ([], {"learner", "learner-test", "world", "canary", "previous", "evaluation"}),
+        (["learn.source=both", "evaluate.suite=demo"], {"learner", "learner-test", "canary", "previous"}),
+        (["serve.learner_share=0.05", "evaluate.suite=demo"], {"canary", "previous"}),
+        (
+            ["serve.learner_share=0.05", "evaluate.suite=demo", "evaluate.gate.sample_best=false"],
+            {"canary", "previous", "evaluation-best"},
+        ),
     ],
 )
 async def test_refs_that_nobody_moves_any_more_go_to_live_and_others_stay_with_those_who_move_them(
@@ -155,14 +159,15 @@ async def test_refs_that_nobody_moves_any_more_go_to_live_and_others_stay_with_t
             ).policy
             for n in range(2)
         ]
-        refs = {"live": 0, "control": 0, "learner": 1, "learner-test": 1, "world": 1}
+        arms = {"learner", "learner-test", "world", "canary", "previous", "evaluation", "evaluation-best"}
+        refs = {"live": 0, "control": 0, **dict.fromkeys(arms, 1)}
         for ref, number in refs.items():
             await run.store.move_ref(ref, None, versions[number].hash)
         controller = open_releases(run)
         await controller.bootstrap(versions[0])
         await controller.follow()
         held = {ref for ref in refs if await run.follower.resolve(ref) == versions[1]}
-    assert held == {"learner", "learner-test", "world"} - idle
+    assert held == arms - idle
 
 
 def test_a_branchs_own_run_has_nobody_who_follows_training(tmp_path):
@@ -238,6 +243,31 @@ async def test_what_the_anchors_draws_show_is_told_after_the_first_verdict_with_
     assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [(COARSE, "raised"), (COARSE, "cleared")]
     assert "measured: a draw varies by 0.35" in alarms[0].reason
     assert "items in a round, or set evaluate.gate.total_margin=" in alarms[0].reason
+
+
+@pytest.mark.parametrize("then", ["another suite", "no suite"])
+async def test_that_a_suite_is_too_coarse_is_told_no_longer_when_it_is_measured_no_longer(tmp_path, then):
+    margins = "evaluate.gate.total_margin=0.09", "evaluate.gate.margin=0.09", "evaluate.gate.sealed_share=0.0"
+    config = suite(tmp_path, *margins, count=100, grader="pattern", pattern="x")
+    with open_run(config) as run:
+        own = open_suite(config).suite
+        report = {"verdict": "BLOCK", "suite_hash": own.hash, "smallest_margin": 0.5, "draw_spread": 0.35}
+        policy = PolicyVersion(number=1, hash=f"{1:064x}")
+        await run.log.append(
+            ReleaseEvent(
+                id="1", action="evaluated", policy=policy, previous=None, reason="", detail={"report": report}, at=1.0
+            )
+        )
+        await note_resolution(run, own)
+    config = suite(tmp_path, *margins, count=101, grader="pattern", pattern="y")
+    if then == "no suite":
+        config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    with open_run(config) as run:
+        await note_suite(run)
+        if then == "another suite":
+            await note_resolution(run, open_suite(config).suite)
+        alarms = [row async for _, row in run.log.read(0, {Alarm}) if row.name == COARSE]
+    assert [str(alarm.state) for alarm in alarms] == ["raised", "cleared"]
 
 
 async def test_a_suite_that_proves_coarser_than_its_margin_raises_an_alarm_once_that_was_measured(tmp_path):

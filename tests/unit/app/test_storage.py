@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ostinato.app.storage import Home, home, open_store, operator_key
+from ostinato.app.storage import Home, home, open_store, operator_key, serving_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.weights.store.bucket import BucketStore
@@ -39,6 +39,14 @@ def test_hosts_share_a_key_by_setting_it(tmp_path):
     run = f"run.directory={tmp_path / 'run'}"
     assert operator_key(load(None, [run])) == Home(tmp_path / "run").admin_key()
     assert operator_key(load(None, [run, "serve.admin_key=shared-0123456789abcdef"])) == "shared-0123456789abcdef"
+
+
+def test_the_run_that_serves_a_branch_is_found_from_the_directory_of_branches_too(tmp_path, monkeypatch):
+    branches = tmp_path / "run" / "branches"
+    branches.mkdir(parents=True)
+    monkeypatch.chdir(branches)
+    config = load(None, ["run.directory=acme", "run.tenant=acme"])
+    assert serving_run(config).run.directory == tmp_path / "run"
 
 
 @pytest.mark.parametrize("left", [b"", b"\n", b"shortened", b"\xff" * 43, b"x" * 400])

@@ -114,6 +114,22 @@ async def test_what_may_pass_or_is_not_live_does_not_end_the_worker(ref, error):
     running.cancel()
 
 
+async def test_an_alarm_about_a_ref_that_is_not_followed_any_more_ends():
+    """With release.best_arm off, or a branch left out, it stood for good: nobody loads that version, and no person may end it."""
+    w = World()
+    for name in ("weights:verified", "weights:live", "monitor:edit"):
+        await w.log.append(Alarm(id=name, name=name, state=AlarmState.RAISED, reason=WHY, at=1.0))
+    running = asyncio.create_task(w.following.run(("live",)))
+    await eventually(lambda: len(w.alarms()) > 3)
+    w.move("live")
+    await eventually(lambda: len(w.alarms()) > 4)
+    assert [row[:2] for row in w.alarms()[3:]] == [
+        ("weights:verified", AlarmState.CLEARED),
+        ("weights:live", AlarmState.CLEARED),
+    ]
+    running.cancel()
+
+
 async def test_a_store_that_was_away_and_has_nothing_new_ends_its_alarm(tmp_path, monkeypatch):
     w, store = World(), DirectoryStore(tmp_path / "weights")
     await VersionPublisher(store).publish(0, WEIGHTS, run="r", base=None, ref="live")

@@ -891,6 +891,26 @@ async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk
     assert "switched off" in event.reason
 
 
+async def test_where_trials_are_switched_off_nobody_stays_on_the_release_before_and_no_gateway_holds_it(disk):
+    """They stayed until the next release, compared by nobody, and the arms' refs kept both versions for good."""
+    control, crowd = await on_trial(disk, {V3: 0.75})
+    await crowd.until("shipped")
+    assert control.ledger.state.dealing.previous == pytest.approx(0.5)
+    assert (disk.refs["live"], disk.refs["previous"]) == ("m3", "m0")
+    off = controller(disk, FakeJudge(), crowd.time, guarded=True, idle_refs=("canary", "previous"))
+    event = await off.watch()
+    assert (event.action, event.policy, event.previous) == ("looked", V3, V0)
+    assert "switched off" in event.reason
+    await off.follow()
+    assert off.ledger.state.dealing is None
+    assert (disk.refs["canary"], disk.refs["previous"]) == ("m3", "m3")
+    assert await off.watch() is None, "it is said once"
+    assert (off.live, off.ledger.state.previous) == (V3, V0), "it is live, and can be rolled back"
+    again = controller(disk, FakeJudge(), crowd.time, guarded=True, **QUICK)
+    await again.bootstrap(V0)
+    assert again.ledger.state.trial is None
+
+
 async def test_while_an_alarm_stands_nothing_ships_and_no_share_grows(disk):
     alarm = [True]
     control = controller(disk, FakeJudge({5: [Verdict.BLOCK]}), paused=lambda: alarm[0])

@@ -11,6 +11,7 @@ from tests.oracles.turn_accounting import recount
 from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Corrupt, NoSignal, StorageFull
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import (
     Arm,
     Batch,
@@ -19,6 +20,7 @@ from ostinato.core.records import (
     Holdback,
     NoReward,
     PolicyVersion,
+    Purpose,
     Quarantine,
     Reward,
     Turn,
@@ -26,9 +28,11 @@ from ostinato.core.records import (
 from ostinato.core.staleness import Lineage
 from ostinato.record.folds import FileFolds
 from ostinato.reward import ledger_entries
-from ostinato.reward.accounting import account
+from ostinato.reward.accounting import account, of_ledger
 from ostinato.reward.config import BaselineConfig, RewardConfig
-from ostinato.reward.log_fold import needed_above, snapshot
+from ostinato.reward.ledger import kind_of
+from ostinato.reward.ledger_entries import Taught
+from ostinato.reward.log_fold import LedgerFollower, needed_above, snapshot
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal
 
@@ -399,13 +403,83 @@ async def test_a_log_that_contradicts_itself_is_refused(log, now, open_desk, tur
     assert not (await recount(log)).balanced, "and whoever counts afresh sees it too"
 
 
+NARROWER = {
+    "other calls": {"config": RewardConfig(user_cap=1.0, purposes=(Purpose.SUBAGENT,))},
+    "warmer ones": {"config": RewardConfig(user_cap=1.0, min_temperature=1.5)},
+    "smaller rewards": {"config": RewardConfig(user_cap=1.0, max_abs=0.1)},
+    "rollouts alone": {"taught": Taught(people=False, groups=1)},
+    "others": {"gold": lambda tenant, user: True},
+}
+"""What a desk learns from after its settings were changed, by what differs: nothing of `trained`."""
+
+
+@pytest.mark.parametrize("settings", NARROWER.values(), ids=NARROWER)
+async def test_what_was_learned_from_under_earlier_settings_stays_so_where_the_log_is_read_again(
+    log, now, open_desk, turn, settings
+):
+    """After an upgrade, or a restored backup, the trainer refused its own log: "restore the log"."""
+    await trained(log, now, open_desk, turn)
+    before = open_desk(log)
+    await before.poll()
+    later = open_desk(log, **settings)
+    await later.poll()
+    assert later.last_step == 1
+    assert log.of(Holdback) == [], "each of them has its outcome"
+    found = of_ledger(later._reading.ledger)
+    assert (found.balanced, found.trained, found.waiting) == (True, 4, 0)
+    assert later._reading.ledger.baseline.snapshot() == before._reading.ledger.baseline.snapshot()
+
+
+@pytest.mark.parametrize("settings", NARROWER.values(), ids=NARROWER)
+async def test_and_so_it_does_for_one_that_is_killed_and_starts_from_its_saving_at_every_row(
+    log, now, open_desk, turn, settings
+):
+    await trained(log, now, open_desk, turn)
+    config, taught = settings.get("config", RewardConfig(user_cap=1.0)), settings.get("taught", Taught())
+    copy, folds = MemoryLog(), MemoryFolds()
+    for row in log.rows:
+        await copy.append(row)
+        more = {"gold": settings["gold"]} if "gold" in settings else {}
+        again = LedgerFollower(copy, config, folds, arms=taught.arms, **more)
+        await again.catch_up()
+        await again.save()
+    assert (again.ledger.last_step, again.ledger.counts["trained"], again.ledger.doubted) == (1, 4, {})
+
+
+async def test_who_is_forgotten_meanwhile_leaves_no_name_there(log, now, open_desk, turn):
+    await trained(log, now, open_desk, turn)
+    copy = MemoryLog()
+    await copy.append(*log.rows[:-1], Forgotten(id="f", tenant="default", user="u1", key=1, at=99.0), log.rows[-1])
+    folds, config = MemoryFolds(), RewardConfig(user_cap=1.0, purposes=(Purpose.SUBAGENT,))
+    reading = LedgerFollower(copy, config, folds)
+    async for row in reading.rows(saving=False):
+        if isinstance(row, Forgotten):
+            assert len(reading.ledger.doubted) == 4
+            assert '"u1"' not in json.dumps(snapshot(reading.ledger))
+    assert reading.ledger.counts["trained"] == 4
+
+
+async def test_what_is_not_learned_from_any_more_is_in_no_further_batch(log, now, open_desk, turn):
+    """Who stops learning from people must not see one more step of what they said."""
+    folds, turns = MemoryFolds(), [turn(i) for i in range(4)]
+    desk = open_desk(log, folds=folds)
+    await log.append(*turns, *[a_signal(each, "accepted" if i % 2 else "undone") for i, each in enumerate(turns)])
+    now.at = 99.0
+    await desk.poll()
+    await desk.close()
+    later = open_desk(log, folds=folds, taught=Taught(people=False, groups=1))
+    assert await later.batch(1, 4, V0) is None
+    now.at += RewardConfig().batch_wait_s
+    assert await later.turns(0, 4) == []
+    assert {kind_of(why) for why in log.reasons(Holdback).values()} == {"too_few"}
+    assert len(log.reasons(Holdback)) == 4
+
+
 async def test_a_count_that_misses_a_turn_is_not_balanced(log, now, open_desk, turn):
     await trained(log, now, open_desk, turn)
     desk = open_desk(log)
     await log.append(turn(20), a_delivery(turn(20)))
     await desk.poll()
-    from ostinato.reward.accounting import of_ledger
-
     assert of_ledger(desk._reading.ledger).balanced
     desk._reading.ledger.matured.clear()  # what a fault in the desk would do: the turn hangs for ever
     assert not of_ledger(desk._reading.ledger).balanced

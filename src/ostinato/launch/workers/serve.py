@@ -39,6 +39,7 @@ from ostinato.model.kernels.cache import announced
 from ostinato.record.roles import hold
 from ostinato.release.alarms import note
 from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.monitors.watcher import standing
 from ostinato.serve.auth import check_bind, client_keys
 from ostinato.serve.gateway import GatewayApp
 from ostinato.serve.reader import RequestReader
@@ -57,6 +58,11 @@ READER_ALARM = "serve:reader"
 """The name of the alarm that stands while the process that reads long requests fails."""
 ALARM = "weights:{ref}"
 """The name of the alarm that stands while the version of a ref cannot be loaded."""
+
+
+def _is_of_others(alarm: str, refs: Sequence[str]) -> bool:
+    """Whether an alarm is about the version of a ref that is not among these."""
+    return alarm.startswith(ALARM.format(ref="")) and alarm not in {ALARM.format(ref=ref) for ref in refs}
 
 
 class WeightLoader:
@@ -81,7 +87,7 @@ class WeightLoader:
 
     async def run(self, refs: Sequence[str]) -> None:
         """Follow the refs until cancelled. Raises BadWeights if nothing is served and the live version can never be."""
-        telling = asyncio.create_task(self._tell())
+        telling = asyncio.create_task(self._tell(refs))
         try:
             await self._serving.follower.watch(
                 refs, self._load, on_error=self._failed, at_start=live_last(refs), on_recovered=self._recovered
@@ -110,9 +116,17 @@ class WeightLoader:
         """A store that could not be read for a while may have nothing new to load."""
         self._failing.pop(ref, None)
 
-    async def _tell(self) -> None:
-        """Raise and clear the alarms. A log that cannot be written for a while is tried again."""
+    async def _tell(self, refs: Sequence[str]) -> None:
+        """Raise and clear the alarms, once also those about refs that an earlier start followed. A log that cannot be written for a while
+        is tried again.
+        """
+        left: set[str] | None = None
         while True:
+            with contextlib.suppress(StorageFull, Unavailable):
+                if left is None or left:
+                    left = {name for name in await standing(self._log) if _is_of_others(name, refs)}
+                for name in left:
+                    await note(self._log, name, raised=False, why="this ref is not followed any more", at=wall_clock())
             for ref in self._loaded | self._failing.keys():
                 why = self._failing.get(ref)
                 if self._told.get(ref, "") == why:

@@ -15,7 +15,7 @@ from ostinato.app.branches import TenantRows, begin_anew
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
-from ostinato.app.numerics import trainer_contract, training
+from ostinato.app.numerics import trainer_backend, trainer_contract, training
 from ostinato.app.storage import Run
 from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
@@ -36,13 +36,18 @@ from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of, late_asker_of
 from ostinato.train.checkpoint import ALL, newest_step, thin
 from ostinato.train.sharding.trainer import return_freed_memory
-from ostinato.weights.follow.follower import run_of, versions_between
+from ostinato.weights.follow.follower import parent_of, run_of, versions_between
+from ostinato.weights.version.content import version_ref
 
 logger = logging.getLogger(__name__)
 
 # a worker must end within `supervise.stop_s`; so many of these seconds are kept for what follows the clean-up
 _LEAVING_S = 3.0
 _LEAST_CLEANING_S = 1.0
+
+# why recorded steps are not repeated
+_ERASED = "has turns that were erased"
+_ANOTHER = "gives other weights than were published with its number (the settings in `train`, the version or the machine have changed)"
 
 
 class ReportingTrainer:
@@ -106,11 +111,15 @@ class TrainWorker:
         async with parts.candidates.repeating(named):
             async for batch in parts.desk.history(parts.trainer.step_count):
                 if any(sample.turn.redacted for sample in batch.samples):
-                    await self._leave_erased(batch.row.step)
+                    await self._leave_recorded(batch.row.step, _ERASED)
                     break
                 logger.info("taking recorded step %d again", batch.row.step)
                 with self._refusals():
-                    await parts.stored.begin(await parts.learner.trainer.step(batch))
+                    learned = await parts.learner.trainer.step(batch)
+                    if await self._is_another(learned):
+                        await self._leave_recorded(batch.row.step, _ANOTHER)
+                        break
+                    await parts.stored.begin(learned)
             self._refuse_older_log()
             await self._settle()
 
@@ -123,10 +132,24 @@ class TrainWorker:
                 "restore a newer backup of the log, or put checkpoints in its place that were copied before that backup was made"
             )
 
-    async def _leave_erased(self, step: int) -> None:
-        """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since.
+    async def _is_another(self, learned: Learned) -> bool:
+        """True if a version with other weights was published under a repeated step's number, after the version that it is repeated after.
+        Not asked where torch's kernels compute, which may give other bits each time.
+        """
+        candidates, store, number = self.parts.candidates, self._run.store, learned.policy_number
+        if trainer_backend(self._run.config).kernels == "torch" or await candidates.known(learned):
+            return False
+        await self._settle()
+        if candidates.last is None or (before := await store.read_ref(version_ref(candidates.last.hash))) is None:
+            return False
+        versions = await versions_between(store, number, number, self._run.name)
+        return before in [await parent_of(store, each) for each in versions]
 
-        Without them it would give other weights under a number that was published. The steps from there on are only counted, and a batch
+    async def _leave_recorded(self, step: int, why: str) -> None:
+        """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since, or the
+        settings of training have changed.
+
+        It would give other weights under a number that was published. The steps from there on are only counted, and a batch
         without turns in the log says from which version training went on. A checkpoint follows at once, so that this is decided once.
         """
         parts, last = self.parts, self.parts.desk.last_step
@@ -140,8 +163,8 @@ class TrainWorker:
                 base = live
             row = await parts.desk.restart(last + 1, base, live)
         logger.warning(
-            "turns of recorded step %d were erased, so steps %d to %d are not repeated: training goes on from %s",
-            *(step, step, last, row.base),
+            "recorded step %d %s, so steps %d to %d are not repeated: training goes on from %s",
+            *(step, why, step, last, row.base),
         )
         await self._restart_at(row)
 
@@ -167,7 +190,7 @@ class TrainWorker:
         taken = self.parts.trainer.step_count
         async for _, row in self._run.log.read(0, {Batch}):
             if isinstance(row, Batch) and row.step > taken and not await self._is_whole(row):
-                await self._leave_erased(row.step)
+                await self._leave_recorded(row.step, _ERASED)
                 break
 
     async def _is_whole(self, row: Batch) -> bool:

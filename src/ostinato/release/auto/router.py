@@ -132,6 +132,7 @@ class Router:
         """Everything, in JSON's types."""
         return {
             "format": _FORMAT,
+            "rules": self._rules,
             "arms": {name: arm.state() for name, arm in self._arms.items()},
             "releases": [
                 [release, {metric: posterior.state() for metric, posterior in known.items()}]
@@ -150,6 +151,8 @@ class Router:
         """
         if state.get("format") != _FORMAT:
             raise ValueError(f"a saving of format {state.get('format', 1)}; this router reads format {_FORMAT}")
+        if state.get("rules", self._rules) != self._rules:
+            raise ValueError("low, high, longest_s, rho or users of release.auto have changed, which its sums rest on")
         for name, arm in self._arms.items():
             if name in state["arms"]:
                 arm.restore(state["arms"][name])
@@ -167,6 +170,12 @@ class Router:
         )
         self.propensities.restore(state["propensities"])
         self._odds.clear()
+
+    @property
+    def _rules(self) -> list[float | str]:
+        """What sums rest on: rewards lie in them as shares of the range, and users as often as they count."""
+        config = self._config
+        return [config.low, config.high, config.longest_s, config.rho, config.users]
 
     def _utility(self, name: str) -> Belief:
         arm = self._arms[name]

@@ -267,3 +267,8 @@ def line_of(run: str) -> str:
 async def run_of(store: WeightStore, policy: PolicyVersion) -> str:
     """The name of the run that published a version. Raises NotFound, Corrupt."""
     return (await Manifests(store).of_root(policy.hash))[1].run
+
+
+async def parent_of(store: WeightStore, policy: PolicyVersion) -> str | None:
+    """The manifest's hash of the version that a version was published after, or None. Raises NotFound, Corrupt."""
+    return (await Manifests(store).of_root(policy.hash))[1].parent

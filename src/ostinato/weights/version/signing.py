@@ -97,8 +97,13 @@ def _check(message: bytes, found: Signature | None, trusted: Sequence[str], what
     if not trusted:
         return
     if found is None or found.key not in trusted:
-        by = "nobody" if found is None else f"{found.key[:16]}, who is not in follow.trusted"
-        raise Corrupt(f"{what} is signed by {by}; refused. Publish it with a trusted key")
+        by, remedy = "nobody", "follow.trusted is for a run whose publish.key was set before its first start"
+        if found is not None:
+            by, remedy = (
+                f"{found.key[:16]}, who is not in follow.trusted",
+                "If that key was this run's, list it there, too",
+            )
+        raise Corrupt(f"{what} is signed by {by}; refused. {remedy}")
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key)).verify(bytes.fromhex(found.value), message)
     except (InvalidSignature, ValueError) as error:

@@ -295,6 +295,20 @@ class Groups:
                 pass
 
 
+def open_groups(events: Iterable[Event]) -> Mapping[int, RolloutGroup]:
+    """The groups that are not spent after these events, by their numbers."""
+    groups = Groups((), token="")
+    for event in events:
+        groups.apply(event)
+    return groups.open
+
+
+def set_back(events: Iterable[Event], lost: Iterable[int]) -> list[dict[str, Any]]:
+    """A journal's events once an older backup of the log was restored: the `lost` groups are given up, and the log is to be read again."""
+    kept = [{name: value for name, value in event.items() if name != "after"} for event in events]
+    return [*kept, *({"kind": "spent", "n": number} for number in lost)]
+
+
 def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
     """A group's history, in as few events as possible."""
     yield {"kind": "drawn", "n": group.number, "task": group.task, "epoch": epoch, "size": len(group.slots)}

@@ -94,6 +94,34 @@ async def test_a_saving_of_another_log_or_that_is_damaged_is_not_used(log, folde
         assert again.router.views() == first.router.views()
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"low": -0.25, "high": 0.75}, {"rho": 0.1}, {"users": "verified"}, {"longest_s": 600.0}],
+    ids=lambda changed: ", ".join(changed),
+)
+async def test_what_was_summed_up_under_another_range_is_summed_up_anew(log, folded, tmp_path, changed):
+    """A mean of 0.9 between -1 and 1 became one of 0.7 between -0.25 and 0.75, for good."""
+    weights = {"reward": 1.0, "seconds": -0.01}
+    first = folded(weights=weights)
+    await served(log, 40)
+    for i in range(6):
+        turn = a_dealt_turn(f"more{i}:0", "live", user="often")
+        await log.append(turn, a_reward(turn, i / 10))
+    await first.catch_up()
+    await first.save()
+    again = folded(weights=weights, **changed)
+    await again.catch_up()
+    rules = RouterConfig(weights=weights, **changed)
+    anew = FoldedRouter(log, FileFolds(tmp_path / "none"), lambda: 5.0, list(EVEN), rules)
+    await anew.catch_up()
+    assert again.router.state() == anew.router.state()
+    assert again.router.views() == anew.router.views()
+    log.seen = 0
+    await again.save()
+    await folded(weights=weights, **changed).catch_up()
+    assert log.seen <= 1, "once"
+
+
 async def test_wrong_propensities_raise_one_alarm(log, folded):
     for i in range(300):
         turn = a_dealt_turn(f"t{i}:0", "live", user=f"u{i}", odds={"live": 0.5, "large": 0.5})

@@ -13,6 +13,8 @@ from tests.fakes.gateways import world_gateway
 from tests.oracles.turn_accounting import recount
 from tests.unit.worlds.rollout.test_rollout_worker import Coin, Steps, tasks
 
+from ostinato.app.worlds import open_far_rollouts
+from ostinato.config import load
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Signal, Turn
 from ostinato.core.verdicts import GRADED
@@ -154,3 +156,40 @@ async def test_a_lost_link_resumes_without_a_reward_twice(tmp_path, seed):
     assert len(waiting) < CONFIG.groups, "only what is too little for a step waits"
     assert len({turn.group for turn in turns.values()}) == 8
     assert max(grader.graded.values()) == 1, "what was graded is not graded again"
+
+
+async def test_a_worker_whose_run_was_restored_from_an_older_backup_waits_for_nothing_that_is_lost(tmp_path):
+    authority, taskset = Authority(tmp_path), tasks(2)
+    ours, theirs = authority.sign("trainer"), authority.sign("acme")
+    journal, _ = EventFile.open(tmp_path / "rollouts.jsonl")
+    ended = {
+        "kind": "ended",
+        "n": 0,
+        "member": 0,
+        "episode": "w.0.0.0",
+        "last": True,
+        "turns": ["lost:0"],
+        "grade": 1.0,
+    }
+    for event in (
+        {"kind": "linked", "n": -1, "after": 500},
+        {"kind": "drawn", "n": 0, "task": "t0", "epoch": 0, "size": 1},
+        ended,
+        {"kind": "told", "n": 0},
+    ):
+        journal.append(event)
+    journal.close()
+    async with world_gateway("hi") as (gateway, log), asyncio.timeout(WHOLE_PROGRAM_S):
+        listener = socket.create_server(("127.0.0.1", 0))
+        settings = {"url": f"https://127.0.0.1:{listener.getsockname()[1]}", "certificate": theirs.certificate}
+        settings |= {"key": theirs.key, "authority": authority.file}
+        config = load(
+            None,
+            [f"run.directory={tmp_path}", *(f"worlds.connect.{name}='{value}'" for name, value in settings.items())],
+        )
+        inside = door_context(ours.certificate, ours.key, authority.file)
+        async with Door(gateway, OwnTurns(log), listener, inside):
+            opening = open_far_rollouts(config, taskset, lambda kind, **more: None, lambda _: None, lambda why: None)
+            async with opening as rollouts:
+                assert rollouts.groups.open == {}
+                assert rollouts.groups.read_upto == len(log.rows)
