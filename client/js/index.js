@@ -19,12 +19,13 @@ export class Ostinato {
   #running = null;
   #closed = false;
   #onError;
+  #onPageHide = () => this.#leave();
 
   constructor(baseUrl, { apiKey, deadlineMs = 5000, onError = (error) => console.error(error.message) } = {}) {
     this.#sender = new Sender(baseUrl, apiKey);
     this.#deadlineMs = deadlineMs;
     this.#onError = onError;
-    globalThis.addEventListener?.("pagehide", () => this.#leave());
+    globalThis.addEventListener?.("pagehide", this.#onPageHide);
   }
 
   async feedback(target, name, value, options = {}) {
@@ -59,7 +60,8 @@ export class Ostinato {
   async close() {
     this.#closed = true;
     const done = await this.flush(this.#deadlineMs);
-    if (!done) this.#onError(new NotTaken(`${this.#waiting.length + this.#sending.length} feedback events were not sent`));
+    if (done) globalThis.removeEventListener?.("pagehide", this.#onPageHide); // which would keep this client as long as the page
+    else this.#onError(new NotTaken(`${this.#waiting.length + this.#sending.length} feedback events were not sent`));
     return done;
   }
 
