@@ -20,12 +20,13 @@ export class Ostinato {
   #until = { at: 0 }; // when the round ends that is under way
   #closed = false;
   #onError;
+  #onPageHide = () => this.#leave();
 
   constructor(baseUrl, { apiKey, deadlineMs = 5000, onError = (error) => console.error(error.message) } = {}) {
     this.#sender = new Sender(baseUrl, apiKey);
     this.#deadlineMs = deadlineMs;
     this.#onError = onError;
-    globalThis.addEventListener?.("pagehide", () => this.#leave());
+    globalThis.addEventListener?.("pagehide", this.#onPageHide);
   }
 
   async feedback(target, name, value, options = {}) {
@@ -61,7 +62,8 @@ export class Ostinato {
     this.#closed = true;
     this.#until.at = Math.min(this.#until.at, performance.now() + this.#deadlineMs);
     const done = await this.flush(this.#deadlineMs);
-    if (!done) this.#onError(new NotTaken(`${this.#waiting.length + this.#sending.length} feedback events were not sent`));
+    if (done) globalThis.removeEventListener?.("pagehide", this.#onPageHide); // which would keep this client as long as the page
+    else this.#onError(new NotTaken(`${this.#waiting.length + this.#sending.length} feedback events were not sent`));
     return done;
   }
 

@@ -184,6 +184,17 @@ async def test_a_page_that_goes_sends_at_once_what_is_json():
     assert told == [[True, "a:0"]]
 
 
+async def test_a_page_keeps_no_client_that_was_closed():
+    page = (
+        "const page = new Set(); globalThis.addEventListener = (_, heard) => page.add(heard);"
+        "globalThis.removeEventListener = (_, heard) => page.delete(heard);"
+    )
+    script = 'signals.enqueue("a:0", "accepted", true); const open = page.size; show([open, await signals.close(), page.size]);'
+    told, signals = await run(SHOW + script, setup=page)
+    assert told == [1, True, 0]
+    assert [signal.turn for signal in signals] == ["a:0"]
+
+
 async def test_a_signed_user_is_who_the_product_says():
     told, _ = await run(
         SHOW

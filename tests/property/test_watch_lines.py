@@ -1,5 +1,7 @@
 """Which lines go on: laws that hold for any texts, and places in which an equal line is another line."""
 
+import tracemalloc
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -123,3 +125,17 @@ def test_a_renamed_file_is_found_by_its_lines_or_not_at_all():
     assert likest(block(1), [block(1), block(1)], [False, True]) == 1, "it is called what it was called before"
     much = [*block(1), *block(2), *block(3), *block(4)]
     assert [likest(much, [block(1)], [known]) for known in (False, True)] == [None, 0]
+
+
+def test_a_long_line_that_goes_on_changing_leaves_no_version_of_it_in_memory():
+    """As in a file of one line that an agent edits again and again."""
+    line = "word, " * 20_000
+    carry([line], [f"{line}x"])
+    tracemalloc.start()
+    try:
+        for number in range(4):
+            carry([f"{line}{number}"], [f"{line}{number + 1}"])
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < 4 * len(line)

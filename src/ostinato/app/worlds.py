@@ -43,7 +43,7 @@ from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind, open_groups, set_back
-from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, worker_context
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, renewing, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
@@ -345,7 +345,7 @@ async def open_far_rollouts(
     journal, events = EventFile.open(home(config).rollouts)
     with contextlib.closing(journal):
         gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
-        async with workshop_behind(config, gateway) as shop:
+        async with renewing(context, aim.certificate, aim.key), workshop_behind(config, gateway) as shop:
             outcomes = FarOutcomes(gateway)
             after, end = _read_upto(events), await _patient_end(outcomes, worlds.retry_pause_s, waiting)
             if after is not None and after > end:
@@ -406,7 +406,7 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
             calls=config.calls,
             body_bytes=config.body_bytes,
         )
-        async with door:
+        async with renewing(context, config.certificate, config.key), door:
             yield
 
 

@@ -85,14 +85,16 @@ class SealedKeys:
             self._sizes[exponent] = (table, segments)
             self._known.add(first)
 
-    def drop(self, first: Cursor) -> None:
-        """Remove the filter of a dropped segment."""
+    def drop_before(self, oldest: Cursor) -> None:
+        """Remove the filters of dropped segments: all before the oldest one that is left, as segments are dropped oldest first."""
         with self._lock:
-            self._known.discard(first)
-            for table, segments in self._sizes.values():
-                if first in segments:
-                    table[:, segments.index(first)] = 0
-                    segments[segments.index(first)] = None
+            gone = {first for first in self._known if first < oldest}
+            self._known -= gone
+            for table, segments in self._sizes.values() if gone else ():
+                for column, first in enumerate(segments):
+                    if first in gone:
+                        table[:, column] = 0
+                        segments[column] = None
 
     def holding(self, keys: Sequence[int]) -> Mapping[int, list[Cursor]]:
         """Each key that may be in a closed segment -> those segments, newest first."""
@@ -228,6 +230,7 @@ class OpenSegments:
             self._listing = self.directory.listing()
             for first in set(self._open).difference(self._listing.firsts):
                 self._open.pop(first).close()
+            self.sealed.drop_before(self._listing.horizon + 1)
         return self._listing
 
     def get(self, first: Cursor) -> Segment:
@@ -237,7 +240,6 @@ class OpenSegments:
             try:
                 segment = Segment(self.directory.segment(first), self._ring)
             except SegmentGone:
-                self.sealed.drop(first)
                 self.listing(again=True)
                 raise
         self._open[first] = segment
@@ -263,9 +265,12 @@ class OpenSegments:
     def learn_filters(self) -> None:
         """Read the filters of the closed segments that have not been read yet."""
         for first in self.sealed.missing(self.listing().firsts[:-1]):
-            with suppress(SegmentGone):
+            try:
                 segment = Segment(self.directory.segment(first), self._ring)
-                try:
-                    self.sealed.add(first, segment.filter() or build([]))
-                finally:
-                    segment.close()
+            except SegmentGone:
+                self.listing(again=True)
+                continue
+            try:
+                self.sealed.add(first, segment.filter() or build([]))
+            finally:
+                segment.close()

@@ -54,7 +54,7 @@ class Outcomes:
         self._by_turn: dict[str, Reacted] = {}
         self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
         self._came: dict[int, dict[Person, _Met]] = {}  # by day; not limited to the window's turns
-        self._met: dict[_Met, _Met] = {}  # each set once, whoever met it
+        self._met: dict[int, dict[_Met, _Met]] = {}  # by day: each set once, whoever met it
         self._returned: dict[Arm, tuple[tuple[str, int, int], dict[tuple[int, Person], tuple[float, int]]]] = {}
 
     async def refresh(self) -> None:
@@ -200,15 +200,17 @@ class Outcomes:
             del self._by_turn[self._window.popleft().turn]
 
     def _visit(self, found: Reacted) -> None:
-        people = self._came.setdefault(int(found.ended_at // DAY), {})
+        day = int(found.ended_at // DAY)
+        people, known = self._came.setdefault(day, {}), self._met.setdefault(day, {})
         # of the learner arm, whose version changes with every step, all are one: a person's set would grow for ever
         policy = "" if found.arm is Arm.LEARNER else found.policy
         met, side = people.get(found.person, frozenset()), (found.arm, policy, found.dealt)
         if side not in met and (met or len(people) < _MOST_PEOPLE):
             met |= {side}
-            people[found.person] = self._met.setdefault(met, met)
+            people[found.person] = known.setdefault(met, met)
         if len(self._came) > _DAYS:
-            del self._came[min(self._came)]
+            oldest = min(self._came)
+            del self._came[oldest], self._met[oldest]
 
     def _signal(self, signal: Signal) -> None:
         found = self._by_turn.get(signal.turn)

@@ -566,6 +566,24 @@ async def test_begun_anew_it_is_kept_near_its_new_beginning_and_offers_nothing_o
         await again.parts.desk.close()
 
 
+async def test_a_release_on_a_branch_does_not_have_its_whole_log_read_again(tmp_path, monkeypatch):
+    config = settings(tmp_path)
+    (v0,) = await publish(open_store(config), 1)
+    branch = branch_config(config, "acme")
+    own, newer = await publish(open_store(branch), 2, "branch/acme", first=1, seed=1)
+    with open_run(branch) as run:
+        await run.store.move_ref("base", None, v0.hash)
+        worker, trainer = await a_trainer(run, v0)
+        await worker._begin_at(v0)
+        await worker._rebase(own)
+        begun, read = [], run.log.read
+        monkeypatch.setattr(run.log, "read", lambda after, kinds: begun.append(after) or read(after, kinds))
+        await worker._rebase(newer)
+        assert begun == [1], "behind the step with which it began"
+        assert trainer.bases == [0]
+        await worker.parts.desk.close()
+
+
 async def test_a_branch_that_is_trained_again_goes_on_though_rows_of_its_last_steps_were_dropped(tmp_path):
     old = ("record.retain_days=1e-9", "record.segment_rows=1")
     config = settings(tmp_path, *old)

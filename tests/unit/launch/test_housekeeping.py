@@ -215,14 +215,19 @@ async def test_the_worker_keeps_the_summary_that_status_starts_from(run, life, s
 
 
 def test_only_what_killed_writers_left_is_removed(tmp_path):
-    (tmp_path / "folds").mkdir()
-    old = ["config.json.77.partial", "folds/status.77"]
+    old = [
+        "config.json.77.partial",
+        "folds/status.77",
+        "checkpoints/.LATEST.77-1.partial",
+        "erasure/.job.json.77-1.partial",
+    ]
     kept = ["config.json", "folds/status.fold", "gateway.url.78.partial", "admin.key", "log.db", "run.77"]
     for name in [*old, *kept]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     for name in [*old, "config.json", "run.77", "folds/status.fold"]:
         os.utime(tmp_path / name, (0, 0))
-    assert sorted(remove_leftovers(tmp_path, before=1_000.0)) == ["config.json.77.partial", "status.77"]
+    assert sorted(remove_leftovers(tmp_path, before=1_000.0)) == sorted(Path(name).name for name in old)
     assert {str(path.relative_to(tmp_path)) for path in Path(tmp_path).rglob("*") if path.is_file()} == set(kept)
 
 

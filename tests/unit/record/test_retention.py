@@ -256,6 +256,20 @@ async def test_killed_at_any_instant_nothing_is_lost_or_doubled(
         assert await other.append(*[row for _, row in before if isinstance(row, STAYS)]) == 81
 
 
+async def test_segments_that_another_process_drops_leave_no_filters_behind(tmp_path: Path, clock: Clock):
+    """As housekeeping does beside a gateway that runs on for weeks."""
+    made = range(1, 401, 10)
+    with SqlLog.open(tmp_path / "log", clock, CONFIG) as log:
+        for first in made:
+            await log.append(*(signal(first + i) for i in range(10)))
+            clock.now += DAY
+            retention.drop_segments(log._directory, clock.now, 3.0, 1000)
+        await log.append(signal(1000))
+        sealed = log._appender._closed.sealed
+        assert set(made).difference(sealed.missing(made)) <= set(firsts(tmp_path / "log"))
+        assert sum(table.shape[1] for table, _ in sealed._sizes.values()) <= 8
+
+
 async def test_what_a_kill_left_behind_is_swept_up(log: SqlLog, clock: Clock):
     directory = log._directory.path
     old = time.time() - 7200  # noqa: TID251 - the file system's clock

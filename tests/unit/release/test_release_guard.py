@@ -1,6 +1,8 @@
 """The guard's error rates, under repeated looks at correlated users, and the joining of turns with signals."""
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Signal, 
 from ostinato.release import guard
 from ostinato.release.guard import GuardConfig, GuardTest
 from ostinato.release.metrics.config import OutcomeConfig
+from ostinato.release.pace import DAY
 from ostinato.release.trial.contrast import TimeSlot
 from ostinato.release.watch import Outcomes
 from ostinato.testing.log import MemoryLog
@@ -237,3 +240,15 @@ async def test_a_start_reads_as_far_back_as_the_window_reaches_however_long_the_
     await outcomes.refresh()
     assert begun == [5_000 - 100, 5_000]
     assert outcomes.success_by_slot(Arm.LIVE, V3, 0.0, 5.0, 60.0) == {(0, ("t", "u")): (100.0, 100)}
+
+
+async def test_the_versions_that_people_met_are_forgotten_with_their_day():
+    log = MemoryLog()
+    outcomes = Outcomes(log, OutcomeConfig(maturity_s=5.0))
+    await log.append(turn("a"))
+    await outcomes.refresh()
+    met = weakref.ref(next(iter(outcomes._came[0].values())))
+    await log.append(*(turn(f"t{day}", at=day * DAY, policies=(V5,)) for day in range(1, 11)))
+    await outcomes.refresh()
+    gc.collect()
+    assert met() is None

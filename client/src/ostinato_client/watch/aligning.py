@@ -23,6 +23,7 @@ _MOST_CELLS = 200_000  # of the table that aligns a changed part; beyond it the 
 _MOST_WRAPPED = 400  # lines of a changed part that is searched for other line breaks
 _MOST_STARTS = 20  # lines of it at which a match may begin
 _LONGEST_GROUP = 500  # tokens
+_REMEMBERED = 200  # characters of a line that is likely to be seen again
 _CLOSERS = frozenset(")]}")
 
 Gap = tuple[int, int, int, int]  # start and end among the old, start and end among the new
@@ -34,9 +35,12 @@ def counts(line: str) -> bool:
     return _SOLID.search(line) is not None
 
 
-@lru_cache(maxsize=1 << 16)
 def key(line: str) -> tuple[str, ...]:
     """A line's tokens, that is, the line without its white space. Example: ``key("x=1") == ("x", "=", "1")``"""
+    return _known_key(line) if len(line) <= _REMEMBERED else _key(line)
+
+
+def _key(line: str) -> tuple[str, ...]:
     return tuple(_TOKEN.findall(line))
 
 
@@ -45,9 +49,16 @@ def telling(lines: Iterable[str]) -> bool:
     return sum(_weight(line) for line in lines) >= _TELLING
 
 
-@lru_cache(maxsize=1 << 16)
 def _weight(line: str) -> int:
+    return _known_solids(line) if len(line) <= _REMEMBERED else _solids(line)
+
+
+def _solids(line: str) -> int:
     return len(_SOLID.findall(line))
+
+
+# of one file's lines and the next version's; a line of a megabyte would take fifty with its tokens
+_known_key, _known_solids = lru_cache(maxsize=1 << 16)(_key), lru_cache(maxsize=1 << 16)(_solids)
 
 
 def carry(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, ...]]:

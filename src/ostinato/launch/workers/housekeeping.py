@@ -148,7 +148,7 @@ def remove_leftovers(root: Path, before: float) -> list[str]:
     Returns their names. Raises OSError.
     """
     gone = sweep_restorations(Home(root).log, before)
-    for folder in (root, root / "logs", root / "folds"):
+    for folder in (root, *(root / name for name in ("logs", "folds", "checkpoints", "erasure"))):
         for path in folder.glob("*.*"):
             half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())
             if half and path.is_file() and path.stat().st_mtime < before:

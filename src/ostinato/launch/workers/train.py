@@ -23,7 +23,7 @@ from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSig
 from ostinato.core.memory import process_limit
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.samples import TrainingBatch
-from ostinato.core.seams import Trainer
+from ostinato.core.seams import Cursor, Trainer
 from ostinato.core.weights import Learned
 from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.views.progress import Progress, kept_bytes
@@ -83,6 +83,8 @@ class TrainWorker:
         self._unerased = ""
         self._rows = TenantRows(run) if run.config.run.tenant else None
         self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
+        # how far `_last_base` read, and what it found
+        self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
         pulse.trouble = lambda: (
             learning.stored.trouble or (self._shared and self._shared.trouble) or self._unerased or None
         )
@@ -211,12 +213,13 @@ class TrainWorker:
 
     async def _last_base(self) -> tuple[Batch | None, bool]:
         """The newest recorded step that says what training goes on from, and whether the branch was told to begin anew after it."""
-        found, anew = None, False
-        async for _, row in self._run.log.read(0, {Batch, ReleaseEvent}):
+        async for cursor, row in self._run.log.read(self._based[0], {Batch, ReleaseEvent}):
+            _, found, anew = self._based
             if isinstance(row, Batch) and row.base is not None:
                 found, anew = row, False
             anew = anew or (isinstance(row, ReleaseEvent) and bool(row.detail.get("anew")))
-        return found, anew
+            self._based = cursor, found, anew
+        return self._based[1:]
 
     async def _rebase(self, live: PolicyVersion) -> None:
         """Begin anew at the version that answers the tenant, if a person shipped one there that its line does not hold."""

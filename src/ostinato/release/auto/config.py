@@ -64,7 +64,12 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         description="Most turns that wait for their reward. Beyond this, the oldest are given up.",
     )
-    fold_rows: int = Field(default=2_000, ge=1, description="Rows of the log between two saves of the state.")
+    fold_rows: int = Field(
+        default=20_000,
+        ge=1,
+        description="Rows of the log between two saves of the state. The gateway's streams stand still while it is made, for up to a "
+        "second.",
+    )
     poll_s: float = Field(default=2.0, gt=0.0, description="Seconds between two checks of the log.")
 
     @model_validator(mode="after")

@@ -15,12 +15,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
+from ostinato.core.clock import wall_clock
 from ostinato.core.conversation import Message, Role
 from ostinato.core.files import write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
@@ -131,6 +133,8 @@ class BuildJournal:
 # ---------------------------------------------------------------- layers
 
 
+_HALF = ".half-"
+_LEFT_S = 3600.0  # no layer takes so long to be written
 SITE = f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
@@ -151,7 +155,8 @@ def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, comp
     if place.is_dir():
         return place
     directory.mkdir(parents=True, exist_ok=True)
-    half = Path(tempfile.mkdtemp(prefix=".half-", dir=directory))
+    _remove_left(directory)
+    half = Path(tempfile.mkdtemp(prefix=_HALF, dir=directory))
     try:
         for path, data in files.items():
             target = half / path
@@ -174,6 +179,14 @@ def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, comp
         shutil.rmtree(half, ignore_errors=True)
         raise
     return place
+
+
+def _remove_left(directory: Path) -> None:
+    """Remove half-written layers of killed builds, but none that another build is writing."""
+    for left in directory.glob(f"{_HALF}*"):
+        with suppress(FileNotFoundError):
+            if left.stat().st_mtime < wall_clock() - _LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- the build

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,37 @@ def worker_context(certificate: str, key: str, authority: str) -> ssl.SSLContext
     return _filled(context, certificate, key, authority, "worlds.connect")
 
 
+@contextlib.asynccontextmanager
+async def renewing(context: ssl.SSLContext, certificate: str, key: str, look_s: float = 10.0) -> AsyncGenerator[None]:
+    """While it is entered, a certificate that is replaced in its file, with its key, serves the handshakes from then on.
+
+    The files are looked at every `look_s` seconds. A pair that cannot be used changes nothing and is told in the log.
+    """
+    files = (Path(certificate).expanduser(), Path(key).expanduser())
+    watching = asyncio.create_task(_renew(context, *files, [_seen(file) for file in files], look_s))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _renew(
+    context: ssl.SSLContext, certificate: Path, key: Path, loaded: list[tuple[int, ...] | None], look_s: float
+) -> NoReturn:
+    while True:
+        await asyncio.sleep(look_s)
+        if (seen := [_seen(certificate), _seen(key)]) == loaded:
+            continue
+        loaded = seen
+        try:
+            # tried elsewhere first: a pair that does not go together would leave the context without a key
+            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                each.load_cert_chain(certificate, key)
+            logger.info("the certificate in %s has changed and serves from now on", certificate)
+        except (ssl.SSLError, OSError) as error:
+            logger.error("the certificate stays as it was, since %s and %s cannot be used: %s", certificate, key, error)
+
+
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     """The common name of a verified certificate, as `ssl` represents it; None unless it has exactly one, and that is usable."""
     subject = (certificate or {}).get("subject", ())
@@ -50,7 +82,7 @@ class RefusedSerials:
 
     def __init__(self, file: str = "") -> None:
         self._file = Path(file).expanduser() if file else None
-        self._stamp = self._seen()
+        self._stamp = _seen(self._file)
         self._serials = self._read()
 
     def __contains__(self, serial: str) -> bool:
@@ -60,7 +92,7 @@ class RefusedSerials:
         """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing and is told in the log."""
         while True:
             await asyncio.sleep(look_s)
-            stamp = await asyncio.to_thread(self._seen)
+            stamp = await asyncio.to_thread(_seen, self._file)
             if stamp != self._stamp:
                 self._stamp = stamp
                 try:
@@ -68,15 +100,6 @@ class RefusedSerials:
                     logger.info("worlds.door.refused has changed: %d certificates are refused", len(self._serials))
                 except BadConfig as error:
                     logger.error("the refused certificates stay as they were: %s", error)
-
-    def _seen(self) -> tuple[int, ...] | None:
-        if self._file is None:
-            return None
-        try:
-            seen = self._file.stat()
-        except OSError:
-            return None
-        return seen.st_mtime_ns, seen.st_size, seen.st_ino
 
     def _read(self) -> frozenset[str]:
         if self._file is None:
@@ -94,6 +117,17 @@ class RefusedSerials:
                     f"worlds.door.refused: line {number} of {self._file} is no serial number in hexadecimal"
                 )
         return frozenset(_plain(serial) for serial in serials if serial)
+
+
+def _seen(file: Path | None) -> tuple[int, ...] | None:
+    """What tells a file that has changed; None for none."""
+    if file is None:
+        return None
+    try:
+        seen = file.stat()
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_size, seen.st_ino
 
 
 def _plain(serial: str) -> str:

@@ -78,6 +78,12 @@ async def test_a_process_that_was_killed_reads_again_what_was_not_saved(log, fol
     assert again.router.state() == first.router.state()
 
 
+async def test_a_state_that_all_streams_wait_for_is_not_saved_every_few_minutes(log, folded, tmp_path):
+    await served(log, 2_000)  # 4,000 rows that it reads
+    await folded().catch_up()
+    assert await FileFolds(tmp_path).load("auto") is None
+
+
 async def test_a_saving_of_another_log_or_that_is_damaged_is_not_used(log, folded, tmp_path):
     await served(log, 20)
     first = folded()

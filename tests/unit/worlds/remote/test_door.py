@@ -35,8 +35,9 @@ OWN = {"X-Ostinato-Episode": "w1.0.0.0", "X-Ostinato-Group": "w1.0"}
 class Site:
     """A trainer's side with a door, and certificates for whoever comes."""
 
-    def __init__(self, authority, url, gateway, log, door):
+    def __init__(self, authority, url, gateway, log, door, signed, context):
         self.authority, self.url, self.gateway, self.log, self.door = authority, url, gateway, log, door
+        self.signed, self.context = signed, context  # the door's own
 
     @asynccontextmanager
     async def worker(self, name="acme", authority=None, **more):
@@ -53,16 +54,16 @@ class Site:
 
 
 @asynccontextmanager
-async def site(tmp_path, script="hello", engine=None, **more):
+async def site(tmp_path, script="hello", engine=None, days=1, **more):
     authority = Authority(tmp_path)
-    signed = authority.sign("trainer")
+    signed = authority.sign("trainer", days=days)
     async with AsyncExitStack() as stack:
         gateway, log = await stack.enter_async_context(world_gateway(script, engine=engine))
         listener = socket.create_server(("127.0.0.1", 0))
         context = door_context(signed.certificate, signed.key, authority.file)
         door = await stack.enter_async_context(Door(gateway, OwnTurns(log), listener, context, **more))
         port = listener.getsockname()[1]
-        yield Site(authority, f"https://127.0.0.1:{port}", gateway, log, door)
+        yield Site(authority, f"https://127.0.0.1:{port}", gateway, log, door, signed, context)
 
 
 def event(name, turn, value=1.0, **more):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 from ostinato.core.errors import BadConfig
 from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout import rollout_server
-from ostinato.worlds.rollout.mutual_tls import RefusedSerials, worker_context
+from ostinato.worlds.rollout.mutual_tls import RefusedSerials, renewing, worker_context
 
 
 def port_of(at):
@@ -149,6 +150,45 @@ async def test_a_certificate_is_refused_without_a_restart(tmp_path):
         with pytest.raises(aiohttp.ClientError):
             await health(at, context)
         assert await health(at, renewed) == 200, "the same name, under another certificate"
+
+
+@pytest.mark.parametrize("side", ["door", "worker"])
+async def test_a_certificate_that_ran_out_is_renewed_without_a_restart(tmp_path, side):
+    async with site(tmp_path, days=-1 if side == "door" else 1) as at:
+        signed = at.authority.sign("acme", days=-1 if side == "worker" else 1)
+        context = worker_context(signed.certificate, signed.key, at.authority.file)
+        old, own = (at.signed, at.context) if side == "door" else (signed, context)
+        async with renewing(own, old.certificate, old.key, look_s=0.01):
+            with pytest.raises(aiohttp.ClientError):
+                await health(at, context)
+            new = at.authority.sign("acme")
+            Path(new.certificate).replace(old.certificate)
+            Path(new.key).replace(old.key)
+            async with asyncio.timeout(PATIENT_S):
+                while True:
+                    with contextlib.suppress(aiohttp.ClientError):
+                        assert await health(at, context) == 200
+                        break
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_certificate_whose_key_is_still_to_come_changes_nothing(tmp_path, caplog):
+    async def told(words):
+        async with asyncio.timeout(PATIENT_S):
+            while words not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    caplog.set_level(logging.INFO)
+    async with site(tmp_path) as at:
+        signed, context = papers(at, "acme")
+        new, _ = papers(at, "acme")
+        async with renewing(context, signed.certificate, signed.key, look_s=0.01):
+            Path(new.certificate).replace(signed.certificate)
+            await told("stays as it was")
+            assert await health(at, context) == 200, "with the old certificate"
+            Path(new.key).replace(signed.key)
+            await told("serves from now on")
+            assert await health(at, context) == 200
 
 
 async def test_a_list_that_cannot_be_read_changes_nothing(tmp_path, caplog):
