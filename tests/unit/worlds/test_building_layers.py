@@ -1,7 +1,11 @@
 """Layers are written once, whoever writes them at the same time, and nothing is left beside them."""
 
+import os
 import tempfile
 
+import pytest
+
+from ostinato.core.errors import BadConfig
 from ostinato.worlds.building.package_build import write_layer
 
 FILES = {"a.py": b"x = 1\n", "sub/b.txt": b"2"}
@@ -21,3 +25,15 @@ def test_a_layer_that_another_build_finishes_meanwhile_is_its(tmp_path, monkeypa
     assert place == others[0]
     assert [each.name for each in tmp_path.iterdir()] == [place.name]
     assert {path: (place / path).read_bytes() for path in FILES} == FILES
+
+
+@pytest.mark.parametrize("files", [{"../evil": b""}, {"/tmp/evil": b""}, {"a": b"", "a/b": b""}])
+def test_paths_of_a_hostile_package_write_nothing(tmp_path, files):
+    with pytest.raises(BadConfig):
+        write_layer(tmp_path / "layers", "evil", files, compiled=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_no_utf8_stays_as_it_is(tmp_path):
+    place = write_layer(tmp_path, "needs", {os.fsdecode(b"caf\xe9.txt"): b"1"}, compiled=False)
+    assert os.listdir(os.fsencode(place)) == [b"caf\xe9.txt"]
