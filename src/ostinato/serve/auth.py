@@ -401,6 +401,7 @@ class KeyAudit:
                 result="refused",
                 key=fingerprint(given[0]),
                 address=address_of(scope),
+                stranger=True,
                 path=str(scope["path"])[:200],
             )
 
