@@ -114,6 +114,15 @@ async def test_turns_are_found_by_what_they_are_and_by_what_came_of_them(indexed
     assert indexed.ask.turns(TurnQuery()).outcomes == ("arm:control", "reward_failed", "rewarded", "trained")
 
 
+async def test_a_tenant_is_not_told_what_became_of_others_turns(indexed):
+    acme, bolt = (replace(a_turn(f"{name}:0"), tenant=name) for name in ("acme", "bolt"))
+    hold = Holdback(turn="bolt:0", reason="arm:branch", at=1.0)
+    await indexed.fill(acme, bolt, Reward(turn="acme:0", value=0.5, function="f", signals=(), at=1.0), hold)
+    assert indexed.ask.turns(TurnQuery(tenant="acme")).outcomes == ("rewarded",)
+    assert indexed.ask.turns(TurnQuery(tenant="bolt")).outcomes == ("arm:branch",)
+    assert indexed.ask.turns(TurnQuery()).outcomes == ("arm:branch", "rewarded")
+
+
 async def test_signals_of_other_tenants_hide_none_of_a_turns_own(indexed):
     turn = a_turn("a:0")
     foreign = [a_signal(replace(turn, tenant="evil"), id=f"f{number}") for number in range(120)]
