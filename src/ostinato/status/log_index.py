@@ -32,14 +32,14 @@ from ostinato.release.ledger import State, fold, taken_back
 
 _T = TypeVar("_T")
 
-FORMAT = 6
+FORMAT = 7
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
     "version INTEGER, at REAL NOT NULL, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER, dealt INTEGER NOT NULL)",
     *(
         f"CREATE INDEX turns_by_{'_'.join(columns)} ON turns ({', '.join(columns)}, seq)"
-        for columns in (("tenant",), ("user",), ("arm",), ("version",), ("outcome",), ("step",))
+        for columns in (("tenant",), ("tenant", "user"), ("user",), ("arm",), ("version",), ("outcome",), ("step",))
     ),
     "CREATE TABLE loose (turn TEXT PRIMARY KEY, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER) WITHOUT ROWID",
     "CREATE TABLE signals (turn TEXT, tenant TEXT, id TEXT, name TEXT, seq INTEGER, PRIMARY KEY (turn, tenant, id)) WITHOUT ROWID",
