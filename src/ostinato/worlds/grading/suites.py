@@ -303,7 +303,7 @@ class PytestGrader:
         heard = await run_suite(
             self._apart, task, asked, _texts(filtered), open_places=rehearsal.open_places, seconds=rehearsal.seconds
         )
-        return _graded(asked, rehearsal, filtered, heard)
+        return await asyncio.to_thread(_graded, asked, rehearsal, filtered, heard)  # it may search many messages
 
     async def _rehearsed(self, task: Task, asked: PytestGrading) -> Rehearsal:
         """A task's rehearsal, started by the first grading, shared by the others, and forgotten if it fails."""

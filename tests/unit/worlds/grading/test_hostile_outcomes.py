@@ -1,12 +1,19 @@
 """What a graded program leaves behind to hold up its grader."""
 
+import asyncio
 import json
+import time
 
 import pytest
 
 from ostinato.core.sandbox import SandboxSpec
+from ostinato.worlds.grading import suites
 from ostinato.worlds.grading.functions import Apart, clashing
-from ostinato.worlds.grading.test_report import deeper, lines_of
+from ostinato.worlds.grading.hidden_values import Claim, Site
+from ostinato.worlds.grading.suites import PytestGrader, Rehearsal
+from ostinato.worlds.grading.test_report import TestHeard, Testimony, deeper, lines_of
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.tasks.task import Grading, Task
 
 
 class Nowhere:
@@ -54,3 +61,43 @@ def test_layers_are_looked_at_too(tmp_path):
     assert clashing(SandboxSpec(layers=(str(tmp_path),), files={"setup.py/x.py": b""})) == "setup.py"
     assert clashing(SandboxSpec(layers=(str(tmp_path),), files={"pkg": b""})) == "pkg"
     assert clashing(SandboxSpec(layers=(str(tmp_path),), files={"pkg/new.py": b"", "setup.py": b""})) is None
+
+
+async def graded(monkeypatch, pattern: str, *messages: str):
+    """The grade of a run whose only test raised errors with these messages, and the longest time that its loop stood still."""
+    id, place = "test_calc.py::test_it", ("test_calc.py", (3, 4))
+    site = Site(place=place[1], claim=Claim.RAISES, errors=("ValueError",), pattern=pattern)
+    saw = [(place, site, ["raised", ["ValueError"], message]) for message in messages]
+    heard = Testimony(collected=(id,), tests={id: TestHeard(id=id, ended=True, saw=saw)})
+
+    async def rehearsed(*_):
+        return Rehearsal(ids={id: id})
+
+    async def ran(*_, **__):
+        return heard
+
+    monkeypatch.setattr(suites, "rehearse", rehearsed)
+    monkeypatch.setattr(suites, "run_suite", ran)
+    data = {"fail_to_pass": (id,), "solution": {"calc.py": ""}}
+    task = Task(id="t", family="f", messages=(), grading=Grading(grader="pytest", data=data))
+    rollout = Rollout(task="t", harness="single@h", ended=Ended.SUBMITTED, messages=(), turns=("c:0",))
+    grading = asyncio.create_task(PytestGrader(Apart(backend=Nowhere(), python="")).grade(task, rollout))
+    stood = 0.0
+    while not grading.done():
+        at = time.monotonic()
+        await asyncio.sleep(0.01)
+        stood = max(stood, time.monotonic() - at)
+    return (await grading).value, stood
+
+
+async def test_messages_that_are_long_to_search_hold_up_no_other_rollout(monkeypatch):
+    found = "a" * 1_900 + "!x must be y, got z"
+    value, stood = await graded(monkeypatch, r"(\w+) must be (\w+), got (\w+)", *[found] * 60)
+    assert value == 1.0
+    assert stood < 1.0
+
+
+async def test_a_message_that_is_searched_for_ever_does_not_match(monkeypatch):
+    value, stood = await graded(monkeypatch, "^(a|aa)+(b|c)+$", "a" * 1_000)
+    assert value == 0.0
+    assert stood < 1.0
