@@ -246,7 +246,8 @@ async def run_suite(
     )
     ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
     errors = ended + result.stderr.decode("utf-8", "replace")[-300:]
-    return replace(read_testimony(result.stdout, sites), errors=errors, timed_out=result.timed_out)
+    testimony = await asyncio.to_thread(read_testimony, result.stdout, sites)  # millions of lines, if its sender wants
+    return replace(testimony, errors=errors, timed_out=result.timed_out)
 
 
 def _source(task: Task, path: str) -> str:
