@@ -317,7 +317,7 @@ def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str
     """The requirements of the package and of its tests, as its metadata and pyproject.toml state them; nothing is run."""
     needed, testing = list[str](), list[str]()
     for line in metadata.get_all("Requires-Dist") or ():
-        requirement, _, marker = line.partition(";")
+        requirement, _, marker = " ".join(line.split()).partition(";")
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
         if extra is None:
             needed.append(line)
