@@ -1,5 +1,7 @@
 """What a message says about the answer before it, by rules, and what of it somebody typed."""
 
+import time
+
 import pytest
 from follow_ups import HELD, SEEN
 from further_follow_ups import IN_SIGHT
@@ -97,6 +99,14 @@ def test_what_is_searched_of_earlier_messages_is_bounded(monkeypatch):
     assert asked_before(Conversation(messages=(short, long)), 2) == ""
     assert asked_before(Conversation(messages=(long, *[long, short] * 20, *[long] * 20)), 61) == ""
     assert sum(searched) == 100_000
+
+
+@pytest.mark.parametrize("text", ["!" * 799 + "x", ":" * 799 + "x", "a" + " " * 798 + "b"])
+def test_a_message_of_marks_alone_is_read_at_once(text):
+    began = time.process_time()
+    for _ in range(50):
+        kind_of(text, "", "")
+    assert time.process_time() - began < 0.3  # a few times what it takes
 
 
 PIECES = ["<a>", "</a>", "```", "> ", "\n", "no ", "it fails ", '"', "not ", "? ", ", ", INTERRUPTION]
