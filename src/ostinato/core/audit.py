@@ -12,13 +12,25 @@ class Audit(Protocol):
     """Records acts of operators, sign-ins and wrong keys. Never raises, and is never given a key itself."""
 
     def __call__(
-        self, act: str, *, result: str, key: str = "", tenant: str = "", address: str = "", **facts: str
+        self,
+        act: str,
+        *,
+        result: str,
+        key: str = "",
+        tenant: str = "",
+        address: str = "",
+        stranger: bool = False,
+        **facts: str,
     ) -> None:
-        """`key`: its `fingerprint`; `address`: where the request came from; `facts`: what else describes the act."""
+        """`key`: its `fingerprint`; `address`: where the request came from; `stranger`: whoever did it is no operator, and could do it
+        without end; `facts`: what else describes the act.
+        """
         ...
 
 
-def unaudited(act: str, *, result: str, key: str = "", tenant: str = "", address: str = "", **facts: str) -> None:
+def unaudited(
+    act: str, *, result: str, key: str = "", tenant: str = "", address: str = "", stranger: bool = False, **facts: str
+) -> None:
     """An `Audit` that keeps nothing."""
 
 

@@ -51,6 +51,7 @@ from ostinato.reward.ledger_entries import (
     Gold,
     Matured,
     OpenTurn,
+    PeopleWithTurns,
     Rollout,
     Said,
     Settled,
@@ -60,6 +61,7 @@ from ostinato.reward.ledger_entries import (
     matured_turns,
     needs_reward,
     nobody,
+    said_bytes,
 )
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 from ostinato.reward.response_propensity import ResponsePropensity
@@ -177,9 +179,7 @@ NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
 STALE, STALE_TURN = "stale", "stale_turn"  # the latter: of a rollout that goes on without it
-TEACHING = frozenset(
-    {NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE}
-)  # why turns are held back that teach the baseline
+TEACHING = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE})  # held back, they teach the baseline
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
 LATE_GROUP = "late_group"
@@ -231,9 +231,10 @@ class TurnLedger:
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
         self.alone: OrderedDict[str, TurnFacts] = OrderedDict()  # turns held back without the rest of their sessions
         self.refusing: dict[Person, None] = {}  # people who do not want their turns to be learned from any more
+        self._people = PeopleWithTurns(lambda: [*(each.person for each in self._kept()), *self.surrogate.people()])
         self.settled = Settled(config.remember)
         self.orphans = PendingSignals[Said](
-            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=_size
+            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=said_bytes
         )
         self.alarms = Alarms(config.coverage, start)
         self.counts: Counter[str] = Counter()
@@ -372,6 +373,7 @@ class TurnLedger:
             self.counts["excess"] += len(said[most:])
             received = turn.finish is Finish.LEFT  # as much of it as its client took
             self.open[turn.id] = OpenTurn(facts=facts, said=said[:most], delivered=received)
+            self._people.add(facts.person)
             self.touched[turn.id] = None
             self.watch(facts)
         else:
@@ -426,14 +428,20 @@ class TurnLedger:
             if len(self.alone) > _ALONE:
                 self.alone.popitem(last=False)
 
+    def _kept(self) -> list[TurnFacts]:
+        """The turns whose reward or outcome is open."""
+        return [each.facts for each in (*self.open.values(), *self.matured.values(), *self.doubted.values())]
+
     def _chosen(self, row: ConsentGiven) -> None:
         """Hold back all that was not learned from yet of a person who takes the consent back."""
         if row.level is Consent.YES:
             self.refusing.pop(row.person, None)
             return
         self.refusing[row.person] = None
+        if row.person not in self._people:
+            return
         self.surrogate.forget(lambda person: person == row.person)
-        for facts in [each.facts for each in (*self.open.values(), *self.matured.values())]:
+        for facts in self._kept():
             waits = facts.hold is None or self.to_hold.get(facts.id) == SIDE
             if waits and not facts.world and facts.person == row.person:
                 self.to_hold[facts.id] = WITHDRAWN
@@ -452,8 +460,7 @@ class TurnLedger:
         self.passed_over = [
             (((person[0], "") if row.covers(person) else person), episode) for person, episode in self.passed_over
         ]
-        theirs = [each.facts for each in (*self.open.values(), *self.matured.values(), *self.doubted.values())]
-        for facts in theirs:
+        for facts in self._kept():
             if facts.world or not row.covers(facts.person):
                 continue
             if facts.hold is None or self.to_hold.get(facts.id) == SIDE:
@@ -691,8 +698,3 @@ class TurnLedger:
 def _follows(facts: TurnFacts, end: TurnFacts, upto: Cursor | None) -> bool:
     """True if a turn of an episode comes after a call of it, and not beyond `upto`."""
     return end.seq < facts.seq and call_of(facts.id) != call_of(end.id) and (upto is None or facts.seq <= upto)
-
-
-def _size(said: Said) -> int:
-    """The bytes of a pending signal's ids and name."""
-    return sum(len(text.encode()) for text in (said[1], said[2] or "", said[3]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
@@ -27,6 +27,8 @@ Rollout = tuple[Unit, str]
 Said = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
+_NEW_PEOPLE = 10_000  # after so many, and as many as there were, it is looked through again whose turns are kept
+
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY, Arm.LEARNER})
 """The arms that serve people and may be learned from."""
 
@@ -35,6 +37,35 @@ TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}
 
 Gold = Callable[[str, str], bool]
 """Tenant and user -> whether this person's turns are never learned from: such a holdout shows what the people who teach do not see."""
+
+
+def said_bytes(said: Said) -> int:
+    """The bytes of a signal's ids and name."""
+    return sum(len(text.encode()) for text in (said[1], said[2] or "", said[3]))
+
+
+class PeopleWithTurns:
+    """Who may have a turn among those that are kept; nobody who has one is missing. `named` gives the people of all of them.
+
+    A key's holder can record choices of people whom they invent, and none of these may cost a look at every turn.
+    """
+
+    def __init__(self, named: Callable[[], Iterable[Person]]) -> None:
+        self._named, self._most = named, 0
+        self._known: set[Person] | None = None  # None: to be looked through
+
+    def __contains__(self, person: Person) -> bool:
+        if self._known is None:
+            self._known = set(self._named())
+            self._most = 2 * len(self._known) + _NEW_PEOPLE
+        return person in self._known
+
+    def add(self, person: Person) -> None:
+        """Note that a turn of a person is kept from now on."""
+        if self._known is not None:
+            self._known.add(person)
+            if len(self._known) > self._most:
+                self._known = None
 
 
 def nobody(tenant: str, user: str) -> bool:

@@ -324,6 +324,11 @@ class Surrogate:
         self._deaf_until[tenant] = at
         self._drop_awaited(lambda each: each.person[0] == tenant)
 
+    def people(self) -> Iterator[Person]:
+        """Whose turns are known or awaited, with repetitions."""
+        yield from (each.person for each in self.awaited.values())
+        yield from (row.person for rows in self._rows.values() for row in rows)
+
     def forget(self, gone: Callable[[Person], bool]) -> None:
         """Take out these people's turns, known and awaited."""
         self._drop_awaited(lambda each: gone(each.person))

@@ -258,13 +258,15 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
 def check_tenants(
     config: ServeConfig, privacy: PrivacyConfig, known: Collection[str], *, adapted: Collection[str] = ()
 ) -> None:
-    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling`, `serve.branches`, `privacy.tenants` or `adapt.tenants` (`adapted`) names
-    a tenant that no key has: it would be without effect.
+    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling`, `serve.branches`, an arm of Auto, the judge, `privacy.tenants` or
+    `adapt.tenants` (`adapted`) names a tenant that no key has: it would be without effect.
     """
     for field, named in (
         ("serve.tenant_quotas", {*config.tenant_quotas}),
         ("serve.sampling", {*config.sampling} - {"*"}),
         ("serve.branches", {*config.branches}),
+        ("serve.auto.arms: tenants", {tenant for arm in config.auto.arms for tenant in arm.tenants}),
+        ("serve.judge.tenants", {*config.judge.tenants}),
         ("privacy.tenants", {*privacy.tenants}),
         ("adapt.tenants", {*adapted}),
     ):
@@ -399,6 +401,7 @@ class KeyAudit:
                 result="refused",
                 key=fingerprint(given[0]),
                 address=address_of(scope),
+                stranger=True,
                 path=str(scope["path"])[:200],
             )
 

@@ -77,7 +77,8 @@ class Deals:
             for arm in config.arms
             if arm.slot is None
         }
-        self._episodes: OrderedDict[tuple[str, str], Pick] = OrderedDict()  # by tenant and episode
+        self._episodes: dict[str, OrderedDict[str, Pick]] = {}  # by tenant and episode
+        self._held = 0  # of all tenants together
 
     @property
     def name(self) -> str:
@@ -102,7 +103,7 @@ class Deals:
         there = [
             name for name, arm in self._arms.items() if name not in failed and self._available(arm, tenant, releases)
         ]
-        pick = self._episodes.get((tenant, episode))
+        pick = self._episodes.get(tenant, {}).get(episode)
         if pick is None or pick.arm not in there:
             pick = self._dealer.draw(there, self._chance())
             if pick is None:
@@ -125,10 +126,14 @@ class Deals:
         return arm.slot in releases if arm.slot is not None else self._outside[arm.name].available
 
     def _remember(self, tenant: str, episode: str, pick: Pick) -> None:
-        self._episodes[tenant, episode] = pick
-        self._episodes.move_to_end((tenant, episode))
-        if len(self._episodes) > self._config.episodes:
-            self._episodes.popitem(last=False)
+        """Of too many the oldest of the tenant that has most is dropped, so that nobody can drive another's out."""
+        theirs = self._episodes.setdefault(tenant, OrderedDict())
+        self._held += episode not in theirs
+        theirs[episode] = pick
+        theirs.move_to_end(episode)
+        if self._held > self._config.episodes:
+            max(self._episodes.values(), key=len).popitem(last=False)
+            self._held -= 1
 
 
 def _breaker(config: AutoConfig) -> Breaker:

@@ -1,4 +1,4 @@
-"""The judge: a model that is asked to label next messages, a few at a time, without delaying calls.
+"""The judge: a model that is asked to label next messages, a few at a time, without delaying calls. Tenants take turns.
 
 If it is down, slow or answers nonsense, only its own label is lost: the rules have labelled the message before.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import NamedTuple
 
+from ostinato.core.fair_share import InTurn
 from ostinato.core.generation import Usage
 from ostinato.core.records import Sampling
 from ostinato.serve.config import JudgeConfig
@@ -21,7 +22,7 @@ from ostinato.serve.metrics import Metrics
 from ostinato.serve.outside_models import Breaker, OutsideFailed, OutsideModel, OutsideQuery, key_of
 
 _AT_ONCE = 4  # calls
-_WAITING = 256  # messages that wait for a call
+_WAITING = 256  # messages that wait for a call, shared by the tenants that have some
 _KNOWN = 16_384  # messages already taken, so that a repeated one is not judged twice
 _MINUTE_S = 60.0
 _FAILURES, _REST_S, _LONGEST_REST_S = 5, 15.0, 600.0
@@ -62,9 +63,10 @@ class Judge:
         key = key_of(self._arm, os.environ if keys is None else keys, "serve.judge")
         self._model = OutsideModel(self._arm, key, breaker, who="judge of next messages")
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()  # by tenant and id
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: InTurn[str, _Waiting] = InTurn()
         self._open: set[asyncio.Task[None]] = set()
-        self._begun: deque[float] = deque(maxlen=config.calls_per_minute)  # when the last calls began
+        self._begun: deque[tuple[float, str]] = deque()  # when the calls of the last minute began, and whose
+        self._asked: dict[str, float] = {}  # by tenant, when its last message came
         self._closed = False
 
     @property
@@ -86,9 +88,8 @@ class Judge:
     async def close(self) -> None:
         """Stop judging: running calls are cancelled, and waiting messages keep the rules' label."""
         self._closed = True
-        for each in self._waiting:
+        while (each := self._waiting.next()) is not None:
             self._metrics.not_judged(each.tenant, "closed")
-        self._waiting.clear()
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -108,10 +109,11 @@ class Judge:
         self._known[tenant, id] = None
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
-        if self._closed or len(self._waiting) >= _WAITING:
+        self._asked[tenant] = now = asyncio.get_running_loop().time()
+        if self._closed or self._waiting.count(tenant) >= max(1, _WAITING // (1 + len(self._others(tenant, now)))):
             self._metrics.not_judged(tenant, "closed" if self._closed else "full")
             return
-        self._waiting.append(_Waiting(tenant, ruled, tell))
+        self._waiting.put(tenant, _Waiting(tenant, ruled, tell))
         self._go_on()
 
     def _hears(self, tenant: str, id: str) -> bool:
@@ -120,8 +122,8 @@ class Judge:
         return int.from_bytes(sha256(f"{tenant}\n{id}".encode()).digest()[:8]) < self._config.share * 2**64
 
     def _go_on(self) -> None:
-        while self._waiting and len(self._open) < _AT_ONCE and not self._closed:
-            task = asyncio.get_running_loop().create_task(self._hear(self._waiting.popleft()))
+        while len(self._open) < _AT_ONCE and not self._closed and (each := self._waiting.next()) is not None:
+            task = asyncio.get_running_loop().create_task(self._hear(each))
             self._open.add(task)
             task.add_done_callback(self._ended)
 
@@ -131,13 +133,13 @@ class Judge:
 
     async def _hear(self, each: _Waiting) -> None:
         now = asyncio.get_running_loop().time()
-        if len(self._begun) == self._begun.maxlen and now - self._begun[0] < _MINUTE_S:
+        if not self._has_room(each.tenant, now):
             self._metrics.not_judged(each.tenant, "limit")
             return
         if not self._model.available:
             self._metrics.not_judged(each.tenant, "resting")
             return
-        self._begun.append(now)
+        self._begun.append((now, each.tenant))
         try:
             word = word_in(await self._answer(each))
         except OutsideFailed as error:
@@ -151,6 +153,20 @@ class Judge:
                 return
             self._metrics.judged(each.tenant, each.ruled.kind.value, word.value)
             each.tell(word)
+
+    def _has_room(self, tenant: str, now: float) -> bool:
+        """True if a call for this tenant may begin: half of a minute's calls are anybody's, the others the tenants' in equal shares."""
+        while self._begun and now - self._begun[0][0] >= _MINUTE_S:
+            self._begun.popleft()
+        begun = Counter(whose for _, whose in self._begun)
+        others = self._others(tenant, now)
+        share = self._config.calls_per_minute // (2 * (len(others) + 1))
+        kept = sum(max(0, share - begun[whose]) for whose in others)
+        return len(self._begun) + kept < self._config.calls_per_minute
+
+    def _others(self, tenant: str, now: float) -> list[str]:
+        """The other tenants that had messages in the last minute."""
+        return [whose for whose, at in self._asked.items() if now - at < _MINUTE_S and whose != tenant]
 
     async def _answer(self, each: _Waiting) -> str:
         """The judge's answer. Raises OutsideFailed."""

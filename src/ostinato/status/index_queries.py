@@ -25,6 +25,7 @@ LONGEST_S = 0.15
 """How long one question may take before it is given up."""
 THREADS = 2
 """Tenants' pages are made one at a time, which leaves the other for the operator."""
+_NEWEST = 1_000  # of a tenant's turns, whose outcomes it may choose from
 _INSTRUCTIONS = 2_000  # of SQLite's virtual machine, between two looks at the clock
 _EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at"
 _VERSION = "seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at"
@@ -114,7 +115,7 @@ class IndexQueries:
         """The turns that match a query. Raises TooWide, Unavailable."""
         where, values = _conditions(query)
         with self.open() as db:
-            outcomes = tuple(name for (name,) in db.execute("SELECT name FROM outcomes ORDER BY name LIMIT 100"))
+            outcomes = tuple(name for (name,) in self._outcomes(db, query.tenant))
             rows = self._page(db, where, values, query)
             older = rows[PAGE_ROWS - 1].seq if len(rows) > PAGE_ROWS and query.after is None else None
             newer = rows[0].seq if rows and query.before is not None else None
@@ -142,6 +143,14 @@ class IndexQueries:
                 turn: db.execute(f"SELECT id, name FROM ({newest}) ORDER BY seq", (turn, tenant)).fetchall()
                 for turn, tenant in turns.items()
             }
+
+    def _outcomes(self, db: Any, tenant: str | None) -> Any:
+        """The outcomes to choose from: of a tenant's newest turns, if it is one's, as others' reasons are for nobody else."""
+        if tenant is None:
+            return db.execute("SELECT name FROM outcomes ORDER BY name LIMIT 100")
+        newest = "SELECT outcome FROM turns INDEXED BY turns_by_tenant WHERE tenant = ? ORDER BY seq DESC LIMIT ?"
+        distinct = f"SELECT DISTINCT outcome FROM ({newest}) WHERE outcome <> ? ORDER BY outcome LIMIT 100"
+        return db.execute(distinct, (tenant, _NEWEST, WAITING))
 
     def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[IndexedTurn]:
         at = "words.rowid" if where.startswith("words") else "turns.seq"
@@ -293,10 +302,12 @@ def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
     parts, values = [f"turns.{name} = ?" for name in chosen], list(chosen.values())
-    tables = f"turns INDEXED BY turns_by_{next(iter(chosen))}" if chosen else "turns"
+    # a tenant's search takes as long whatever other tenants' people are called
+    narrowest = "tenant_user" if {"tenant", "user"} <= chosen.keys() else next(iter(chosen), "")
+    tables = f"turns INDEXED BY turns_by_{narrowest}" if narrowest else "turns"
     if match := match_of(query.text):
         tables = (
-            "turns INDEXED BY turns_by_user CROSS JOIN words ON words.rowid = turns.seq"
+            f"{tables} CROSS JOIN words ON words.rowid = turns.seq"
             if query.user
             else "words CROSS JOIN turns ON turns.seq = words.rowid"
         )

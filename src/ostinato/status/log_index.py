@@ -40,7 +40,7 @@ _STATEMENTS = (
     "auto INTEGER NOT NULL)",
     *(
         f"CREATE INDEX turns_by_{'_'.join(columns)} ON turns ({', '.join(columns)}, seq)"
-        for columns in (("tenant",), ("user",), ("arm",), ("version",), ("outcome",), ("step",))
+        for columns in (("tenant",), ("tenant", "user"), ("user",), ("arm",), ("version",), ("outcome",), ("step",))
     ),
     "CREATE TABLE loose (turn TEXT PRIMARY KEY, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER) WITHOUT ROWID",
     "CREATE TABLE signals (turn TEXT, tenant TEXT, id TEXT, name TEXT, seq INTEGER, PRIMARY KEY (turn, tenant, id)) WITHOUT ROWID",

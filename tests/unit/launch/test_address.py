@@ -1,15 +1,22 @@
 """Where a run is served: a stale or damaged word of it is never believed; a taken port is told at once."""
 
+import asyncio
+import io
 import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from ostinato.app.storage import home
+from ostinato.config import load
 from ostinato.core.errors import BadConfig
+from ostinato.launch.commands import up
 from ostinato.launch.placing.address import bind, handed_down, remove_address, url_of, write_address
-from ostinato.launch.placing.heartbeat import LISTEN_FD
+from ostinato.launch.placing.heartbeat import LISTEN_FD, SERVING
 from ostinato.status.gateway_address import read_address
 
 URL = "http://127.0.0.1:8321"
@@ -88,3 +95,18 @@ def test_a_socket_is_handed_down_once_and_no_further(monkeypatch):
             assert not os.get_inheritable(found.fileno())
             assert found.proto == socket.IPPROTO_TCP
         assert handed_down() is None
+
+
+async def test_the_address_and_the_models_name_are_shown_as_they_are(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "model.name='tiny[/x]'"])
+    launched = SimpleNamespace(
+        home=home(config),
+        address=lambda: "http://[fd00::1]:8321",
+        doing=lambda worker: f"{SERVING} it",
+        trouble=lambda worker: "",
+    )
+    out = io.StringIO()
+    announcing = asyncio.create_task(up._announce(launched, config, Console(file=out, width=200)))
+    await asyncio.sleep(0)
+    announcing.cancel()
+    assert "serving http://[fd00::1]:8321/v1  model tiny[/x]  (Ctrl-C" in out.getvalue()

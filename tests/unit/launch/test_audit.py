@@ -39,11 +39,13 @@ def test_strangers_cannot_push_acts_out_of_the_file(place):
     audit = AuditFile(place.audit, lambda: now)
     audit("ship", result="done")
     for _ in range(10_000):
-        audit("wrong key", result="refused")
+        audit("wrong key", result="refused", stranger=True)
     assert len(lines(place)) == 21
     now = 180.0
-    audit("wrong key", result="refused")
+    audit("wrong key", result="refused", stranger=True)
     assert lines(place)[-1]["left_out"] == 9_980
+    audit("sign in", result="done", tenant="acme", stranger=True)
+    assert (lines(place)[-1]["kind"], "left_out" in lines(place)[-1]) == ("sign in", False)
     for _ in range(30):
         audit("roll back", result="done")
     assert [line["kind"] for line in lines(place)].count("roll back") == 30

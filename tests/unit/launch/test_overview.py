@@ -337,3 +337,11 @@ async def test_numerics_that_are_not_exact_are_told_however_much_was_written_sin
     out = io.StringIO()
     await show_status(config, Console(file=out, width=300))
     assert str(fast) in out.getvalue()
+
+
+def test_words_of_others_are_text_on_the_screen():
+    alarms = {"reward_function": ("a:0: reward_failed: no [/b] number in \x1b[2J", NOW - 60)}
+    text = drawn(replace(RUN, refs={"a[/b]\x1b[2J": "cd" * 32}, summary=Summary(alarms=alarms)))
+    assert "\x1b" not in text
+    assert "refs/a[/b]\\x1b[2J" in text
+    assert "no [/b] number in \\x1b[2J" in text

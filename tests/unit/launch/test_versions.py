@@ -82,11 +82,12 @@ async def test_a_root_of_which_only_digits_are_given_is_found(run, monkeypatch):
 async def test_what_a_publisher_wrote_of_a_version_is_shown_as_it_is(tmp_path):
     config = load(None, [f"run.directory={tmp_path / 'run'}"])
     meta = {"[/note]": "a[/b] [bold]c", "clear": "\x1b[2J"}
-    await VersionPublisher(open_store(config)).publish(0, weights(0), run="r", base=None, ref="live", meta=meta)
+    named = "r[/run]\x9b2J"
+    await VersionPublisher(open_store(config)).publish(0, weights(0), run=named, base=None, ref="live", meta=meta)
     out = console()
     await show_version(config, "live", out)
     text = out.export_text()
-    for part in ("[/note]", "a[/b] [bold]c", "\\x1b[2J"):
+    for part in ("[/note]", "a[/b] [bold]c", "\\x1b[2J", "v0 of run r[/run]\\x9b2J"):
         assert part in text
 
 

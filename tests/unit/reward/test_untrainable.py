@@ -5,8 +5,10 @@ import pytest
 
 from ostinato.core.nucleus import decode, encode
 from ostinato.core.records import Arm, Batch, Consent, ConsentGiven, Finish, Holdback, PolicyVersion, Reward, Sampling
+from ostinato.reward import ledger_entries
 from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger import TurnLedger
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_signal
 
@@ -134,6 +136,35 @@ async def test_what_others_refuse_changes_no_credit(log, now, open_desk, turn):
 
 def chosen(number: int, user: str, level: Consent) -> ConsentGiven:
     return ConsentGiven(id=f"c{number}", tenant="default", user=user, level=level, at=1.0)
+
+
+class Looked(dict):
+    """A dictionary that counts how often all of it is looked at."""
+
+    looks = 0
+
+    def values(self):
+        self.looks += 1
+        return super().values()
+
+
+def test_choices_of_people_without_turns_cost_no_look_at_others_turns(monkeypatch, turn):
+    monkeypatch.setattr(ledger_entries, "_NEW_PEOPLE", 3)
+    ledger = TurnLedger(RewardConfig())
+    ledger.open = Looked()
+    ledger.apply(1, turn(1, user="ann", ended_at=1.0))
+    for number in range(100):
+        ledger.apply(2 + number, chosen(number, f"invented {number}", Consent.NEVER))
+    assert ledger.open.looks <= 1
+    for number in range(2, 9):  # more people than were thought of
+        ledger.apply(100 + number, turn(number, user=f"user {number}", ended_at=1.0))
+    for number, user in enumerate(["ann", "user 2", "user 8"]):
+        ledger.apply(200 + number, chosen(200 + number, user, Consent.ADAPT))
+    assert {turn: why for turn, why in ledger.to_hold.items() if why == "consent:withdrawn"}.keys() == {
+        "t1:0",
+        "t2:0",
+        "t8:0",
+    }
 
 
 @pytest.mark.parametrize("restarted", [False, True])

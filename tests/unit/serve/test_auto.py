@@ -225,9 +225,27 @@ async def test_one_tenants_episode_is_not_anothers(outside):
         assert [(turn.tenant, turn.auto.arm) for turn in w.log.turns()] == [("acme", "far"), ("bell", "live")]
 
 
+async def test_no_tenants_episodes_drive_out_anothers(outside):
+    keys = ("acme:sk-0123456789abcdef", "bell:sk-fedcba9876543210")
+    auto = {"arms": arms_of(outside), "episodes": 4}
+    async with world(engine=an_engine(), dealer=(order := Order("far")), auto=auto, api_keys=keys) as w:
+        await w.chat(**AUTO, headers={"x-api-key": keys[0][5:], "x-ostinato-episode": "e"})
+        order.wanted = ["live"]
+        for number in range(8):
+            await w.chat(**AUTO, headers={"x-api-key": keys[1][5:], "x-ostinato-episode": f"{number}"})
+        await w.chat(**AUTO, headers={"x-api-key": keys[0][5:], "x-ostinato-episode": "e"})
+        assert w.log.turns()[-1].auto.arm == "far"
+        order.wanted = ["far"]
+        for number in (0, 7):  # a tenant's own oldest ones are dealt anew
+            await w.chat(**AUTO, headers={"x-api-key": keys[1][5:], "x-ostinato-episode": f"{number}"})
+        assert [turn.auto.arm for turn in w.log.turns()[-2:]] == ["far", "live"]
+
+
 async def test_a_tenant_that_an_arm_is_not_for_is_never_dealt_it(outside):
-    async with auto_world(outside, "far", "live", tenants=("acme",)) as w:
-        await w.chat(**AUTO)
+    keys = ("acme:sk-0123456789abcdef", "bell:sk-fedcba9876543210")
+    auto = {"arms": arms_of(outside, tenants=("acme",))}
+    async with world(engine=an_engine(), dealer=Order("far", "live"), auto=auto, api_keys=keys) as w:
+        await w.chat(**AUTO, headers={"x-api-key": keys[1][5:]})
         assert outside.bodies == []
         assert w.log.turns()[0].auto.odds == {"frozen": 0.5, "live": 0.5}
 

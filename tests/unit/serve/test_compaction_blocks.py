@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 
 import pytest
 from tests.unit.serve.gateway_world import ADMIN, world
@@ -316,6 +317,13 @@ def test_a_summary_is_shown_as_plain_text_that_cannot_end_its_frame(tmp_path):
 
     assert control(message) == control(plain)
     assert "Obey." in renderer.decode(renderer.chat(Conversation(messages=(message,))))
+
+
+def test_a_block_that_nobody_signed_is_read_in_time_in_proportion_to_its_length():
+    began = time.monotonic()
+    message = block_message(CompactionBlock(content="<" + " " * 200_000 + "/" + " " * 200_000, token=""))
+    assert len(message.text) > 400_000
+    assert time.monotonic() - began < 2.0
 
 
 async def test_a_client_that_leaves_in_the_middle_gets_no_block_and_links_nothing():

@@ -248,6 +248,39 @@ async def test_beyond_so_many_calls_a_minute_the_rules_are_alone(outside):
     assert counted(metrics, "judge_no_words", reason="limit") == 7
 
 
+async def test_a_tenants_many_messages_leave_another_its_share_of_a_minutes_calls(outside):
+    words = {"busy": 0, "calm": 0}
+
+    async def told(judge, tenant, numbers):
+        def count(_):
+            words[tenant] += 1
+
+        for number in numbers:
+            judge.ask(tenant, f"next-{number}", Ruled(CASE, NextMessage.GOES_ON), count)
+        await eventually(lambda: not judge._open)
+
+    async with a_judge(outside, calls_per_minute=12) as judge:
+        await told(judge, "calm", range(1))
+        await told(judge, "busy", range(30))
+        await told(judge, "calm", range(1, 9))
+        await told(judge, "busy", range(30, 40))
+    assert words == {"busy": 9, "calm": 3}
+
+
+async def test_a_tenants_many_messages_wait_beside_anothers(outside, monkeypatch):
+    monkeypatch.setattr("ostinato.serve.message_judge._WAITING", 3)
+    outside.gate = asyncio.Event()
+    words = []
+    async with a_judge(outside) as judge:
+        for number in range(10):
+            ask(judge, number, lambda _: words.append("busy"))
+        judge.ask("calm", "next-1", Ruled(CASE, NextMessage.GOES_ON), lambda _: words.append("calm"))
+        await eventually(lambda: len(outside.bodies) == 4)
+        outside.gate.set()
+        await eventually(lambda: len(words) == 8)
+    assert words.count("calm") == 1
+
+
 async def test_a_few_calls_at_a_time_and_a_few_that_wait(outside, monkeypatch):
     monkeypatch.setattr("ostinato.serve.message_judge._WAITING", 3)
     outside.gate = asyncio.Event()

@@ -63,7 +63,7 @@ async def test_every_act_on_the_page_leaves_a_line():
             assert (await w.post(path, FORM, page.ADMIN)).status_code == 200
         assert [act for act, _ in w.audited] == list(acts.values())
         assert {facts["key"] for _, facts in w.audited} == {fingerprint(page.ADMIN.encode())}
-        assert {facts["result"] for _, facts in w.audited} == {"done"}
+        assert {(facts["result"], facts["stranger"]) for _, facts in w.audited} == {("done", False)}
         assert w.audited[0][1]["root"] == page.V18.hash
 
 
@@ -101,3 +101,14 @@ async def test_signing_in_is_recorded_and_so_is_a_wrong_key():
             ("wrong key", "refused (401)", "", ""),
         ]
         assert not any(key in str(w.audited) for key in (page.ACME, page.ADMIN, WRONG))
+
+
+async def test_no_key_holder_can_fill_the_audit_trail():
+    async with page.page_world(api_keys=[f"acme:{page.ACME}"]) as w:
+        for key in (page.ACME, page.ADMIN, WRONG):
+            await w.post(SHIP, FORM, key)
+        for key in (page.ACME, page.ADMIN, WRONG):
+            await w.post("/sign-in", {"key": key, "back": "/"})
+        limited = [(act, facts["tenant"]) for act, facts in w.audited if facts["stranger"]]
+        assert limited == [("ship", "acme"), ("wrong key", ""), ("sign in", "acme"), ("wrong key", "")]
+        assert [act for act, facts in w.audited if not facts["stranger"]] == ["ship", "sign in"]

@@ -1,5 +1,7 @@
 """What a message says about the answer before it, by rules, and what of it somebody typed."""
 
+import time
+
 import pytest
 from follow_ups import HELD, SEEN
 from further_follow_ups import IN_SIGHT
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from scored_follow_ups import ONLY_SCORED
 
 from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.serve.feedback import followups
 from ostinato.serve.feedback.followups import INTERRUPTION, Typed, asked_before, typed
 from ostinato.serve.feedback.next_message import DISSATISFIED, NextMessage, kind_of
 
@@ -86,6 +89,24 @@ def test_the_request_before_is_the_last_that_somebody_typed():
     messages = tuple(Message(role=role, text=text) for role, text in texts)
     assert asked_before(Conversation(messages=messages), 4) == "Fix it."
     assert asked_before(Conversation(messages=messages), 0) == ""
+
+
+def test_what_is_searched_of_earlier_messages_is_bounded(monkeypatch):
+    searched = list[int]()
+    honest = followups.typed
+    monkeypatch.setattr(followups, "typed", lambda text: searched.append(len(text)) or honest(text))
+    long, short = Message(role=Role.USER, text="\n" * 50_000), Message(role=Role.USER, text="Fix it.")
+    assert asked_before(Conversation(messages=(short, long)), 2) == ""
+    assert asked_before(Conversation(messages=(long, *[long, short] * 20, *[long] * 20)), 61) == ""
+    assert sum(searched) == 100_000
+
+
+@pytest.mark.parametrize("text", ["!" * 799 + "x", ":" * 799 + "x", "a" + " " * 798 + "b"])
+def test_a_message_of_marks_alone_is_read_at_once(text):
+    began = time.process_time()
+    for _ in range(50):
+        kind_of(text, "", "")
+    assert time.process_time() - began < 0.3  # a few times what it takes
 
 
 PIECES = ["<a>", "</a>", "```", "> ", "\n", "no ", "it fails ", '"', "not ", "? ", ", ", INTERRUPTION]

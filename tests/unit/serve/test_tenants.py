@@ -171,6 +171,11 @@ async def test_a_slot_of_weights_is_no_tenants_to_name():
         ({"sampling": {"bold": {"temperature": 1.0}}}, r"serve\.sampling: .* 'bold'; did you mean 'bolt'\?"),
         ({"sampling": {"zzz": {}}}, r"'zzz'; known are acme, bolt, default\."),
         ({"tenant_quotas": {"*": {}}}, r"serve\.tenant_quotas: .* '\*'"),
+        ({"judge": {"tenants": ["acne"]}}, r"serve\.judge\.tenants: .* 'acne'; did you mean 'acme'\?"),
+        (
+            {"auto": {"arms": [{"name": "live", "slot": "live", "tenants": ["acne"]}]}},
+            r"serve\.auto\.arms: tenants: .* 'acne'; did you mean 'acme'\?",
+        ),
     ],
 )
 async def test_settings_of_a_tenant_without_a_key_are_refused(settings, why):

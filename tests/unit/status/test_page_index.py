@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantin
 from ostinato.record.log import SqlLog
 from ostinato.record.sqlite import driver
 from ostinato.release.ledger import State, fold
+from ostinato.status import index_queries
 from ostinato.status import log_index as feeding
 from ostinato.status.index_queries import MOST_COUNTED, PAGE_ROWS, IndexQueries, TooWide, TurnQuery, match_of
 from ostinato.status.log_index import Feed, PageIndex
@@ -112,6 +114,37 @@ async def test_turns_are_found_by_what_they_are_and_by_what_came_of_them(indexed
     assert indexed.ask.turn("d:0", "acme") is not None
     assert [name for _, name in indexed.ask.signals({"a:0": "default"})["a:0"]] == ["accepted", "undone"]
     assert indexed.ask.turns(TurnQuery()).outcomes == ("arm:control", "reward_failed", "rewarded", "trained")
+
+
+async def test_a_tenant_is_not_told_what_became_of_others_turns(indexed):
+    acme, bolt = (replace(a_turn(f"{name}:0"), tenant=name) for name in ("acme", "bolt"))
+    hold = Holdback(turn="bolt:0", reason="arm:branch", at=1.0)
+    await indexed.fill(acme, bolt, Reward(turn="acme:0", value=0.5, function="f", signals=(), at=1.0), hold)
+    assert indexed.ask.turns(TurnQuery(tenant="acme")).outcomes == ("rewarded",)
+    assert indexed.ask.turns(TurnQuery(tenant="bolt")).outcomes == ("arm:branch",)
+    assert indexed.ask.turns(TurnQuery()).outcomes == ("arm:branch", "rewarded")
+
+
+async def test_a_search_takes_no_longer_for_other_tenants_people_of_the_same_name(indexed, monkeypatch):
+    looks = 0
+
+    def clock():
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    def cost(**query):
+        nonlocal looks
+        looks = 0
+        assert indexed.ids(tenant="acme", user="ann", **query) == ["a:0"]
+        return looks
+
+    await indexed.fill(replace(a_turn("a:0", user="ann"), tenant="acme", text="a fox"))
+    monkeypatch.setattr(index_queries, "_INSTRUCTIONS", 100)
+    monkeypatch.setattr(index_queries, "time", SimpleNamespace(monotonic=clock))
+    alone = cost(), cost(text="fox")
+    await indexed.fill(*(replace(a_turn(f"b{number}:0", user="ann"), tenant="bolt") for number in range(500)))
+    assert all(after <= before + 2 for before, after in zip(alone, (cost(), cost(text="fox")), strict=True))
 
 
 async def test_signals_of_other_tenants_hide_none_of_a_turns_own(indexed):

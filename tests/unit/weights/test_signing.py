@@ -1,3 +1,4 @@
+import asyncio
 import json
 from pathlib import Path
 
@@ -5,12 +6,12 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import BadConfig, Corrupt
-from ostinato.core.weights import WeightArray
+from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.version.content import version_ref
-from ostinato.weights.version.manifest import canonical, parse, plain
+from ostinato.weights.version.manifest import canonical, parse, plain, to_bytes
 from ostinato.weights.version.signing import Signer, check_signature
 
 
@@ -61,6 +62,25 @@ async def test_whatever_is_changed_in_a_signed_manifest_its_signature_does_not_f
     store.links[version_ref(policy.hash)] = await store.put(canonical(document))
     with pytest.raises(Corrupt, match="does not fit"):
         await Follower(store, FollowerConfig(trusted=(signer.public,))).fetch(policy)
+
+
+async def test_a_number_that_nobody_signed_is_not_delivered_for_weights_that_are_in_memory(tmp_path, signer):
+    store = MemoryStore()
+    policy = await published(store, tmp_path / "key")
+    manifest = parse(plain(store.objects[store.links[version_ref(policy.hash)]]))
+    delivered, refused = list[int](), asyncio.Event()
+
+    async def change(ref: str, snapshot: Snapshot) -> None:
+        delivered.append(snapshot.policy.number)
+        forged = manifest.model_copy(update={"number": 9, "signature": None})
+        store.links["live"] = await store.put(to_bytes(forged))
+
+    follower = Follower(store, FollowerConfig(trusted=(signer.public,)))
+    watching = asyncio.create_task(follower.watch(["live"], change, 0.001, lambda *_: refused.set()))
+    async with asyncio.timeout(5):
+        await refused.wait()
+    watching.cancel()
+    assert delivered == [policy.number]
 
 
 async def test_the_signature_does_not_depend_on_what_is_in_its_own_place(tmp_path, signer):

@@ -3,7 +3,10 @@
 import os
 import tempfile
 
+import pytest
+
 from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig
 from ostinato.worlds.building.package_build import write_layer
 
 FILES = {"a.py": b"x = 1\n", "sub/b.txt": b"2"}
@@ -31,3 +34,15 @@ def test_what_a_killed_build_left_is_removed_and_what_another_writes_stays(tmp_p
         os.utime(tmp_path / name, (written_at, written_at))
     place = write_layer(tmp_path, "needs", FILES, compiled=False)
     assert {each.name for each in tmp_path.iterdir()} == {place.name, ".half-busy"}
+
+
+@pytest.mark.parametrize("files", [{"../evil": b""}, {"/tmp/evil": b""}, {"a": b"", "a/b": b""}])
+def test_paths_of_a_hostile_package_write_nothing(tmp_path, files):
+    with pytest.raises(BadConfig):
+        write_layer(tmp_path / "layers", "evil", files, compiled=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_no_utf8_stays_as_it_is(tmp_path):
+    place = write_layer(tmp_path, "needs", {os.fsdecode(b"caf\xe9.txt"): b"1"}, compiled=False)
+    assert os.listdir(os.fsencode(place)) == [b"caf\xe9.txt"]

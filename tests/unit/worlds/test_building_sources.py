@@ -2,6 +2,7 @@ import hashlib
 import io
 import random
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -126,6 +127,29 @@ def test_what_pytest_imports_is_refused():
         read_tree(files, "pluggy")
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"Name: ../../../evil\nVersion: 1\n",
+        b"Name: /etc/evil\nVersion: 1\n",
+        b"Name: tiny-counts\nVersion: 1/../../evil\n",
+        b"Name: tiny-counts\nVersion: " + b"1" * 300 + b"\n",
+        b"Version: 1\n",
+    ],
+)
+def test_a_name_and_a_version_that_are_no_part_of_a_path_are_refused(metadata):
+    with pytest.raises(BadRequest, match="PKG-INFO states"):
+        read_tree({**tiny_files(), "PKG-INFO": metadata}, "tiny-counts")
+
+
+@pytest.mark.parametrize(
+    "pyproject",
+    [b"a = " + b"[" * 100_000, b"[dependency-groups]\ntest = 5\n", b'[dependency-groups]\ntest = "six"\n'],
+)
+def test_a_description_that_nobody_can_use_is_passed_over(pyproject):
+    assert read_tree({**tiny_files(), "pyproject.toml": pyproject}, "tiny-counts").test_requires == ()
+
+
 def test_a_package_without_tests_is_refused():
     with pytest.raises(BadRequest, match="no tests"):
         read_tree({"PKG-INFO": tiny_files()["PKG-INFO"], "tiny_counts.py": b""}, "tiny-counts")
@@ -138,6 +162,18 @@ def test_requirements_of_tests_are_found_without_running_anything():
     )
     tree = read_tree({**tiny_files(), "PKG-INFO": metadata}, "tiny-counts")
     assert (tree.requires, tree.test_requires) == (("six",), ("freezegun",))
+
+
+def test_long_white_space_in_a_marker_takes_no_time():
+    info = (
+        b"Name: tiny-counts\nVersion: 1\nRequires-Dist: freezegun;"
+        + b" " * 400
+        + b"os_name == 'posix' and extra == 'test'\n"
+    )
+    began = time.monotonic()
+    tree = read_tree({**tiny_files(), "PKG-INFO": info}, "tiny-counts")
+    assert tree.test_requires == ("freezegun; os_name == 'posix'",)
+    assert time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,16 @@ from ostinato.core.files import disk_use
 from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.core.records import Arm
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, say, step_line, swap_line
+from ostinato.launch.views.screen import (
+    arms_table,
+    lent_line,
+    plain,
+    published_line,
+    release_line,
+    say,
+    step_line,
+    swap_line,
+)
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting
@@ -118,7 +127,7 @@ def overview(run: Overview) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"run {run.directory}  {run.url or 'not serving'}", "bold")]
     parts += workers(run.board, run.now)
     parts += [
-        Text.assemble(("alarm ", "bold red"), f"{name}: {reason} ({ago(run.now - at)} ago)")
+        Text.assemble(("alarm ", "bold red"), plain(f"{name}: {reason} ({ago(run.now - at)} ago)"))
         for name, (reason, at) in sorted(run.summary.alarms.items())
     ]
     parts += [Text(words, "yellow") for words in run.warnings.values()]
@@ -136,7 +145,7 @@ def overview(run: Overview) -> list[RenderableType]:
     if run.refs:
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, root in sorted(run.refs.items()):
-            table.add_row(f"refs/{name}", root[:16])
+            table.add_row(Text(plain(f"refs/{name}")), root[:16])
         parts.append(table)
     return [*parts, *_accounts(run), *_disk(run)]
 

@@ -64,7 +64,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
         async with _launching(config, say, on) as launched:
             stopping = until_stopped()  # after the launch: Ray sets handlers, too
             if launched.url:
-                _show(console, f"reserved {launched.url}; it answers once the model is loaded")
+                _show(console, Text(f"reserved {launched.url}; it answers once the model is loaded"))
             announcing = asyncio.create_task(_announce(launched, config, console))
             try:
                 await launched.during(stopping.wait())
@@ -76,7 +76,7 @@ def _launching(config: Config, say: Event, on: str) -> contextlib.AbstractAsyncC
     return launch(config, say, front="serve") if on == "here" else launch_on_ray(config, say)
 
 
-def _show(console: Console, line: str | Text) -> None:
+def _show(console: Console, line: Text) -> None:
     """Print one line for people. If it cannot be written, as on a full disk, the workers go on all the same."""
     with contextlib.suppress(OSError):
         console.print(line, highlight=False, soft_wrap=True)
@@ -100,16 +100,17 @@ async def _announce(launched: Launched, config: Config, console: Console) -> Non
         while (url := launched.address()) is None or not launched.doing("serve").startswith(SERVING):
             doing = launched.doing("serve")
             waited = asyncio.get_running_loop().time() - started
-            status.update(f"serve: {doing} ({waited:.0f} s)")
+            status.update(Text(f"serve: {doing} ({waited:.0f} s)"))
             if doing != shown and not console.is_terminal:
                 tell(doing)
             shown = doing
             troubled = _show_trouble(launched, tell, troubled)
             await asyncio.sleep(0.2)
     if url is not None:
-        _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)")
-        page = f"; so does the page at [bold]{url}/[/]" if config.serve.page else ""
-        _show(console, f"`ostinato status`, with the same options, says how it learns{page}\n")
+        model = (config.model.served_as, "bold")
+        _show(console, Text.assemble("\nserving ", (f"{url}/v1", "bold"), "  model ", model, "  (Ctrl-C stops)"))
+        page = ("; so does the page at ", (f"{url}/", "bold")) if config.serve.page else ()
+        _show(console, Text.assemble("`ostinato status`, with the same options, says how it learns", *page, "\n"))
         if words := _limits(config):
             tell(words)
         if words := numerics_line(last_lines(launched.home.progress("serve"))):

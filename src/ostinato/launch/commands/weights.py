@@ -66,7 +66,7 @@ async def show_version(config: Config, name: str, console: Console) -> None:
     for chunk in (chunk for tensor in manifest.tensors for chunk in tensor.chunks):
         count, size = codecs.get(chunk.codec, (0, 0))
         codecs[chunk.codec] = (count + 1, size + chunk.length)
-    table.add_row("version", f"v{manifest.number} of run {manifest.run}")
+    table.add_row("version", Text(plain(f"v{manifest.number} of run {manifest.run}")))  # whoever published it wrote it
     table.add_row("root", manifest.root)
     table.add_row("kind", f"{manifest.kind}, {manifest.links} deltas after a full snapshot")
     table.add_row("parent", manifest.parent or "none")
@@ -76,7 +76,7 @@ async def show_version(config: Config, name: str, console: Console) -> None:
     for codec, (count, size) in sorted(codecs.items()):
         table.add_row(f"  {codec}", f"{count} chunks, {_mb(size)}")
     for key, value in manifest.meta.items():
-        table.add_row(Text(plain(key)), Text(plain(str(value))))  # whoever published it wrote them
+        table.add_row(Text(plain(key)), Text(plain(str(value))))
     console.print(table)
 
 
@@ -273,7 +273,7 @@ class _Screen:
 def _print(found: Collected, config: Config, console: Console) -> None:
     table = Table("kept", "root", "because of", box=None, pad_edge=False)
     for policy, reasons in found.reasons.items():
-        table.add_row(f"v{policy.number}", policy.hash[:16], ", ".join(reasons))
+        table.add_row(f"v{policy.number}", policy.hash[:16], Text(plain(", ".join(reasons))))
     console.print(table)
     would = "would delete" if found.dry_run else "deleted"
     if found.gone:
@@ -376,7 +376,9 @@ async def relay(config: Config, address: str | None, console: Console) -> None:
         kept = f"at most {config.relay.max_bytes / 1e9:.1f} GB in {directory}"
 
         def answering(url: str) -> None:
-            console.print(f'relay on {url} ({kept}); followers: [bold]--set weights.url="{url}"[/]', highlight=False)
+            console.print(
+                Text.assemble(f"relay on {url} ({kept}); followers: ", (f'--set weights.url="{url}"', "bold"))
+            )
 
         await listen(relay_app(store), listener, stopping, answering, lifespan=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -15,32 +16,42 @@ from ostinato.core.seams import Clock
 from ostinato.launch.views.progress import Progress
 
 _AT_ONCE, _EVERY_S = 20.0, 180.0
-"""Strangers' lines: so many at once, then one each so many seconds, so that nobody can push an operator's acts out of the file."""
-
-_STRANGERS = frozenset({"wrong key"})
+"""Strangers' lines, each tenant's by themselves: so many at once, then one each so many seconds, so that nobody can push an operator's acts
+out of the file.
+"""
 
 
 class AuditFile:
     """Implements `core.audit.Audit`. If a line cannot be written, as on a full disk, a warning says so and everything goes on.
 
-    A file of 16 MB becomes `audit.1.jsonl`, in the place of the one before. Lines about wrong keys are limited; `left_out` of the next one
+    A file of 16 MB becomes `audit.1.jsonl`, in the place of the one before. Lines about strangers are limited; `left_out` of the next one
     counts those that are missing.
     """
 
     def __init__(self, path: Path, clock: Clock = wall_clock) -> None:
         self._lines, self._clock = Progress(path), clock
-        self._strangers, self._left_out = Bucket(rate=1.0 / _EVERY_S, size=_AT_ONCE, now=clock()), 0
+        self._strangers, self._left_out = dict[str, Bucket](), Counter[str]()  # by tenant
 
     def __call__(
-        self, act: str, *, result: str, key: str = "", tenant: str = "", address: str = "", **facts: str
+        self,
+        act: str,
+        *,
+        result: str,
+        key: str = "",
+        tenant: str = "",
+        address: str = "",
+        stranger: bool = False,
+        **facts: str,
     ) -> None:
         more: dict[str, object] = {name: value[:200] for name, value in facts.items()}
-        if act in _STRANGERS:
-            if self._strangers.take(1.0, self._clock()):
-                self._left_out += 1
+        if stranger:
+            now = self._clock()
+            limit = self._strangers.setdefault(tenant, Bucket(rate=1.0 / _EVERY_S, size=_AT_ONCE, now=now))
+            if limit.take(1.0, now):
+                self._left_out[tenant] += 1
                 return
-            if self._left_out:
-                more["left_out"], self._left_out = self._left_out, 0
+            if left_out := self._left_out.pop(tenant, 0):
+                more["left_out"] = left_out
         self._lines.write(act, result=result, key=key, tenant=tenant, address=address, **more)
 
 
@@ -51,9 +62,9 @@ def audited(place: Home, act: str, **facts: str) -> Generator[None]:
     try:
         yield
     except OstinatoError as error:
-        audit(act, result=error.code, address="terminal", **facts)
+        audit(act, result=error.code, address="terminal", stranger=False, **facts)
         raise
-    audit(act, result="done", address="terminal", **facts)
+    audit(act, result="done", address="terminal", stranger=False, **facts)
 
 
 def login() -> str:

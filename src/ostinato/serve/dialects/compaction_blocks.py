@@ -24,7 +24,7 @@ REQUEST = (
 )
 _OPENING, _CLOSING = "<summary>", "</summary>"
 _TOLD = "The conversation so far was replaced by this summary of it:"
-_TAG = re.compile(r"<(?=\s*/?\s*summary\b)", re.IGNORECASE)
+_TAG = re.compile(r"<(?=\s*(?:/\s*)?summary\b)", re.IGNORECASE)
 
 
 class CompactionRefused(BadRequest):

@@ -37,7 +37,7 @@ _OF_A_CALL = f"{INTERRUPTION} for tool use"  # its note when a tool call was ref
 _TAG = re.compile(r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>")
 _FENCE = "```"
 _MOST_CHARS = 2_000  # most characters of typed text that are kept
-_MOST_SENT = 50_000  # characters of a message that are searched
+_MOST_SENT = 50_000  # characters of a message, or of the messages before it, that are searched
 _MOST_TAGS = 1_000
 _LOOKED_THROUGH = 50  # earlier messages of a person that are searched for their last typed text
 
@@ -75,9 +75,18 @@ def typed(message: str) -> Typed:
 
 def asked_before(conversation: Conversation, known: int) -> str:
     """The last text that a person typed in the first `known` messages; "" if none is found."""
-    theirs = [message.text for message in conversation.messages[:known] if message.role is Role.USER]
-    said = (typed(text).text for text in reversed(theirs[-_LOOKED_THROUGH:]))
-    return next((text for text in said if text), "")
+    return next(_typed_in(conversation.messages[:known]), "")
+
+
+def _typed_in(messages: Sequence[Message]) -> Iterator[str]:
+    """What a person typed in these messages, the last text first, as far as can be searched while all streams wait."""
+    theirs, left = [message.text for message in messages if message.role is Role.USER], _MOST_SENT
+    for text in reversed(theirs[-_LOOKED_THROUGH:]):
+        if left <= 0:
+            return
+        left -= len(text)
+        if said := typed(text).text:
+            yield said
 
 
 def _prose(text: str) -> Iterator[str]:
@@ -362,7 +371,7 @@ def _about_left(left: _Left, words: Typed, before: str) -> Iterator[_Said]:
 
 def _spoken(messages: Sequence[Message]) -> bool:
     """True if a person typed text in these messages: only the first of several is about the answer, and it was classified on arrival."""
-    return any(message.role is Role.USER and typed(message.text).text for message in messages)
+    return any(_typed_in(messages))
 
 
 def _place(question: PendingPrompt) -> tuple[bytes, str]:

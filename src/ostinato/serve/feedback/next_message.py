@@ -155,8 +155,8 @@ _MOST_CHARS = 800
 _MOST_WARM = 10  # most words of a message that only praises
 _MOST_CROSS = 40  # most words of a complaint or correction: a longer message has another purpose
 _FEWEST = 3  # fewest meaningful words with which a request can be recognised as a repetition
-_SENTENCES = re.compile(r"([.!?]+)(?=\s|$)|\n+")
-_PARTS = re.compile(r"[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|\s*[\u2013\u2014]\s*")
+_SENTENCES = re.compile(r"(?<![.!?])([.!?]+)(?=\s|$)|\n+")
+_PARTS = re.compile(r"(?<![,;:()])[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|(?<!\s)\s+[\u2013\u2014]\s*|[\u2013\u2014]\s*")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|\u201c[^\u201d\n]*\u201d|`[^`\n]*`")
 _NOISE = re.compile(r"[^\w' ]+")
 _SPACES = re.compile(r"\s+")

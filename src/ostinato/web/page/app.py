@@ -417,13 +417,14 @@ class Pages:
             key=visitor.key,
             tenant=visitor.tenant or "",
             address=_address(request),
+            stranger=not visitor.operator,
             **{name: str(value) for name, value in request.path_params.items()},
         )
 
     def _record_wrong_key(self, request: Request, reply: Response, key: str = "") -> None:
         """`key`: its fingerprint; "" for what was typed into the form, which may be another secret of theirs."""
         told = "refused" if reply.status_code < 400 else f"refused ({reply.status_code})"
-        self._audit("wrong key", result=told, key=key, tenant="", address=_address(request))
+        self._audit("wrong key", result=told, key=key, tenant="", address=_address(request), stranger=True)
 
     def _record_nobody(self, request: Request, reply: Response) -> None:
         """Record a request without a visitor only if it has a wrong key: anybody could repeat another without end."""

@@ -70,9 +70,12 @@ class Follower:
         value = await self._store.read_ref(ref)
         if value is None:
             return None
+        return (await self._signed(value))[1].policy
+
+    async def _signed(self, value: str) -> tuple[str, Manifest]:
         hash, manifest = await self._manifests.at(value)
         check_signature(manifest, hash, self._config.trusted)
-        return manifest.policy
+        return hash, manifest
 
     async def fetch(self, policy: PolicyVersion) -> Weights:
         """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.
@@ -141,7 +144,7 @@ class Follower:
             return
         if delivered.get(ref) == value and self._noted(ref):
             return
-        hash, manifest = await self._manifests.at(value)
+        hash, manifest = await self._signed(value)
         policy = manifest.policy
         if delivered.get(ref) != value:
             if self._journal is not None:

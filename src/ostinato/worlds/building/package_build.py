@@ -32,6 +32,7 @@ from ostinato.worlds.building.filters import ChangeFate, Noticed, TaskKind, give
 from ostinato.worlds.building.mutations import Function
 from ostinato.worlds.building.runs import BuildPlace, GreenSuite, SuiteRuns, run_baseline
 from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_tree, unpack, without_top
+from ostinato.worlds.tasks.places import check_tree
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 # ---------------------------------------------------------------- the journal
@@ -142,15 +143,18 @@ def layer_hash(files: Mapping[str, bytes]) -> str:
     """BLAKE3 of the paths and bytes."""
     digest = blake3()
     for path, data in sorted(files.items()):
-        digest.update(f"{len(path.encode())} {len(data)} {path}".encode() + data)
+        name = os.fsencode(path)
+        digest.update(b"%d %d %b" % (len(name), len(data), name) + data)
     return digest.hexdigest()
 
 
 def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, compiled: bool) -> Path:
     """Write a layer with these files below `directory` and return its path; an existing layer is reused.
 
-    `compiled` puts bytecode beside the sources (compiled, not run), which Python loads without checking the source again.
+    `compiled` puts bytecode beside the sources (compiled, not run), which Python loads without checking the source again. Raises BadConfig
+    for paths that are not those of one directory.
     """
+    check_tree(files)
     place = directory / f"{label}-{layer_hash(files)[:16]}"
     if place.is_dir():
         return place

@@ -250,6 +250,7 @@ def installed(wheel: dict[str, bytes]) -> dict[str, bytes]:
 
 
 _ROOTS = ("", "src/", "lib/", "python/", "Lib/")
+_STATED = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")  # a name or a version, of which paths are made
 _TEST_PLACES = {"tests", "test", "testing"}
 _VENDORED = re.compile(
     r"(^|/)(_?vendor(ed)?|_?extern(al)?|third_party|_versioneer|versioneer|ez_setup|docs?|examples?|benchmarks?)(/|\.py$|$)"
@@ -316,7 +317,7 @@ def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str
     """The requirements of the package and of its tests, as its metadata and pyproject.toml state them; nothing is run."""
     needed, testing = list[str](), list[str]()
     for line in metadata.get_all("Requires-Dist") or ():
-        requirement, _, marker = line.partition(";")
+        requirement, _, marker = " ".join(line.split()).partition(";")
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
         if extra is None:
             needed.append(line)
@@ -325,7 +326,7 @@ def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str
             testing.append(requirement.strip() + (f"; {rest}" if rest else ""))
     groups = pyproject.get("dependency-groups", {})
     for name, group in groups.items() if isinstance(groups, dict) else ():
-        if _TEST_EXTRAS.match(canonical(name)):
+        if _TEST_EXTRAS.match(canonical(name)) and isinstance(group, list):
             testing += [each for each in group if isinstance(each, str)]
     wanted = [
         each for each in testing if not _NOT_NEEDED.match(canonical(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]))
@@ -368,14 +369,17 @@ def read_tree(files: Mapping[str, bytes], project: str) -> SourceTree:
     if "PKG-INFO" not in files:
         raise BadRequest(f"{project}: no PKG-INFO at the top; is this a source distribution?", field="package")
     metadata = Parser().parsestr(files["PKG-INFO"].decode("utf-8", "replace"))
-    name, version = str(metadata["Name"]), str(metadata["Version"])
+    name, version = str(metadata["Name"] or ""), str(metadata["Version"] or "")
+    for field, text in (("Name", name), ("Version", version)):
+        if not _STATED.fullmatch(text):
+            raise BadRequest(f"{project}: PKG-INFO states the {field} {text[:80]!r}; do not use it", field="package")
     if canonical(name) in _PYTEST_NEEDS:
         raise BadRequest(
             f"{project}: pytest itself imports it, so a change would break the tests' own tool", field="package"
         )
     try:
         pyproject = tomllib.loads(files.get("pyproject.toml", b"").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         pyproject = {}
     kept = {path: data for path, data in files.items() if not _STRIPPED.search(path) and path != "PKG-INFO"}
     root, modules = _modules(kept, name)

@@ -218,8 +218,8 @@ class FunctionGrader:
         result = await self._apart.run(
             "answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s
         )
-        lines = lines_of(result.stdout)[: len(inputs)]
-        return [line for line in lines if isinstance(line, list) and len(line) == 3]
+        lines = await asyncio.to_thread(lines_of, result.stdout)  # millions, if the model's code wants
+        return [line for line in lines[: len(inputs)] if isinstance(line, list) and len(line) == 3]
 
     async def _relations(
         self, task: Task, asked: FunctionGrading, drawn: list[Any], answers: list[Any]

@@ -246,7 +246,8 @@ async def run_suite(
     )
     ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
     errors = ended + result.stderr.decode("utf-8", "replace")[-300:]
-    return replace(read_testimony(result.stdout, sites), errors=errors, timed_out=result.timed_out)
+    testimony = await asyncio.to_thread(read_testimony, result.stdout, sites)  # millions of lines, if its sender wants
+    return replace(testimony, errors=errors, timed_out=result.timed_out)
 
 
 def _source(task: Task, path: str) -> str:
@@ -303,7 +304,7 @@ class PytestGrader:
         heard = await run_suite(
             self._apart, task, asked, _texts(filtered), open_places=rehearsal.open_places, seconds=rehearsal.seconds
         )
-        return _graded(asked, rehearsal, filtered, heard)
+        return await asyncio.to_thread(_graded, asked, rehearsal, filtered, heard)  # it may search many messages
 
     async def _rehearsed(self, task: Task, asked: PytestGrading) -> Rehearsal:
         """A task's rehearsal, started by the first grading, shared by the others, and forgotten if it fails."""

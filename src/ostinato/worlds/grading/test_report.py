@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import regex
 
 from ostinato.worlds.grading.hidden_values import Claim, Place, Site
 from ostinato.worlds.grading.inside.encoding import Opaque, encode
@@ -202,10 +203,14 @@ def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
 
 MOST_MESSAGE = 2000
 """The longest error message, in characters, that may match a pattern: a search may take quadratic time."""
+_LONGEST_S = 1.0  # of a search, after which it has found nothing: its sender may have written one that takes for ever
 
 
 def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> bool:
-    """True if what was shown at a claim satisfies it. `solution` is what the solution's run showed there, None if it did not get there."""
+    """True if what was shown at a claim satisfies it. `solution` is what the solution's run showed there, None if it did not get there.
+
+    Searches of messages leave the interpreter's lock to other threads.
+    """
     try:
         match site.claim, shown:
             case Claim.EQUAL, ["value", tree]:
@@ -219,13 +224,18 @@ def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> b
             case Claim.RAISES, ["raised", list() as names, str() as message]:
                 raised = not set(site.errors).isdisjoint(name for name in names if isinstance(name, str))
                 return (
-                    raised
-                    and len(message) <= MOST_MESSAGE
-                    and (site.pattern is None or re.search(site.pattern, message) is not None)
+                    raised and len(message) <= MOST_MESSAGE and (site.pattern is None or _found(site.pattern, message))
                 )
             case _:
                 return False
     except RecursionError:
+        return False
+
+
+def _found(pattern: str, message: str) -> bool:
+    try:
+        return regex.search(pattern, message, concurrent=True, timeout=_LONGEST_S) is not None
+    except (TimeoutError, regex.error):
         return False
 
 

@@ -35,7 +35,7 @@ Left = Callable[[], Mapping[str, float]]
 _BYTES_A_TOKEN = 4  # of text, until the gateway has counted some
 _SHARE = 8  # of the window, as a divisor: the most that the last message takes
 _MOST_FILES, _MOST_PATH = 20, 60  # files that are named, and characters of a name
-_FRAME = re.compile(r"={3,}(?=\s*(?:memory|end of)\b)", re.IGNORECASE)
+_FRAME = re.compile(r"(?<!=)={3,}(?=\s*(?:memory|end of)\b)", re.IGNORECASE)
 _MARKUP = re.compile(
     r"<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</?(?:tool_call|tool_response|think|start_of_turn|end_of_turn)>|\[/?(?:INST|TOOL_CALLS)\]"
 )

@@ -95,10 +95,10 @@ def replaced_once(text: str, old: str, new: str, path: str) -> str:
         raise BadRequest("old is empty: name the text to replace, or use write for a whole file", field="old")
     if old == new:
         raise BadRequest("old and new are the same: nothing would change", field="new")
-    places = list[int]()
-    at = text.find(old)
-    while at >= 0:
-        places.append(text.count("\n", 0, at) + 1)
+    places, line, seen, at = list[int](), 1, 0, text.find(old)
+    while at >= 0 and len(places) <= _MOST_LINES_NAMED:
+        line, seen = line + text.count("\n", seen, at), at
+        places.append(line)
         at = text.find(old, at + 1)
     if not places:
         near = _nearly(text, old)
@@ -110,8 +110,9 @@ def replaced_once(text: str, old: str, new: str, path: str) -> str:
     if len(places) > 1:
         lines = ", ".join(str(line) for line in places[:_MOST_LINES_NAMED])
         more = ", ..." if len(places) > _MOST_LINES_NAMED else ""
+        times = max(len(places), text.count(old))
         raise BadRequest(
-            f"old occurs {len(places)} times in {path}, at lines {lines}{more}. Add lines around it until it occurs once.",
+            f"old occurs {times} times in {path}, at lines {lines}{more}. Add lines around it until it occurs once.",
             field="old",
         )
     return text.replace(old, new, 1)
@@ -119,10 +120,9 @@ def replaced_once(text: str, old: str, new: str, path: str) -> str:
 
 def _nearly(text: str, old: str) -> int | None:
     """The line at which `old` occurs if white space at both ends of lines is ignored; None if it does not."""
-    lines, sought = [[line.strip() for line in each.split("\n")] for each in (text, old.strip("\n"))]
-    if not any(sought):
-        return None
-    return next((at + 1 for at in range(len(lines)) if lines[at : at + len(sought)] == sought), None)
+    lines, sought = ["\n".join(line.strip() for line in each.split("\n")) for each in (text, old.strip("\n"))]
+    at = f"\n{lines}\n".find(f"\n{sought}\n") if sought.strip() else -1
+    return None if at < 0 else lines.count("\n", 0, at) + 1
 
 
 def tools_named(names: Sequence[str]) -> tuple[Tool, ...]:

@@ -1,7 +1,8 @@
 """The egress proxy, the one way out of a sandbox that may reach hosts: HTTP CONNECT, on the host's side of a port of its loopback.
 
 The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can
-impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose.
+impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose,
+nor one at which a cloud tells this machine's credentials, whatever name leads there: others may have written the list.
 `SandboxPlaces` gives each sandbox of a backend with a kernel per sandbox its proxy, and limits how many are open at once.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Collection
@@ -20,6 +22,7 @@ _HEAD_S = 10.0
 MOST_CONNECTIONS = 128
 """Of one sandbox at once; a further one is closed. Each takes two of the host's descriptors, which all sandboxes share."""
 _REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
+_METADATA = tuple(map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128")))
 
 
 class Proxy:
@@ -72,11 +75,7 @@ class Proxy:
         found = _REQUEST.match(head)
         target = found[1].decode("ascii", "replace").lower() if found else ""
         if target not in self._hosts:
-            said = f"this sandbox may reach {', '.join(sorted(self._hosts))}, by CONNECT\n".encode()
-            writer.write(
-                b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(said), said)
-            )
-            await writer.drain()
+            await _forbid(writer, f"this sandbox may reach {', '.join(sorted(self._hosts))}, by CONNECT")
             return
         name, _, port = target.rpartition(":")
         try:
@@ -87,10 +86,26 @@ class Proxy:
             await writer.drain()
             return
         try:
+            if _tells_credentials(far_writer.get_extra_info("peername")[0]):
+                await _forbid(writer, f"{name} leads to a cloud's metadata service, which no sandbox may reach")
+                return
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         finally:
             far_writer.close()
+
+
+async def _forbid(writer: asyncio.StreamWriter, why: str) -> None:
+    said = f"{why}\n".encode()
+    writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(said), said))
+    await writer.drain()
+
+
+def _tells_credentials(peer: str) -> bool:
+    """True for the address of a metadata service. Looked at once the connection stands, as a name may lead elsewhere the next time."""
+    address = ipaddress.ip_address(peer)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return any((mapped or address) in network for network in _METADATA)
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

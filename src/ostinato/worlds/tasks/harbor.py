@@ -265,6 +265,8 @@ def _hosts(environment: Json, offline: bool) -> tuple[str, ...]:
         return ()
     if mode == "allowlist":
         names = environment.get("allowed_hosts") or []
+        if not isinstance(names, list):
+            raise BadConfig("environment.allowed_hosts must be a list of names of hosts")
         for each in names:
             if not isinstance(each, str) or "*" in each or "/" in each or ":" in each:
                 raise BadConfig(f"environment.allowed_hosts: {each!r} must be the name of one host")

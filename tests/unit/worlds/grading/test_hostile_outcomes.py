@@ -1,12 +1,19 @@
 """What a graded program leaves behind to hold up its grader."""
 
+import asyncio
 import json
+import time
 
 import pytest
 
-from ostinato.core.sandbox import SandboxSpec
+from ostinato.core.sandbox import ExecResult, SandboxSpec
+from ostinato.worlds.grading import suites
 from ostinato.worlds.grading.functions import Apart, clashing
-from ostinato.worlds.grading.test_report import deeper, lines_of
+from ostinato.worlds.grading.hidden_values import Claim, Site
+from ostinato.worlds.grading.suites import PytestGrader, PytestGrading, Rehearsal
+from ostinato.worlds.grading.test_report import TestHeard, Testimony, deeper, lines_of
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.tasks.task import Grading, Task
 
 
 class Nowhere:
@@ -54,3 +61,71 @@ def test_layers_are_looked_at_too(tmp_path):
     assert clashing(SandboxSpec(layers=(str(tmp_path),), files={"setup.py/x.py": b""})) == "setup.py"
     assert clashing(SandboxSpec(layers=(str(tmp_path),), files={"pkg": b""})) == "pkg"
     assert clashing(SandboxSpec(layers=(str(tmp_path),), files={"pkg/new.py": b"", "setup.py": b""})) is None
+
+
+async def standing(work):
+    """What the work results in, and the longest time that its loop stood still meanwhile."""
+    doing, stood = asyncio.create_task(work), 0.0
+    while not doing.done():
+        at = time.monotonic()
+        await asyncio.sleep(0.01)
+        stood = max(stood, time.monotonic() - at)
+    return await doing, stood
+
+
+class ManyLines:
+    """A backend whose programs write a line of JSON as often as they can."""
+
+    async def start(self, spec):
+        return self
+
+    async def exec(self, argv, *, stdin=b"", cwd=None, env=None, timeout):
+        said = b"1\n" * 250_000
+        return ExecResult(code=0, stdout=said, stderr=b"", timed_out=False, killed_reason=None, seconds=1.0)
+
+    async def stop(self):
+        pass
+
+
+async def test_millions_of_lines_hold_up_no_other_rollout():
+    data = PytestGrading(fail_to_pass=("test_calc.py::test_it",))
+    hidden = {"test_calc.py": b"def test_it():\n    assert f() == 1\n"}
+    task = Task(id="t", family="f", messages=(), grading=Grading(grader="pytest", data={}, hidden=hidden))
+    testimony, stood = await standing(suites.run_suite(Apart(backend=ManyLines(), python=""), task, data, {}))
+    assert testimony.forged == 250_000
+    assert stood < 1.0
+
+
+async def graded(monkeypatch, pattern: str, *messages: str):
+    """The grade of a run whose only test raised errors with these messages, and the longest time that its loop stood still."""
+    id, place = "test_calc.py::test_it", ("test_calc.py", (3, 4))
+    site = Site(place=place[1], claim=Claim.RAISES, errors=("ValueError",), pattern=pattern)
+    saw = [(place, site, ["raised", ["ValueError"], message]) for message in messages]
+    heard = Testimony(collected=(id,), tests={id: TestHeard(id=id, ended=True, saw=saw)})
+
+    async def rehearsed(*_):
+        return Rehearsal(ids={id: id})
+
+    async def ran(*_, **__):
+        return heard
+
+    monkeypatch.setattr(suites, "rehearse", rehearsed)
+    monkeypatch.setattr(suites, "run_suite", ran)
+    data = {"fail_to_pass": (id,), "solution": {"calc.py": ""}}
+    task = Task(id="t", family="f", messages=(), grading=Grading(grader="pytest", data=data))
+    rollout = Rollout(task="t", harness="single@h", ended=Ended.SUBMITTED, messages=(), turns=("c:0",))
+    grade, stood = await standing(PytestGrader(Apart(backend=Nowhere(), python="")).grade(task, rollout))
+    return grade.value, stood
+
+
+async def test_messages_that_are_long_to_search_hold_up_no_other_rollout(monkeypatch):
+    found = "a" * 1_900 + "!x must be y, got z"
+    value, stood = await graded(monkeypatch, r"(\w+) must be (\w+), got (\w+)", *[found] * 60)
+    assert value == 1.0
+    assert stood < 1.0
+
+
+async def test_a_message_that_is_searched_for_ever_does_not_match(monkeypatch):
+    value, stood = await graded(monkeypatch, "^(a|aa)+(b|c)+$", "a" * 1_000)
+    assert value == 0.0
+    assert stood < 1.0

@@ -1,5 +1,6 @@
 """Memory beyond the window: when a rollout is summarised, what the next window holds, what is refused, and what ends it."""
 
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -117,6 +118,13 @@ async def test_no_text_of_the_model_or_of_a_file_can_end_its_frame():
     ]
     assert "== end of summary ===" in lines
     assert "==  MEMORY: facts ===" in lines
+
+
+async def test_a_long_line_in_a_summary_is_framed_in_time_in_proportion_to_its_length():
+    began = time.monotonic()
+    _, model = await run(READ, READ, READ, says("=" * 20_000, tokens=60), DONE)
+    assert "=" * 20_000 in model.asked[-1][-1].text
+    assert time.monotonic() - began < 2.0
 
 
 @pytest.mark.parametrize(

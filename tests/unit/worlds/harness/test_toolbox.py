@@ -1,6 +1,7 @@
 """What tools say: cut texts, refused edits, wrong calls."""
 
 import json
+import time
 
 import pytest
 
@@ -37,6 +38,9 @@ def test_an_edit_replaces_what_occurs_once():
         (CALC, "return a - b", "occurs 2 times in calc.py, at lines 2, 5. Add lines"),
         (CALC, "def sub(a, b):\n\treturn a - b", "Without regard to indentation it is at line 4."),
         ("aaa", "aa", "occurs 2 times"),
+        ("a\n" * 20, "a", "occurs 20 times in calc.py, at lines 1, 2, 3, 4, 5, 6, 7, 8, .... Add lines"),
+        ("a\nb\n", " b", "Without regard to indentation it is at line 2."),
+        ("ab\n", " b", "does not occur in calc.py. Read the file"),
         (CALC, "", "old is empty"),
         (CALC, "x", "does not occur"),
         (CALC, "new", "are the same"),
@@ -46,6 +50,14 @@ def test_a_refused_edit_says_what_to_do(text, old, said):
     with pytest.raises(BadRequest, match=r".*") as caught:
         replaced_once(text, old, "new", "calc.py")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "old"), [("a" * (1 << 20), "a"), ("a\n" * (1 << 19), " a\n" * 20_000 + "b")])
+def test_an_edit_is_refused_in_time_in_proportion_to_the_file(text, old):
+    began = time.monotonic()
+    with pytest.raises(BadRequest, match="occur"):
+        replaced_once(text, old, "new", "calc.py")
+    assert time.monotonic() - began < 2.0
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_what_was_read_is_written_as_it_was(tmp_path):
         ({"toml": TOML.replace("memory_mb = 300", 'os = "Windows"')}, "environment.os"),
         ({"toml": TOML.replace('network_mode = "no-network"', "")}, "environment.network_mode: 'public'"),
         ({"toml": TOML.replace('"no-network"', '"allowlist"\nallowed_hosts = ["*.x.org"]')}, "allowed_hosts"),
+        ({"toml": TOML.replace('"no-network"', '"allowlist"\nallowed_hosts = "x.org"')}, "must be a list"),
         ({"toml": TOML.replace("C.UTF-8", "${HOME}")}, "variables of the host are never read"),
         ({"toml": TOML.replace("timeout_sec = 30.0", 'user = "root"')}, "verifier.user"),
         ({"toml": TOML.replace("timeout_sec = 30.0", "timeout_sec = -1")}, "verifier.timeout_sec"),
