@@ -11,8 +11,10 @@ from tests.deadlines import PATIENT_S
 from tests.fakes.faults import FaultyDisk
 
 from ostinato.core.errors import Corrupt, StorageFull, TooLarge, Unavailable
+from ostinato.weights.keep.gc import collect
 from ostinato.weights.store import directory as module
 from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.disk import Disk
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
@@ -155,6 +157,19 @@ async def test_files_from_the_future_are_new_and_the_clock_leaves_nothing_behind
     assert (await listed(store))[name].age_s == 0
     assert (await store.list_refs())["live"].age_s == 0
     assert not list((tmp_path / "tmp").iterdir())
+
+
+async def test_a_disk_that_takes_no_file_any_more_is_tidied_up_all_the_same(tmp_path):
+    await DirectoryStore(tmp_path).put(b"data")
+    name = await DirectoryStore(tmp_path).put(b"more data")
+    aged(tmp_path / "objects" / name[:2] / name[2:], 2 * 86_400)
+
+    class Full(Disk):
+        def create(self, path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = await collect(DirectoryStore(tmp_path, Full()))
+    assert (found.deleted.objects, found.young.objects) == (1, 1)
 
 
 async def test_what_is_no_object_is_not_listed(tmp_path):

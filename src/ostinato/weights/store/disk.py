@@ -114,10 +114,19 @@ class AtomicFiles:
         return True
 
     def now(self) -> int:
-        """The time in nanoseconds on the file system's clock, read from a file made for this purpose."""
-        with self.locked("tmp.lock", fcntl.LOCK_SH):
+        """The time in nanoseconds on the file system's clock, read from a file made for this purpose, or from the lock's if the disk takes
+        none.
+        """
+        lock = self._root / "tmp.lock"
+        with self.locked(lock.name, fcntl.LOCK_SH):
             probe = self._temporary()
-            os.close(self.disk.create(probe))
+            try:
+                os.close(self.disk.create(probe))
+            except OSError as error:
+                if error.errno not in REFUSALS:
+                    raise
+                self.disk.touch(lock)
+                return lock.stat().st_mtime_ns
             try:
                 return probe.stat().st_mtime_ns
             finally:
