@@ -255,6 +255,8 @@ class ErasureReplay:
         self._files = ErasureFiles(run.home)
         self.job = self._files.job()
         self._looked: Mapping[str, str] | None = None  # the store's refs at the last look for what is to be deleted
+        self.trouble = ""
+        """What a person has to delete; "" if nothing."""
 
     async def due(self) -> bool:
         """True if a replay was begun and has not ended, or is asked for. Raises Corrupt."""
@@ -482,17 +484,18 @@ class ErasureReplay:
         found = await knowing(self._run, job.first, job.last)
         if found.named and not found.free and not found.checkpoints and self._has_verdict(job.id):
             return ""  # as at the last look
-        for path in found.checkpoints:
-            shutil.rmtree(path, ignore_errors=True)
+        left = [path for path in found.checkpoints if not _deleted(path)]
+        named = ", ".join(map(str, left))
+        self.trouble = f"checkpoints that may know forgotten people cannot be deleted: {named}" if left else ""
         store = store_of(self._run)
         for version in found.free:
             ref = VERSIONS + version.hash
             if (value := await store.read_ref(ref)) is not None:
                 await store.delete_ref(ref, value)
         self._certify(job, await self._verdict(job.version))
-        if not found.named:
+        if not found.named and not left:
             self._keep(replace(job, done=True))
-        return found.line()
+        return replace(found, checkpoints=[path for path in found.checkpoints if path not in left]).line()
 
     def _has_verdict(self, id: str) -> bool:
         return bool(ErasureCertificate.model_validate_json(self._files.certificate(id).read_bytes()).verdict)
@@ -514,6 +517,12 @@ class ErasureReplay:
             if isinstance(row, ReleaseEvent) and row.policy.hash == version[1]:
                 said.append(f"{row.action}: {row.reason}")
         return "; ".join(said[-2:]) or "a later version is live"
+
+
+def _deleted(checkpoint: Path) -> bool:
+    """Delete a checkpoint. False if it is still there."""
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return not checkpoint.exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

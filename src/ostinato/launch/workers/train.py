@@ -79,7 +79,11 @@ class TrainWorker:
         self._rows = TenantRows(run) if run.config.run.tenant else None
         self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
         pulse.trouble = lambda: (
-            learning.stored.trouble or (self._shared and self._shared.trouble) or self._unerased or None
+            learning.stored.trouble
+            or (self._shared and self._shared.trouble)
+            or self._unerased
+            or self._erasure.trouble
+            or None
         )
         self._settings = run.config.learn
         turns, groups = f"{self._settings.least_turns} turns", f"{run.config.worlds.groups} groups of rollouts"
