@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,13 @@ class ErasureFiles:
     def steps(self, id: str) -> Path:
         """The replayed steps, a line each: root of the weights, effective share of the turns, or why it was refused."""
         return self.root / f"{id}.steps.jsonl"
+
+    def note(self, id: str, step: Mapping[str, Any]) -> None:
+        """Note a replayed step, durably: a checkpoint must not hold one that a power cut takes out of the certificate."""
+        with self.steps(id).open("a") as file:
+            file.write(json.dumps(step) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def requests(self) -> list[ErasureRequest]:
         """The requests that no replay has taken up. Raises Corrupt."""
@@ -367,8 +375,7 @@ class ErasureReplay:
                 await self._check(batch.recorded, trainer.step_count)
             say(f"step {step} of {job.last} again, without forgotten people", True)
             note = await self._step(stepper, own, await refold.samples(batch), batch)
-            with self._files.steps(job.id).open("a") as file:
-                file.write(json.dumps(note) + "\n")
+            await asyncio.to_thread(self._files.note, job.id, note)
             if step in own.wanted:
                 await own.keep(step, await asyncio.to_thread(trainer.present))
             if step % every == 0 or step == job.last:

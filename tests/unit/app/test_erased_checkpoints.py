@@ -1,5 +1,6 @@
 """What an erasure from the weights leaves behind where a disk refuses to delete, and what it has written when the power goes."""
 
+import json
 import os
 import shutil
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from tests.unit.app.test_branches import publish, settings
 from ostinato.app import erasure
 from ostinato.app.erasure import ErasureFiles, ErasureJob, ErasureReplay
 from ostinato.app.storage import open_run
+from ostinato.run_directory import Home
 
 
 async def test_an_erasure_is_not_over_while_a_checkpoint_that_may_know_somebody_is_there(tmp_path, monkeypatch):
@@ -37,3 +39,19 @@ async def test_an_erasure_is_not_over_while_a_checkpoint_that_may_know_somebody_
         found = files.job()
         assert found is not None
         assert (found.phase, replay.trouble) == ("done", "")
+
+
+def test_a_replayed_step_is_on_the_disk_before_a_checkpoint_can_hold_it(tmp_path, monkeypatch):
+    files, synced, sync = ErasureFiles(Home(tmp_path)), list[str](), os.fsync
+
+    def recorded(descriptor):
+        sync(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}") + files.steps("e").read_text())
+
+    files.put("job.json", {})
+    files.steps("e").touch()
+    monkeypatch.setattr(os, "fsync", recorded)
+    files.note("e", {"step": 1, "ess_turns": 0.5})
+    files.note("e", {"step": 2, "refused": ""})
+    lines = [json.dumps({"step": 1, "ess_turns": 0.5}) + "\n", json.dumps({"step": 2, "refused": ""}) + "\n"]
+    assert synced == [str(files.steps("e")) + "".join(lines[:count]) for count in (1, 2)]
