@@ -20,7 +20,7 @@ from ostinato.app.gateway import Serving, journal_of, open_serving
 from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadWeights, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadWeights, OstinatoError, StorageFull, Unauthorized, Unavailable
 from ostinato.core.interpreter import collecting_rarely, keep_heaps_small, settle, take_short_turns
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Log
@@ -190,12 +190,12 @@ async def serve(config: Config, life: Life) -> None:
 
 
 async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
-    """As `prepare`. While the weight store is away, a gateway that has served before and has a cache needs only the model's files: what it
-    served last comes from the cache.
+    """As `prepare`. While the weight store is away or refuses us, a gateway that has served before and has a cache needs only the model's
+    files: what it served last comes from the cache.
     """
     try:
         return await prepare(run, say)
-    except Unavailable as error:
+    except (Unavailable, Unauthorized) as error:
         served = journal_of(run.config).entries.get(Arm.LIVE.value)
         if run.config.follow.cache is None or served is None or served.have is None:
             raise
