@@ -36,7 +36,7 @@ from ostinato.config import Config
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unauthorized, Unavailable
+from ostinato.core.errors import BadConfig, OstinatoError, Unauthorized, Unavailable
 from ostinato.core.memory import process_limit
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Renderer
@@ -209,7 +209,7 @@ async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
         raise BadConfig(f"{why}: rollouts in simulated worlds (learn.source) are chats")
     if not renderer.chats:
         _LOG.warning("%s", why)
-    with contextlib.suppress(StorageFull, Unavailable):  # the next start notes it
+    with contextlib.suppress(OstinatoError):  # the next start notes it
         said = "the model has a chat template" if renderer.chats else why
         await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
 
