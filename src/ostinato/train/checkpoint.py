@@ -44,6 +44,7 @@ _PARTIAL = ".partial-"
 _NAME = re.compile(r"\d+-\w+")
 _FILE = re.compile(r"(weights|optimizer)(-\d{5}-of-\d{5})?\.safetensors")
 _HEADER_LIMIT = 16 << 20
+_REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "U8": np.uint8}
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -96,8 +97,8 @@ class Checkpoint:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks | None = None) -> Path:
     """Write a checkpoint durably and point `LATEST` at it; all but the newest `keep` are removed. Returns its directory.
 
-    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk has no
-    room; the earlier checkpoints stay as they were.
+    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk refuses
+    it; the earlier checkpoints stay as they were.
     """
     ranks = ranks or SingleProcess()
     partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
@@ -143,10 +144,10 @@ def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
     if ranks.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
     number, why = json.loads(worst)
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number in _REFUSED:
         raise StorageFull(
             f"checkpoint of step {step} was not written to {partial.parent}: {why}. "
-            "Free some space; earlier checkpoints are untouched."
+            "Free some space, or repair the disk; earlier checkpoints are untouched."
         ) from failed
     raise failed or OSError(number, why)
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -133,12 +134,15 @@ def test_a_checkpoint_that_goes_while_they_are_listed_is_left_out(tmp_path: Path
     assert stored(tmp_path) == [second]
 
 
-def test_a_full_disk_keeps_the_one_before_and_leaves_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_refuses_it_keeps_the_one_before_and_leaves_no_rubbish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
     save(tmp_path, made(1))
     before = sorted(path.name for path in tmp_path.iterdir())
 
     def full(path: Path, body: bytes, *, durable: bool) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(module, "write_atomic", full)
     with pytest.raises(StorageFull, match="earlier checkpoints are untouched"):
