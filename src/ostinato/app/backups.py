@@ -89,7 +89,8 @@ def restore_log(
     if place.elsewhere.exists():
         raise BadConfig(f"the log of the run in {place.root} is in Postgres; name another run.directory")
     here = [each.run.tenant for each in branches_begun(config)]
-    lacking = [branch_config(config, path.name) for path in sorted(source.glob("branches/*")) if path.name not in here]
+    copies = [path.name for path in sorted(source.glob("branches/*")) if path.is_dir()]
+    lacking = [branch_config(config, tenant) for tenant in copies if tenant not in here]
     copied: list[tuple[Config, Cursor]] = []
     destroyed = 0
 

@@ -72,6 +72,7 @@ async def test_a_backup_that_was_cut_off_or_damaged_restores_nothing(tmp_path, m
     assert not home(config).log.exists()
     assert branches_begun(config) == []
     told.write_text('{"copied": 1}')
+    (tmp_path / "kept" / "branches" / ".DS_Store").write_text("of somebody's desktop")
     with hold(home(branch).root, "train"), pytest.raises(Conflict, match="another train process"):
         restore_log(config, tmp_path / "kept", None, lambda *_: None)
     assert restore_log(config, tmp_path / "kept", None, lambda *_: None).branches == ["acme"]
