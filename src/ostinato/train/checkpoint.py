@@ -28,7 +28,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.files import private, sync_directory, write_atomic
+from ostinato.core.files import install_directory, private, sync_directory, write_atomic
 from ostinato.train.ranks import Joined, RankPart, Ranks, SingleProcess
 
 _log = logging.getLogger(__name__)
@@ -243,8 +243,7 @@ def adopt(partial: Path) -> Path:
     final = partial.with_name(name)
     # first, lest it point to an older one after a kill; until then it names nothing
     write_atomic(final.with_name(_LATEST), final.name, durable=True)
-    partial.rename(final)
-    sync_directory(final.parent)
+    install_directory(partial, final)
     return final
 
 
