@@ -1,8 +1,14 @@
-"""Layers are written once, whoever writes them at the same time, and nothing is left beside them."""
+"""What is made once and found by its hash, layers and the compiled launcher: whole, whoever makes it at the same time, power cut or not."""
 
+import os
+import shutil
 import tempfile
+from pathlib import Path
+
+import pytest
 
 from ostinato.worlds.building.package_build import write_layer
+from ostinato.worlds.sandbox.launcher import compiled
 
 FILES = {"a.py": b"x = 1\n", "sub/b.txt": b"2"}
 
@@ -21,3 +27,32 @@ def test_a_layer_that_another_build_finishes_meanwhile_is_its(tmp_path, monkeypa
     assert place == others[0]
     assert [each.name for each in tmp_path.iterdir()] == [place.name]
     assert {path: (place / path).read_bytes() for path in FILES} == FILES
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The contents of the files that are synced, and the names of directories."""
+    found, sync = [], os.fsync
+
+    def recorded(descriptor):
+        sync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        found.append(path.name if path.is_dir() else path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return found
+
+
+def test_a_layer_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
+    write_layer(tmp_path, "needs", FILES, compiled=False)
+    assert {*FILES.values(), "sub"} <= {*synced}
+    assert synced[-1] == tmp_path.name
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="needs a C compiler, as sandboxes do")
+def test_a_compiled_launcher_is_on_the_disk_before_it_has_its_name(tmp_path, synced, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = compiled("probe", {"probe.c": "int probe(void) { return 7; }\n"})
+    assert synced == [made.read_bytes(), made.parent.name]
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in made.parent.iterdir()] == [made.name]
