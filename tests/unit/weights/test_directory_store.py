@@ -172,6 +172,24 @@ async def test_a_disk_that_takes_no_file_any_more_is_tidied_up_all_the_same(tmp_
     assert (found.deleted.objects, found.young.objects) == (1, 1)
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
+async def test_no_ref_is_hidden_by_a_directory_that_cannot_be_listed(tmp_path, monkeypatch, code):
+    """As one that `sudo ostinato weights pin` made: what was pinned would be collected."""
+    store, scan = DirectoryStore(tmp_path), os.scandir
+    await store.move_ref("live", None, ONE)
+    await store.move_ref("pin/paper", None, TWO)
+
+    def refused(path):
+        if os.fspath(path).endswith("/pin"):
+            raise OSError(code, os.strerror(code), path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    for listing in (store.refs, store.list_refs):
+        with pytest.raises(Unavailable, match="pin cannot be listed"):
+            await listing()
+
+
 async def test_what_is_no_object_is_not_listed(tmp_path):
     store = DirectoryStore(tmp_path)
     name = await store.put(b"data")

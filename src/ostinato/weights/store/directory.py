@@ -20,7 +20,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
+from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable
 from ostinato.weights.store.disk import LOCK_WAIT_S, AtomicFiles, Disk, stamp_of, storage_refusals
 from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
@@ -256,7 +256,8 @@ class DirectoryStore:
 
     def _list_refs(self, now: int) -> dict[str, ListedRef]:
         base = self._root / "refs"
-        paths = sorted(Path(directory) / name for directory, _, names in os.walk(base) for name in names)
+        walk = os.walk(base, onerror=_unless_gone)
+        paths = sorted(Path(directory) / name for directory, _, names in walk for name in names)
         found: dict[str, ListedRef] = {}
         damaged: dict[str, Corrupt] = {}
         for path in paths:
@@ -273,6 +274,16 @@ class DirectoryStore:
         if damaged:
             raise DamagedRefs(damaged, {ref: at.value for ref, at in found.items()})
         return found
+
+
+def _unless_gone(error: OSError) -> None:
+    """Raise Unavailable for a directory that cannot be listed: what its refs need would be collected. One that went with its last ref
+    has none.
+    """
+    if not isinstance(error, FileNotFoundError):
+        raise Unavailable(
+            f"the refs in {error.filename} cannot be listed: {error.strerror}. Let this user read it, or repair the disk"
+        ) from error
 
 
 def _age(stat: os.stat_result, now: int) -> float:
