@@ -173,6 +173,24 @@ async def test_a_disk_that_takes_no_file_any_more_is_tidied_up_all_the_same(tmp_
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
+async def test_a_ref_that_cannot_be_read_just_now_is_a_store_that_is_away(tmp_path, monkeypatch, code):
+    store, opened = DirectoryStore(tmp_path), Path.open
+    await store.move_ref("live", None, ONE)
+
+    def refused(path, *args, **more):
+        if path.name == "live":
+            raise OSError(code, os.strerror(code))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    for work in (store.read_ref("live"), store.refs(), store.move_ref("live", ONE, TWO), store.delete_ref("live", ONE)):
+        with pytest.raises(Unavailable, match="live cannot be read"):
+            await work
+    monkeypatch.undo()
+    assert await store.read_ref("live") == ONE
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
 async def test_no_ref_is_hidden_by_a_directory_that_cannot_be_listed(tmp_path, monkeypatch, code):
     """As one that `sudo ostinato weights pin` made: what was pinned would be collected."""
     store, scan = DirectoryStore(tmp_path), os.scandir

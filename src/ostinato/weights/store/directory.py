@@ -101,7 +101,7 @@ class DirectoryStore:
         await asyncio.to_thread(self._move_ref, check_ref(ref), old, new)
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash that a ref points to, or None. Raises Corrupt if the ref's file does not hold a hash."""
+        """The hash that a ref points to, or None. Raises Corrupt if its file does not hold a hash, Unavailable if it cannot be read."""
         return await asyncio.to_thread(self._read_ref, check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
@@ -191,6 +191,8 @@ class DirectoryStore:
                 text = file.read(100).decode("ascii", "replace").strip()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise Unavailable(f"ref {ref}: {path} cannot be read: {error.strerror}; repair the disk") from error
         if not is_hash(text):
             raise Corrupt(f"ref {ref}: {path} does not hold a hash. Write the hash of a good version into it")
         return text
