@@ -12,7 +12,6 @@ its index is a pickle.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.files import install_directory, private, sync_directory, write_atomic
+from ostinato.core.files import REFUSALS, install_directory, private, sync_directory, write_atomic
 from ostinato.train.ranks import Joined, RankPart, Ranks, SingleProcess
 
 _log = logging.getLogger(__name__)
@@ -44,7 +43,6 @@ _PARTIAL = ".partial-"
 _NAME = re.compile(r"\d+-\w+")
 _FILE = re.compile(r"(weights|optimizer)(-\d{5}-of-\d{5})?\.safetensors")
 _HEADER_LIMIT = 16 << 20
-_REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "U8": np.uint8}
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -144,7 +142,7 @@ def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
     if ranks.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
     number, why = json.loads(worst)
-    if number in _REFUSED:
+    if number in REFUSALS:
         raise StorageFull(
             f"checkpoint of step {step} was not written to {partial.parent}: {why}. "
             "Free some space, or repair the disk; earlier checkpoints are untouched."
