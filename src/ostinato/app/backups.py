@@ -39,12 +39,8 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManife
     place = Home(config.run.directory)
 
     def branches(last: Cursor) -> None:
-        try:
-            for each in branches_begun(config):
-                _back_up_branch(each, Home(target).branch(each.run.tenant), last, on_bytes)
-        except BaseException:
-            shutil.rmtree(target / "branches", ignore_errors=True)
-            raise
+        for each in branches_begun(config):
+            _back_up_branch(each, Home(target).branch(each.run.tenant), last, on_bytes)
 
     return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes, branches)
 
