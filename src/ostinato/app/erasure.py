@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
-from ostinato.app.checkpoints import link_checkpoint
 from ostinato.app.storage import open_store, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
@@ -190,14 +189,19 @@ class ErasureFiles:
 class ErasurePlan:
     """What a replay would do. `first` is None if no step would learn anything else without the people: nothing is to be replayed.
 
-    `touched`: batches that would differ; `checkpoint`: where it begins, None for the start of training.
+    `touched`: batches that would differ; `checkpoints`: those that it may begin at, newest first, as one may be damaged.
     """
 
     first: int | None
     last: int
     touched: int
     erased_turns: int
-    checkpoint: Path | None
+    checkpoints: Sequence[Path]
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest of them; None for the start of training."""
+        return next(iter(self.checkpoints), None)
 
     @property
     def start(self) -> int:
@@ -243,7 +247,7 @@ async def plan_erasure(
         last=last,
         touched=len(touched),
         erased_turns=len(refold.erased_turns),
-        checkpoint=max(before, key=step_of, default=None),
+        checkpoints=before,
     )
 
 
@@ -283,7 +287,7 @@ class ErasureReplay:
         job = self.job if await self._goes_on() else await self._begin(say, fresh=fresh)
         if job is None:
             return False
-        await self._load(job, fresh=fresh)
+        job = await self._load(job, fresh=fresh)
         await self._steps(job, say)
         await self._adopt(job)
         return True
@@ -325,9 +329,10 @@ class ErasureReplay:
             checkpoint=BASE if plan.checkpoint is None else plan.checkpoint.name,
             erased_turns=plan.erased_turns,
         )
-        shutil.rmtree(self._files.work, ignore_errors=True)
-        if plan.checkpoint is not None:
-            link_checkpoint(plan.checkpoint, self._files.checkpoints)
+        if self._files.work.exists():
+            shutil.rmtree(self._files.work)  # the replay would go on from a checkpoint that is left in it
+        for older in plan.checkpoints:
+            shutil.copytree(older, self._files.checkpoints / older.name, copy_function=os.link)
         self._keep(job)
         self._files.take(people)
         return job
@@ -336,8 +341,12 @@ class ErasureReplay:
         self._files.put("job.json", asdict(job))
         self.job = job
 
-    async def _load(self, job: ErasureJob, *, fresh: bool) -> None:
-        """Load the replay's last checkpoint. The start of training is what a fresh trainer has. Raises Conflict as `replay`."""
+    async def _load(self, job: ErasureJob, *, fresh: bool) -> ErasureJob:
+        """Load the replay's last checkpoint. The start of training is what a fresh trainer has. Returns the job, with an earlier start if
+        the checkpoint that it was to begin at is damaged. Raises Conflict as `replay`.
+        """
+        from ostinato.train.checkpoint import step_of, stored
+
         trainer = self._parts.trainer
         if not await asyncio.to_thread(trainer.resume, self._files.checkpoints) and not fresh:
             raise Conflict(
@@ -346,6 +355,11 @@ class ErasureReplay:
         noted = [line for line in self._noted(job.id) if line["step"] <= trainer.step_count]  # the rest is taken again
         text = "".join(json.dumps(line) + "\n" for line in noted)
         await asyncio.to_thread(write_atomic, self._files.steps(job.id), text, durable=True)
+        if trainer.step_count < job.start:
+            taken = (path.name for path in stored(self._files.checkpoints) if step_of(path) == trainer.step_count)
+            job = replace(job, start=trainer.step_count, checkpoint=next(taken, BASE))
+            self._keep(job)
+        return job
 
     def _noted(self, id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
