@@ -259,6 +259,29 @@ async def test_killed_at_each_of_its_acts_it_begins_anew_all_the_same(config, mo
     assert newest_step(Home(branch.run.directory).checkpoints) > start.number
 
 
+async def test_it_does_not_begin_anew_beside_a_checkpoint_of_before_that_cannot_be_deleted(config, monkeypatch):
+    branch, start = branch_config(config, "acme"), await open_run_version(config, "live")
+    place, delete = Home(branch.run.directory), shutil.rmtree
+    await forget(config, "acme", "ann", Console(quiet=True), wait_s=0.0, replay=True)
+    async with at_work(config):
+        pass
+
+    def refusing(path, ignore_errors=False, **more):
+        if path != place.checkpoints:
+            delete(path, ignore_errors, **more)
+        elif not ignore_errors:
+            raise PermissionError(13, "somebody else's")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", refusing)
+        with pytest.raises(PermissionError):
+            async with at_work(branch):
+                pass
+    job = ErasureFiles(place).job()
+    assert not ErasureFiles(place).certificate(job.id).exists()
+    await check_begun_anew(config, start)
+
+
 async def test_without_a_shared_checkpoint_it_begins_anew_when_its_trainer_starts(config):
     branch, start = branch_config(config, "acme"), await open_run_version(config, "live")
     await forget(config, "acme", "ann", Console(quiet=True), wait_s=0.0, replay=True)

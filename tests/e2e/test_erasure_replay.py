@@ -32,8 +32,8 @@ from ostinato.launch.workers.train import TrainWorker
 from ostinato.reward.pipeline import RewardDesk, training_batch
 from ostinato.run_directory import Home, Run
 from ostinato.testing.tiny import tiny_model
+from ostinato.train.checkpoint import ALL, step_of, stored
 from ostinato.train.checkpoint import load as load_checkpoint
-from ostinato.train.checkpoint import step_of, stored
 from ostinato.train.references import References
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.follower import versions_between
@@ -358,6 +358,24 @@ async def test_killed_at_twenty_places_it_goes_on_to_the_same_bits(config, truth
         assert (await run.follower.resolve("candidate")).hash == truth[STEPS]
         assert ErasureFiles(run.home).job().phase == "release"
         assert not ErasureFiles(run.home).work.exists()
+
+
+async def test_if_the_checkpoint_that_it_would_begin_at_is_damaged_it_begins_at_the_one_before(config, truth):
+    torch.set_num_threads(1)
+    place = config.run.directory / "checkpoints"
+    latest, newest = (place / "LATEST").read_bytes(), next(path for path in stored(place) if step_of(path) < FIRST)
+    PolicyTrainer(model_path(config), training(config), trainer_contract(config)).save(place, cursor=0, keep=ALL)
+    before = stored(place)[-1]
+    (place / "LATEST").write_bytes(latest)
+    (newest / "weights.safetensors").write_bytes(b"")
+    async with at_work(config) as worker:
+        assert worker._unerased == ""
+        files = ErasureFiles(worker._run.home)
+        job = files.job()
+    assert {step: root for step, root in noted(config).items() if step in truth} == truth
+    assert (job.start, job.checkpoint) == (0, before.name)
+    made = read_certificate(files.certificate(job.id).read_bytes())
+    assert (made.checkpoint, made.steps) == (before.name, STEPS)
 
 
 async def test_nothing_is_repeated_for_somebody_who_taught_nothing(original, tmp_path):

@@ -1,4 +1,5 @@
-"""Faults on demand: a disk that fails or kills at the n-th system call, a store that drops, truncates or flips the data it returns."""
+"""Faults on demand: a disk that fails or kills at the n-th system call, a store that drops, truncates or flips the data it returns; and
+whole sequences of changes, cut off at each call."""
 
 from __future__ import annotations
 
@@ -6,10 +7,15 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, simplefilter
 
-from ostinato.core.errors import NotFound, StorageFull
+import pytest
+
+from ostinato.core.errors import NotFound, OstinatoError, StorageFull
 from ostinato.core.seams import WeightStore
 from ostinato.weights.store.disk import Disk
 
@@ -137,3 +143,75 @@ class FaultyStore:
         self.puts += 1
         if self.puts == self.fail_put:
             raise StorageFull("the store was told by a test to refuse this write")
+
+
+# ---------------------------------------------------------------- every call of a sequence
+
+
+class Killed(BaseException):
+    """The process ends here: nothing that would follow is done, clean-up included."""
+
+
+class Cut:
+    """The calls by which Python changes files inside `cutting`: the `at`-th is refused with `code`, or, if that is None, it and all later
+    ones kill. SQLite's own calls are not among them.
+    """
+
+    def __init__(self, at: int, code: int | None) -> None:
+        self.at, self.code, self.calls = at, code, 0
+
+    @property
+    def reached(self) -> bool:
+        """True if there were so many calls."""
+        return self.calls >= self.at
+
+    def count(self, call: str, what: object) -> None:
+        self.calls += 1
+        if self.code is None and self.reached:
+            raise Killed(f"{call} {what}")
+        if self.calls == self.at:
+            raise OSError(self.code, os.strerror(self.code or 0), str(what))
+
+
+_CHANGES = ("fsync", "rename", "replace", "mkdir", "link", "unlink", "rmdir", "truncate")
+
+
+@contextmanager
+def cutting(at: int, code: int | None) -> Generator[Cut]:
+    """Inside the block a `Cut` is in force."""
+    cut = Cut(at, code)
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            if name != "open" or args[1] & os.O_CREAT:
+                cut.count(name, args[0])
+            return real(*args, **more)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in (*_CHANGES, "open"):
+            patched.setattr(os, name, counted(name, getattr(os, name)))
+        yield cut
+
+
+def cut_everywhere(
+    act: Callable[[], object], again: Callable[[], object], check: Callable[[], object], prepare: Callable[[], object]
+) -> int:
+    """Cut `act` off at each of its calls, by a full disk, by one that fails and by a kill: each time `prepare`, `act`, then `check`, which
+    must hold for what is left, then `again`. Returns how many calls were cut.
+    """
+    cuts = 0
+    for code in (errno.ENOSPC, errno.EIO, None):
+        at, reached = 0, True
+        while reached:
+            at += 1
+            prepare()
+            with catch_warnings(), cutting(at, code) as cut, suppress(OSError, OstinatoError, Killed):
+                simplefilter("ignore", ResourceWarning)  # whoever is killed closes no file
+                act()
+            reached = cut.reached
+            cuts += reached
+            check()
+            again()
+    return cuts

@@ -39,12 +39,8 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManife
     place = Home(config.run.directory)
 
     def branches(last: Cursor) -> None:
-        try:
-            for each in branches_begun(config):
-                _back_up_branch(each, Home(target).branch(each.run.tenant), last, on_bytes)
-        except BaseException:
-            shutil.rmtree(target / "branches", ignore_errors=True)
-            raise
+        for each in branches_begun(config):
+            _back_up_branch(each, Home(target).branch(each.run.tenant), last, on_bytes)
 
     return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes, branches)
 
@@ -89,7 +85,8 @@ def restore_log(
     if place.elsewhere.exists():
         raise BadConfig(f"the log of the run in {place.root} is in Postgres; name another run.directory")
     here = [each.run.tenant for each in branches_begun(config)]
-    lacking = [branch_config(config, path.name) for path in sorted(source.glob("branches/*")) if path.name not in here]
+    copies = [path.name for path in sorted(source.glob("branches/*")) if path.is_dir()]
+    lacking = [branch_config(config, tenant) for tenant in copies if tenant not in here]
     copied: list[tuple[Config, Cursor]] = []
     destroyed = 0
 

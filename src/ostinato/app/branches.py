@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from dataclasses import replace
@@ -65,9 +66,15 @@ def branch_configs(config: Config) -> list[Config]:
 
 
 def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
-    """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named."""
-    logs = Home(config.run.directory).branch(tenant or "*")
-    return [branch_config(config, path.name) for path in sorted(logs.parent.glob(logs.name)) if (path / "log").exists()]
+    """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named.
+
+    Raises OSError if they cannot be listed: nobody may be forgotten, and no weights collected, as if there were none.
+    """
+    place = Home(config.run.directory).branch("")
+    with contextlib.suppress(FileNotFoundError):
+        names = [tenant] if tenant else sorted(os.listdir(place))
+        return [branch_config(config, name) for name in names if (place / name / "log").exists()]
+    return []
 
 
 @contextlib.contextmanager

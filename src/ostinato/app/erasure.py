@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
-from ostinato.app.checkpoints import link_checkpoint
 from ostinato.app.storage import open_store, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
@@ -136,6 +136,13 @@ class ErasureFiles:
         """The replayed steps, a line each: root of the weights, effective share of the turns, or why it was refused."""
         return self.root / f"{id}.steps.jsonl"
 
+    def note(self, id: str, step: Mapping[str, Any]) -> None:
+        """Note a replayed step, durably: a checkpoint must not hold one that a power cut takes out of the certificate."""
+        with self.steps(id).open("a") as file:
+            file.write(json.dumps(step) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
     def requests(self) -> list[ErasureRequest]:
         """The requests that no replay has taken up. Raises Corrupt."""
         return self._read("requests.json", _requests, [])
@@ -182,14 +189,19 @@ class ErasureFiles:
 class ErasurePlan:
     """What a replay would do. `first` is None if no step would learn anything else without the people: nothing is to be replayed.
 
-    `touched`: batches that would differ; `checkpoint`: where it begins, None for the start of training.
+    `touched`: batches that would differ; `checkpoints`: those that it may begin at, newest first, as one may be damaged.
     """
 
     first: int | None
     last: int
     touched: int
     erased_turns: int
-    checkpoint: Path | None
+    checkpoints: Sequence[Path]
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest of them; None for the start of training."""
+        return next(iter(self.checkpoints), None)
 
     @property
     def start(self) -> int:
@@ -235,7 +247,7 @@ async def plan_erasure(
         last=last,
         touched=len(touched),
         erased_turns=len(refold.erased_turns),
-        checkpoint=max(before, key=step_of, default=None),
+        checkpoints=before,
     )
 
 
@@ -255,6 +267,8 @@ class ErasureReplay:
         self._files = ErasureFiles(run.home)
         self.job = self._files.job()
         self._looked: Mapping[str, str] | None = None  # the store's refs at the last look for what is to be deleted
+        self.trouble = ""
+        """What a person has to delete; "" if nothing."""
 
     async def due(self) -> bool:
         """True if a replay was begun and has not ended, or is asked for. Raises Corrupt."""
@@ -273,7 +287,7 @@ class ErasureReplay:
         job = self.job if await self._goes_on() else await self._begin(say, fresh=fresh)
         if job is None:
             return False
-        await self._load(job, fresh=fresh)
+        job = await self._load(job, fresh=fresh)
         await self._steps(job, say)
         await self._adopt(job)
         return True
@@ -315,9 +329,10 @@ class ErasureReplay:
             checkpoint=BASE if plan.checkpoint is None else plan.checkpoint.name,
             erased_turns=plan.erased_turns,
         )
-        shutil.rmtree(self._files.work, ignore_errors=True)
-        if plan.checkpoint is not None:
-            link_checkpoint(plan.checkpoint, self._files.checkpoints)
+        if self._files.work.exists():
+            shutil.rmtree(self._files.work)  # the replay would go on from a checkpoint that is left in it
+        for older in plan.checkpoints:
+            shutil.copytree(older, self._files.checkpoints / older.name, copy_function=os.link)
         self._keep(job)
         self._files.take(people)
         return job
@@ -326,8 +341,12 @@ class ErasureReplay:
         self._files.put("job.json", asdict(job))
         self.job = job
 
-    async def _load(self, job: ErasureJob, *, fresh: bool) -> None:
-        """Load the replay's last checkpoint. The start of training is what a fresh trainer has. Raises Conflict as `replay`."""
+    async def _load(self, job: ErasureJob, *, fresh: bool) -> ErasureJob:
+        """Load the replay's last checkpoint. The start of training is what a fresh trainer has. Returns the job, with an earlier start if
+        the checkpoint that it was to begin at is damaged. Raises Conflict as `replay`.
+        """
+        from ostinato.train.checkpoint import step_of, stored
+
         trainer = self._parts.trainer
         if not await asyncio.to_thread(trainer.resume, self._files.checkpoints) and not fresh:
             raise Conflict(
@@ -336,6 +355,11 @@ class ErasureReplay:
         noted = [line for line in self._noted(job.id) if line["step"] <= trainer.step_count]  # the rest is taken again
         text = "".join(json.dumps(line) + "\n" for line in noted)
         await asyncio.to_thread(write_atomic, self._files.steps(job.id), text, durable=True)
+        if trainer.step_count < job.start:
+            taken = (path.name for path in stored(self._files.checkpoints) if step_of(path) == trainer.step_count)
+            job = replace(job, start=trainer.step_count, checkpoint=next(taken, BASE))
+            self._keep(job)
+        return job
 
     def _noted(self, id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -365,8 +389,7 @@ class ErasureReplay:
                 await self._check(batch.recorded, trainer.step_count)
             say(f"step {step} of {job.last} again, without forgotten people", True)
             note = await self._step(stepper, own, await refold.samples(batch), batch)
-            with self._files.steps(job.id).open("a") as file:
-                file.write(json.dumps(note) + "\n")
+            await asyncio.to_thread(self._files.note, job.id, note)
             if step in own.wanted:
                 await own.keep(step, await asyncio.to_thread(trainer.present))
             if step % every == 0 or step == job.last:
@@ -482,17 +505,18 @@ class ErasureReplay:
         found = await knowing(self._run, job.first, job.last)
         if found.named and not found.free and not found.checkpoints and self._has_verdict(job.id):
             return ""  # as at the last look
-        for path in found.checkpoints:
-            shutil.rmtree(path, ignore_errors=True)
+        left = [path for path in found.checkpoints if not _deleted(path)]
+        named = ", ".join(map(str, left))
+        self.trouble = f"checkpoints that may know forgotten people cannot be deleted: {named}" if left else ""
         store = store_of(self._run)
         for version in found.free:
             ref = VERSIONS + version.hash
             if (value := await store.read_ref(ref)) is not None:
                 await store.delete_ref(ref, value)
         self._certify(job, await self._verdict(job.version))
-        if not found.named:
+        if not found.named and not left:
             self._keep(replace(job, done=True))
-        return found.line()
+        return replace(found, checkpoints=[path for path in found.checkpoints if path not in left]).line()
 
     def _has_verdict(self, id: str) -> bool:
         return bool(ErasureCertificate.model_validate_json(self._files.certificate(id).read_bytes()).verdict)
@@ -514,6 +538,12 @@ class ErasureReplay:
             if isinstance(row, ReleaseEvent) and row.policy.hash == version[1]:
                 said.append(f"{row.action}: {row.reason}")
         return "; ".join(said[-2:]) or "a later version is live"
+
+
+def _deleted(checkpoint: Path) -> bool:
+    """Delete a checkpoint. False if it is still there."""
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return not checkpoint.exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

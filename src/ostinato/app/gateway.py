@@ -36,7 +36,7 @@ from ostinato.config import Config
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, OstinatoError, Unauthorized, Unavailable
 from ostinato.core.memory import process_limit
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Renderer
@@ -209,7 +209,7 @@ async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
         raise BadConfig(f"{why}: rollouts in simulated worlds (learn.source) are chats")
     if not renderer.chats:
         _LOG.warning("%s", why)
-    with contextlib.suppress(StorageFull, Unavailable):  # the next start notes it
+    with contextlib.suppress(OstinatoError):  # the next start notes it
         said = "the model has a chat template" if renderer.chats else why
         await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
 
@@ -285,9 +285,9 @@ def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:
 
 async def branch_versions(run: Run) -> int:
     """How many versions tenants' branches have that the run does not hold for others: the engine has the same weights once. 0 while the
-    store is away.
+    store is away or refuses us.
     """
-    with contextlib.suppress(Unavailable):
+    with contextlib.suppress(Unavailable, Unauthorized):
         at = {ref: await run.store.read_ref(ref) for ref in served_refs(run.config)}
         others = {root for ref, root in at.items() if not ref.startswith((BRANCHES, BRANCH_REFS))}
         return len({*at.values()} - others - {None})

@@ -20,6 +20,7 @@ from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Arm
 from ostinato.engine.config import EngineConfig
+from ostinato.record.roles import hold
 
 if TYPE_CHECKING:
     from ostinato.engine.vllm.loans import Loans
@@ -169,6 +170,9 @@ class Lending:
 # ---------------------------------------------------------------- draining
 
 
+_LOCKED_S = 10.0  # seconds to wait for another process that changes the file
+
+
 def read_draining(path: Path) -> frozenset[str]:
     """The draining servers' URLs; empty if there is no file."""
     try:
@@ -178,11 +182,14 @@ def read_draining(path: Path) -> frozenset[str]:
 
 
 def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) -> frozenset[str]:
-    """Add a server, or remove it again. Returns all servers that then drain. Raises BadRequest for one that the engine does not have."""
+    """Add a server, or remove it again. Returns all servers that then drain. Raises BadRequest for one that the engine does not have;
+    Conflict if another process changes the file for `_LOCKED_S`.
+    """
     known = {each.rstrip("/") for each in engine.urls}
     url = url.rstrip("/")
     if engine.kind != "vllm" or url not in known:
         raise BadRequest(f"{url} is none of engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
-    left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
-    write_atomic(path, "".join(f"{each}\n" for each in sorted(left)), durable=True)
+    with hold(path.parent, "draining", wait_s=_LOCKED_S):
+        left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
+        write_atomic(path, "".join(f"{each}\n" for each in sorted(left)), durable=True)
     return left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import sys
 from pathlib import Path
@@ -519,12 +520,15 @@ def doctor(*, again: bool = False, common: Common | None = None) -> None:
         sys.exit(1)
 
 
+_REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # by a disk
+
+
 def _explain(error: BaseException) -> None:
     """An expected error is one red line, not a traceback; anything else is a defect and keeps its traceback."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             _explain(inner)
-    elif isinstance(error, OstinatoError):
+    elif isinstance(error, OstinatoError) or (isinstance(error, OSError) and error.errno in _REFUSED):
         console.print(Text.assemble(("error", "bold red"), " ", str(error)), soft_wrap=True)
     else:
         raise error
@@ -541,6 +545,6 @@ def run_command() -> None:
             hint = "Settings are given with --set, as in --set listen.port=9000; `ostinato config` lists them."
             console.print(hint, soft_wrap=True)
         sys.exit(2)
-    except (OstinatoError, BaseExceptionGroup) as error:
+    except (OstinatoError, OSError, BaseExceptionGroup) as error:
         _explain(error)
         sys.exit(2)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
+
+REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""What the system answers for a disk that is full, fails or has become read-only: it may pass, and is no process's own fault."""
 
 
 def private(path: str, flags: int) -> int:

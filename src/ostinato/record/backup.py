@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def back_up(
     """Copy a log and its file of keys into the new or empty directory `target`; `version` is the program's, for people.
 
     Safe alongside readers, writers, retention and kill -9. The master key is not copied. `beside` is called with the last copied row
-    before the manifest is written, for what belongs to the backup, too, and deletes what it wrote if it fails.
+    before the manifest is written, for what belongs to the backup, too.
 
     Raises:
         NotFound: there is no log.
@@ -230,10 +231,13 @@ class _Copy:
         self._on_bytes(self._done, self._done)
 
     def discard(self) -> None:
-        """Delete what was copied. Raises nothing."""
-        for name in list(self.names):
-            with contextlib.suppress(OSError):
-                self._remove(name)
+        """Delete everything in the directory, which was empty. Raises nothing."""
+        with contextlib.suppress(OSError):
+            for path in list(self._target.iterdir()):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
 
     def _newest(self) -> Cursor:
         reader = LogReader(self._log, None, SealedKeys())

@@ -21,7 +21,7 @@ from typing import Any, cast
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostinato.core.errors import BadConfig, Corrupt, NotFound, Unavailable
+from ostinato.core.errors import BadConfig, Corrupt, NotFound, StorageFull, Unavailable
 from ostinato.core.records import Signal, Turn
 from ostinato.core.seams import Clock
 from ostinato.core.steering import DialSet
@@ -133,6 +133,8 @@ class KeyRing:
             self._wrap_clear_ones()
         except driver.Error as error:
             raise translate(error, path) from error
+        except OSError as error:
+            raise StorageFull(f"{path} cannot be created: {error}; free space or repair the disk") from error
 
     def close(self) -> None:
         """Close the file."""

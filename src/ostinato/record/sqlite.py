@@ -127,11 +127,12 @@ def _create(path: Path, build: Callable[[Any], None], journal: str) -> None:
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = connect(partial, write=True)
         try:
+            with transaction(connection):
+                build(connection)
+            # only now: what closing moves from a write-ahead log into the file may not fit on the disk, and closing does not say so
             (mode,) = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()
             if mode != journal:
                 raise BadConfig(f"the file system of {path} cannot hold a write-ahead log; put the run on a local disk")
-            with transaction(connection):
-                build(connection)
         finally:
             connection.close()
         with suppress(FileExistsError):

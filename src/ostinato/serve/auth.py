@@ -334,30 +334,37 @@ class KeyFile:
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self._read = self._seen = _stamp(config.api_keys_file)  # before the keys are read, so that no change is missed
+        self._refused = ""
         self.keys = client_keys(config.api_keys, config.api_keys_file)
 
     async def watch(self, renew: Renew, look_s: float = LOOK_S) -> NoReturn:
-        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing and is told in the log."""
+        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing, is told in the log and is
+        read again: what could not be read just now may be a key that was withdrawn.
+        """
         while True:
             await asyncio.sleep(look_s)
             stamp = await asyncio.to_thread(_stamp, self._config.api_keys_file)
             settled, self._seen = stamp == self._seen, stamp
-            if settled and stamp != self._read:  # whoever is still writing it is left a moment to finish
+            # whoever is still writing it is left a moment to finish
+            if settled and stamp != self._read and await self._renewed(renew):
                 self._read = stamp
-                await self._renew(renew)
 
-    async def _renew(self, renew: Renew) -> None:
+    async def _renewed(self, renew: Renew) -> bool:
         try:
             keys = await asyncio.to_thread(client_keys, self._config.api_keys, self._config.api_keys_file)
             strange = renew(keys)
         except BadConfig as error:
-            _LOG.error("the keys stay as they were: %s", error)
-            return
+            if str(error) != self._refused:
+                _LOG.error("the keys stay as they were: %s", error)
+            self._refused = str(error)
+            return False
+        self._refused = ""
         _LOG.info("serve.api_keys_file has changed: %d keys are valid now", len(keys))
         if strange:
             _LOG.warning(
                 "the keys of new tenants (%s) are refused until the gateway is restarted", ", ".join(sorted(strange))
             )
+        return True
 
 
 def _stamp(file: Path | None) -> _Stamp:

@@ -102,7 +102,7 @@ class BranchReader:
             now = wall_clock()
             if not 0.0 <= now - self._at < _FRESH_S:
                 self._at = now
-                with contextlib.suppress(OstinatoError):  # one that cannot be opened: its own workers say so
+                with contextlib.suppress(OstinatoError, OSError):  # one that cannot be opened: its own workers say so
                     self._seen = tuple([await self._look(run, board) for run in self._opened()])
             return self._seen
 

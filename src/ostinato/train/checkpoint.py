@@ -12,7 +12,6 @@ its index is a pickle.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.files import private, sync_directory, write_atomic
+from ostinato.core.files import REFUSALS, install_directory, private, sync_directory, write_atomic
 from ostinato.train.ranks import Joined, RankPart, Ranks, SingleProcess
 
 _log = logging.getLogger(__name__)
@@ -96,8 +95,8 @@ class Checkpoint:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks | None = None) -> Path:
     """Write a checkpoint durably and point `LATEST` at it; all but the newest `keep` are removed. Returns its directory.
 
-    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk has no
-    room; the earlier checkpoints stay as they were.
+    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk refuses
+    it; the earlier checkpoints stay as they were.
     """
     ranks = ranks or SingleProcess()
     partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
@@ -143,10 +142,10 @@ def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
     if ranks.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
     number, why = json.loads(worst)
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number in REFUSALS:
         raise StorageFull(
             f"checkpoint of step {step} was not written to {partial.parent}: {why}. "
-            "Free some space; earlier checkpoints are untouched."
+            "Free some space, or repair the disk; earlier checkpoints are untouched."
         ) from failed
     raise failed or OSError(number, why)
 
@@ -242,8 +241,7 @@ def adopt(partial: Path) -> Path:
     final = partial.with_name(name)
     # first, lest it point to an older one after a kill; until then it names nothing
     write_atomic(final.with_name(_LATEST), final.name, durable=True)
-    partial.rename(final)
-    sync_directory(final.parent)
+    install_directory(partial, final)
     return final
 
 

@@ -13,6 +13,7 @@ from ostinato.app.storage import home, open_log, open_run, open_store
 from ostinato.core.errors import Conflict, Corrupt, StorageFull
 from ostinato.core.records import Arm, Batch, Turn
 from ostinato.launch.commands.log import forget
+from ostinato.record import backup
 from ostinato.record.roles import hold
 
 
@@ -58,11 +59,19 @@ async def test_a_backup_that_was_cut_off_or_damaged_restores_nothing(tmp_path, m
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(backups, "write_atomic", full)
-        with pytest.raises(StorageFull, match="nothing was backed up"):
-            back_up_log(config, tmp_path / "kept", lambda *_: None)
-    assert list((tmp_path / "kept").iterdir()) == []
+    write = backup.write_atomic
+
+    def full_at_last(path, *args, **more):
+        if path.parent == tmp_path / "kept":
+            full()
+        write(path, *args, **more)
+
+    for module, refused in ((backups, full), (backup, full), (backup, full_at_last)):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "write_atomic", refused)
+            with pytest.raises(StorageFull, match="nothing was backed up"):
+                back_up_log(config, tmp_path / "kept", lambda *_: None)
+        assert list((tmp_path / "kept").iterdir()) == []
     back_up_log(config, tmp_path / "kept", lambda *_: None)
     home(config).root.rename(tmp_path / "lost")
     (told,) = (tmp_path / "kept").glob("branches/acme/copied.json")
@@ -72,6 +81,7 @@ async def test_a_backup_that_was_cut_off_or_damaged_restores_nothing(tmp_path, m
     assert not home(config).log.exists()
     assert branches_begun(config) == []
     told.write_text('{"copied": 1}')
+    (tmp_path / "kept" / "branches" / ".DS_Store").write_text("of somebody's desktop")
     with hold(home(branch).root, "train"), pytest.raises(Conflict, match="another train process"):
         restore_log(config, tmp_path / "kept", None, lambda *_: None)
     assert restore_log(config, tmp_path / "kept", None, lambda *_: None).branches == ["acme"]

@@ -1,6 +1,7 @@
 """A branch that is trained is a run of its own: its refs, its settings, its tenant's rows alone, its guard, and what it refuses."""
 
 import asyncio
+import os
 import random
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -87,6 +88,29 @@ async def publish(store, count, run="run", base=None, first=0, seed=0):
         before = made[-1] if made else None
         made.append((await publisher.publish(number, weights, run=run, base=before, ref="live")).policy)
     return made
+
+
+def test_branches_that_cannot_be_listed_are_not_taken_for_none(tmp_path, monkeypatch):
+    config = settings(tmp_path)
+    assert branches_begun(config) == []
+    with open_log(branch_config(config, "acme")):
+        pass
+    (tmp_path / "run" / "branches" / "README").write_text("no branch")
+    assert [each.run.tenant for each in branches_begun(config)] == ["acme"]
+
+    def refusing(real):
+        def listed(path="."):
+            if os.fspath(path).rstrip("/").endswith("branches"):
+                raise PermissionError(13, "Permission denied", path)
+            return real(path)
+
+        return listed
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    with pytest.raises(PermissionError):
+        branches_begun(config)
+    assert [each.run.tenant for each in branches_begun(config, "acme")] == ["acme"]
 
 
 # ---------------------------------------------------------------- refs

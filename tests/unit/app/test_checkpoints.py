@@ -152,14 +152,15 @@ async def test_a_fetched_checkpoint_is_the_newest_although_the_process_died_as_i
     await sent(one)
     _, there = shared("two")
     save(there, made(5))
-    renamed = Path.rename
+    replaced = Path.replace
 
     def dies(self, target):
-        renamed(self, target)
-        raise KeyboardInterrupt
+        replaced(self, target)
+        if target.is_dir():
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "rename", dies)
+        broken.setattr(Path, "replace", dies)
         with pytest.raises(KeyboardInterrupt):
             adopt(copied(here, there))
     assert load(there).step == 10

@@ -1,5 +1,6 @@
 """The watcher in repositories that are odd or hostile, with spools that are spoiled."""
 
+import errno
 import io
 import json
 import os
@@ -223,6 +224,27 @@ def test_a_damaged_state_names_itself_and_the_remedy(tree, spoil):
         State(tree.directory)
     (tree.directory / "state.db").unlink()
     tree.state = State(tree.directory)
+
+
+@pytest.mark.parametrize(("call", "code"), [("stat", errno.ESTALE), ("stat", errno.EIO), ("open", errno.EACCES)])
+def test_lines_of_a_file_that_cannot_be_read_just_now_are_not_taken_for_gone(tree, monkeypatch, call, code):
+    """On a share that hangs, or written by an agent in a container that lets nobody else read."""
+    real, written, others = getattr(os, call), tree.write("a.py"), tree.write("b.py")
+
+    def refused(path, *args, **more):
+        if str(path).endswith("a.py"):
+            raise OSError(code, os.strerror(code))
+        return real(path, *args, **more)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(os, call, refused)
+        watcher = Watcher(tree.repository, tree.state, lambda: tree.now)
+        watcher.look()
+        tree.now += 300
+        watcher.look()
+        assert watcher.trouble == f"a.py cannot be read: {os.strerror(code)}"
+        assert tree.look() == {(others, "lines_kept_5m"): 1.0}
+    assert tree.look(10) == {(each, "lines_kept_5m"): 1.0 for each in (written, others)}
 
 
 def test_a_full_disk_costs_a_look_and_not_the_watcher(tree):

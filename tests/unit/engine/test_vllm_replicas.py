@@ -297,6 +297,29 @@ async def test_a_server_that_drains_gets_nothing_new_ends_what_is_open_and_is_le
         await until(lambda: fakes[0].label == "hash2")
 
 
+async def test_a_list_of_draining_servers_that_cannot_be_read_sets_no_server_aside(quick_looks):  # noqa: F811
+    class Listed(set):
+        readable, tries = True, 0
+
+        def __iter__(self):
+            self.tries += 1
+            if not self.readable:
+                raise PermissionError(13, "Permission denied")
+            return super().__iter__()
+
+    fakes, draining = fleet(2), Listed()
+    async with vllm_engine(*fakes, replicas={"live": 2}, draining=draining) as engine:
+        await engine.load("live", version(1))
+        draining.add(engine._servers[0].url)
+        await until(lambda: engine.stats()["servers_draining"] == 1)
+        draining.readable, draining.tries = False, 0
+        await until(lambda: draining.tries > 8)
+        stats, before = engine.stats(), asked(fakes)
+        assert (stats["servers_well"], stats["servers_draining"]) == (2, 1)
+        await collect(engine, prompt(b"new", max_tokens=2))
+        assert asked(fakes) == [before[0], before[1] + 1]
+
+
 async def test_the_last_server_of_a_slot_goes_on_until_a_free_one_has_its_version(quick_looks):  # noqa: F811
     fakes, draining, go_on = fleet(2), set(), asyncio.Event()
     async with vllm_engine(*fakes, draining=draining) as engine:

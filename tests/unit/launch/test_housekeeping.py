@@ -231,6 +231,22 @@ def test_only_what_killed_writers_left_is_removed(tmp_path):
     assert {str(path.relative_to(tmp_path)) for path in Path(tmp_path).rglob("*") if path.is_file()} == set(kept)
 
 
+def test_a_partial_file_that_gets_its_name_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    for name in (".workers.json.7-8.partial", "config.json.77.partial"):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (0, 0))
+    is_file = Path.is_file
+
+    def seen(path):
+        found = is_file(path)
+        if path.name.startswith(".workers"):
+            path.rename(tmp_path / "workers.json")  # by its writer
+        return found
+
+    monkeypatch.setattr(Path, "is_file", seen)
+    assert remove_leftovers(tmp_path, before=1_000.0) == ["config.json.77.partial"]
+
+
 def test_what_a_killed_restoration_left_is_removed(tmp_path):
     """Unless something in it was written a short while ago: it may be going on."""
     names = (".log.restoring", ".log.replaced")

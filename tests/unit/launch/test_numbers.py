@@ -72,6 +72,16 @@ def test_without_a_supervisor_nothing_is_said_of_workers(board: Path, left: str 
     assert page(RunNumbers(board)) == {"ostinato_disk_free_bytes 42.0"}
 
 
+def test_a_disk_that_cannot_be_asked_costs_its_own_number_alone(board: Path, monkeypatch: pytest.MonkeyPatch):
+    def gone(path: Path) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    of = RunNumbers(board)
+    of.alarms.add("weights:live")
+    assert page(of) == {'ostinato_alarm{name="weights:live"} 1.0'}
+
+
 async def test_an_alarm_is_a_metric_while_it_stands(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(numbers, "_LOOK_S", 0.01)
     of = RunNumbers(board)

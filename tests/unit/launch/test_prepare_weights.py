@@ -4,10 +4,13 @@ import boto3
 import pytest
 from tests.fakes.s3_server import BUCKET, KNOWN, REGION, s3_options, s3_server
 
+from ostinato.app.gateway import branch_versions, journal_of
 from ostinato.app.storage import open_run
 from ostinato.config import load
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Unauthorized, Unavailable
+from ostinato.core.records import PolicyVersion
 from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.workers.serve import _prepared
 from ostinato.model.backend import ComputeBackend
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
@@ -73,3 +76,18 @@ async def test_the_starting_model_is_read_with_the_kernels_of_the_run(tmp_path, 
     with open_run(settings(tmp_path, "model.kernels=torch", "model.numerics=fast")) as run:
         await prepare(run, lambda _: None)
     assert read == [ComputeBackend(device="cpu", kernels="torch")]
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer"), Unauthorized("its credentials have run out")])
+async def test_a_gateway_that_has_a_cache_starts_while_the_store_is_away_or_refuses_us(tmp_path, monkeypatch, error):
+    tiny_model(tmp_path / "model")
+    config = settings(tmp_path, f"follow.cache={tmp_path / 'cache'}")
+    journal_of(config).have("live", PolicyVersion(number=0, hash="ab" * 32))
+
+    async def refused(_):
+        raise error
+
+    with open_run(config) as run:
+        monkeypatch.setattr(run.store, "read_ref", refused)
+        assert await _prepared(run, lambda _: None) == tmp_path / "model"
+        assert await branch_versions(run) == 0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -295,7 +296,11 @@ async def test_a_start_that_the_machine_refuses_is_a_failure_like_any_other(tmp_
                 await task
 
 
-async def test_a_full_disk_is_waited_for_however_long_it_is_full(tmp_path):
+@pytest.mark.parametrize(
+    "refusal",
+    [StorageFull("config.json cannot be written: no room"), OSError(30, "config.json cannot be written: read-only")],
+)
+async def test_a_disk_that_refuses_is_waited_for_however_long_it_does(tmp_path, refusal):
     """It refuses the start itself, and then what a worker writes: twice as often as failures would be too many."""
     crew, full = Crew(tmp_path, one="say(failed='StorageFull: no room', outside=True); sys.exit(2)"), [True]
     refused = []
@@ -303,12 +308,12 @@ async def test_a_full_disk_is_waited_for_however_long_it_is_full(tmp_path):
     def before_start():
         if full[0]:
             refused.append(1)
-            raise StorageFull("config.json cannot be written: no room")
+            raise refusal
 
     crew.supervisor._before_start = before_start
     async with crew.running() as task:
         await crew.until(lambda: len(refused) >= 2 * LIMITS.tries)
-        assert "could not be started: config.json cannot be written" in crew.watched["one"].reason
+        assert re.match(r"could not be started: .*config.json cannot be written", crew.watched["one"].reason)
         full[0] = False
         await crew.until(lambda: crew.watched["one"].restarts >= 4 * LIMITS.tries)
         assert not task.done()

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tests.deadlines import PATIENT_S
 
-from ostinato.core.errors import BadWeights, Unavailable
+from ostinato.core.errors import BadWeights, Corrupt, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.launch.workers import serve as module
-from ostinato.launch.workers.serve import WeightLoader
+from ostinato.launch.workers.serve import WeightLoader, follow_trial, tell_reader
 from ostinato.testing.log import MemoryLog
 from ostinato.weights.config import FollowerConfig
 from ostinato.weights.follow.follower import Follower
@@ -154,3 +154,54 @@ async def test_a_store_that_was_away_and_has_nothing_new_ends_its_alarm(tmp_path
     assert w.alarms()[-1][1] is AlarmState.CLEARED
     assert (w.following.trouble(), len(w.swaps)) == (None, 1)
     running.cancel()
+
+
+class Damaged:
+    """A log whose alarms cannot be read, until it is `repaired`."""
+
+    def __init__(self, log):
+        self.log, self.read, self.looks = log, log.read, 0
+        log.read = self._read
+
+    async def _read(self, after, kinds):
+        self.looks += 1
+        raise Corrupt("row 7 of the log is damaged; restore it from a copy")
+        yield
+
+    def repaired(self):
+        self.log.read = self.read
+
+
+async def test_the_alarms_about_weights_outlive_a_log_that_is_damaged_for_a_while():
+    w = World()
+    damaged = Damaged(w.log)
+    running = asyncio.create_task(w.following.run(("live", "canary")))
+    w.move("canary", BadWeights(WHY))
+    await eventually(lambda: damaged.looks > 1)
+    damaged.repaired()
+    await eventually(w.alarms)
+    assert w.alarms() == [("weights:canary", AlarmState.RAISED, WHY)]
+    running.cancel()
+
+
+async def test_a_damaged_log_ends_neither_the_word_about_long_requests_nor_who_is_dealt_to_releases():
+    log, dealt = MemoryLog(), []
+    damaged = Damaged(log)
+
+    async def refreshed():
+        async for _ in log.read(0, {Alarm}):
+            pass
+        return SimpleNamespace(dealt=lambda verified: verified)
+
+    reader = SimpleNamespace(failures=1, trouble="it was killed", answers=0)
+    telling = asyncio.create_task(tell_reader(reader, log))
+    dealing = asyncio.create_task(
+        follow_trial(SimpleNamespace(refresh=refreshed), SimpleNamespace(deal=dealt.append), 0.5)
+    )
+    await eventually(lambda: damaged.looks > 3 or telling.done() or dealing.done())
+    damaged.repaired()
+    await eventually(lambda: (log.rows and dealt) or telling.done() or dealing.done())
+    assert [row.reason for row in log.rows] == ["it was killed"]
+    assert dealt[0] == 0.5
+    for task in (telling, dealing):
+        task.cancel()

@@ -135,6 +135,7 @@ async def test_a_lack_of_memory_is_named_with_what_there_is(tmp_path, limited):
     [
         ("StorageFull('no room')", 2, True),
         ("OSError(28, 'No space left on device')", 1, True),
+        ("OSError(30, 'Read-only file system')", 1, True),
         ("Unavailable('the bucket is away')", 2, True),
         ("Unauthorized('the bucket refuses us')", 2, True),
         ("Conflict('taken')", 2, False),

@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Stamp
 from ostinato.core.records import Row, Signal, Turn, identity
 from ostinato.record import segment as segment_file
+from ostinato.record import sqlite
 from ostinato.record.codec.kinds import key_of, kind_of
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
@@ -97,6 +100,23 @@ async def test_who_was_killed_between_closing_a_segment_and_making_the_next_stop
         assert len(await collect(log)) == 3
         assert await log.append(signal(1), signal(3)) == 4
         assert firsts(tmp_path / "log") == [1, 4]
+
+
+def test_a_database_is_in_its_file_before_it_has_its_name_whatever_closing_it_can_write(tmp_path: Path):
+    others: list[Any] = []
+
+    def build_beside_a_reader(db: Any) -> None:
+        """Somebody else has it open, so that closing writes nothing back, as on a disk that fills up just then."""
+        db.execute("CREATE TABLE t (x)")
+        others.append(sqlite.connect(Path(db.execute("PRAGMA database_list").fetchone()[2]), write=False))
+        others[0].execute("SELECT count(*) FROM sqlite_master").fetchall()
+
+    sqlite.create(tmp_path / "made.db", build_beside_a_reader)
+    shutil.copy(tmp_path / "made.db", tmp_path / "copy.db")
+    others[0].close()
+    with closing(sqlite.connect(tmp_path / "copy.db", write=False)) as found:
+        assert found.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+        assert found.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 async def test_two_appenders_and_a_reader_follow_each_other_from_segment_to_segment(tmp_path: Path):

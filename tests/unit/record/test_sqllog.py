@@ -1,6 +1,7 @@
 """The SQLite log beyond its seam: what it refuses, who may read its files, a full disk, queries."""
 
 import asyncio
+import errno
 import os
 import threading
 from dataclasses import replace
@@ -370,6 +371,19 @@ async def test_a_full_disk_is_said_as_such_while_keys_are_made(tmp_path: Path):
         keys.execute(f"PRAGMA max_page_count={2**30}")
         assert await log.append(*crowd) == 201
         assert await collect(log, {Turn}) == [TURN, *crowd]
+
+
+def test_a_full_disk_is_said_as_such_while_the_file_of_keys_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    link = os.link
+
+    def full(made: Path, name: Path) -> None:
+        if name.name == "log-keys.db":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        link(made, name)
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(StorageFull, match=r"log-keys\.db cannot be created.*free space"):
+        SqlLog.open(tmp_path / "log", config=RecordConfig(encrypt=Encrypt.USER))
 
 
 # ---------------------------------------------------------------- callers and queries

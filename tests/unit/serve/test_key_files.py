@@ -11,6 +11,7 @@ from tests.deadlines import PATIENT_S
 from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import BadConfig
+from ostinato.serve import auth
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.session_cookies import SessionCookies
 from ostinato.testing.engine import FakeEngine
@@ -150,6 +151,23 @@ async def test_a_removed_key_opens_nothing_within_seconds(written):
         assert await status_of(w, KEY) == 200
         written("acme:another-0123456789")
         await until(w, KEY, 401)
+
+
+@in_virtual_time
+async def test_a_removed_key_opens_nothing_although_the_file_could_not_be_read_at_first(written, monkeypatch):
+    async with world(api_keys=[OTHER], api_keys_file=written(KEY)) as w:
+        read, failed = auth._read_keys, []
+
+        def crowded(file):
+            if not failed:
+                failed.append(file)
+                raise BadConfig("serve.api_keys_file: Too many open files")
+            return read(file)
+
+        monkeypatch.setattr(auth, "_read_keys", crowded)
+        written("acme:another-0123456789")
+        await until(w, KEY, 401)
+        assert failed
 
 
 @pytest.mark.parametrize(

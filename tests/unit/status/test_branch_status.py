@@ -131,3 +131,10 @@ async def test_a_branch_that_has_not_begun_is_not_there_and_one_that_cannot_be_r
         monkeypatch.setattr(SqlLog, "append", damaged)
         (seen,) = await reader.now(None)
     assert seen.troubles == ("its log cannot be read: segment 1 is damaged",)
+
+
+async def test_branches_that_cannot_be_opened_just_now_end_nobody_who_asks(tmp_path):
+    def crowded():
+        raise OSError(24, "Too many open files")
+
+    assert await BranchReader(crowded).now(None) == ()

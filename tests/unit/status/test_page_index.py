@@ -324,6 +324,13 @@ async def test_no_word_of_what_retention_dropped_stays_in_the_files(tmp_path):
     indexed.close()
 
 
+async def test_a_power_cut_tears_no_transaction_of_the_index(indexed):
+    """It may lose the last ones, with the cursors that they wrote; without syncs a name that was taken out could outlive its cursor."""
+    normal, wal = 1, "wal"
+    assert indexed.index._db.execute("PRAGMA synchronous").fetchone() == (normal,)
+    assert indexed.index._db.execute("PRAGMA journal_mode").fetchone() == (wal,)
+
+
 async def test_a_deletion_that_fails_leaves_the_index_as_it_was_and_usable(indexed):
     await indexed.fill(turn := a_turn("t0:0"), a_signal(turn), a_turn("t1:0"))
     refusing = "CREATE TRIGGER refuse BEFORE DELETE ON signals BEGIN SELECT RAISE(ABORT, 'refused'); END"

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.train import checkpoint as module
-from ostinato.train.checkpoint import ALL, Checkpoint, kept_steps, load, save, stored, thin
+from ostinato.train.checkpoint import ALL, Checkpoint, adopt, kept_steps, load, partial_of, save, stored, thin
 
 
 def made(step: int) -> Checkpoint:
@@ -133,12 +134,33 @@ def test_a_checkpoint_that_goes_while_they_are_listed_is_left_out(tmp_path: Path
     assert stored(tmp_path) == [second]
 
 
-def test_a_full_disk_keeps_the_one_before_and_leaves_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_that_is_taken_from_elsewhere_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    saved = save(tmp_path / "there", made(3))
+    partial = partial_of(tmp_path, saved.name)
+    shutil.copytree(saved, partial)
+    synced, sync = list[str](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    taken = adopt(partial)
+    assert {partial.name, *(path.name for path in taken.iterdir())} <= {*synced}
+    assert same(load(tmp_path), made(3))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_refuses_it_keeps_the_one_before_and_leaves_no_rubbish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
     save(tmp_path, made(1))
     before = sorted(path.name for path in tmp_path.iterdir())
 
     def full(path: Path, body: bytes, *, durable: bool) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(module, "write_atomic", full)
     with pytest.raises(StorageFull, match="earlier checkpoints are untouched"):

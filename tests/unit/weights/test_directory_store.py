@@ -11,8 +11,10 @@ from tests.deadlines import PATIENT_S
 from tests.fakes.faults import FaultyDisk
 
 from ostinato.core.errors import Corrupt, StorageFull, TooLarge, Unavailable
+from ostinato.weights.keep.gc import collect
 from ostinato.weights.store import directory as module
 from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.disk import Disk
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
@@ -155,6 +157,55 @@ async def test_files_from_the_future_are_new_and_the_clock_leaves_nothing_behind
     assert (await listed(store))[name].age_s == 0
     assert (await store.list_refs())["live"].age_s == 0
     assert not list((tmp_path / "tmp").iterdir())
+
+
+async def test_a_disk_that_takes_no_file_any_more_is_tidied_up_all_the_same(tmp_path):
+    await DirectoryStore(tmp_path).put(b"data")
+    name = await DirectoryStore(tmp_path).put(b"more data")
+    aged(tmp_path / "objects" / name[:2] / name[2:], 2 * 86_400)
+
+    class Full(Disk):
+        def create(self, path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = await collect(DirectoryStore(tmp_path, Full()))
+    assert (found.deleted.objects, found.young.objects) == (1, 1)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
+async def test_a_ref_that_cannot_be_read_just_now_is_a_store_that_is_away(tmp_path, monkeypatch, code):
+    store, opened = DirectoryStore(tmp_path), Path.open
+    await store.move_ref("live", None, ONE)
+
+    def refused(path, *args, **more):
+        if path.name == "live":
+            raise OSError(code, os.strerror(code))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    for work in (store.read_ref("live"), store.refs(), store.move_ref("live", ONE, TWO), store.delete_ref("live", ONE)):
+        with pytest.raises(Unavailable, match="live cannot be read"):
+            await work
+    monkeypatch.undo()
+    assert await store.read_ref("live") == ONE
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
+async def test_no_ref_is_hidden_by_a_directory_that_cannot_be_listed(tmp_path, monkeypatch, code):
+    """As one that `sudo ostinato weights pin` made: what was pinned would be collected."""
+    store, scan = DirectoryStore(tmp_path), os.scandir
+    await store.move_ref("live", None, ONE)
+    await store.move_ref("pin/paper", None, TWO)
+
+    def refused(path):
+        if os.fspath(path).endswith("/pin"):
+            raise OSError(code, os.strerror(code), path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    for listing in (store.refs, store.list_refs):
+        with pytest.raises(Unavailable, match="pin cannot be listed"):
+            await listing()
 
 
 async def test_what_is_no_object_is_not_listed(tmp_path):

@@ -1,3 +1,6 @@
+from contextlib import suppress
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -345,6 +348,63 @@ async def test_a_store_that_fails_on_the_way_gives_back_the_versions_refs():
         await collect(store, FEW)
     assert all(ref in store.links for ref in dead)
     await assert_sound(store)
+
+
+async def test_a_store_that_fails_while_refs_are_deleted_leaves_none_in_use_without_its_version():
+    store = MemoryStore()
+    made = await history(store, 9)
+    store.now += 2 * DAY
+    delete, deleted = store.delete_ref, list[str]()
+
+    async def failing(ref, old, stamp=None):
+        if deleted:
+            raise Unavailable("no answer")
+        await delete(ref, old, stamp)
+        deleted.append(ref)
+        await store.move_ref("pin/paper", None, old_root(ref))  # by a holder that saw its version just before
+
+    def old_root(ref):
+        return ref.removeprefix("version/")
+
+    store.delete_ref = failing
+    with pytest.raises(Unavailable):
+        await collect(store, FEW)
+    store.delete_ref = delete
+    pinned = next(policy for policy in made if version_ref(policy.hash) == deleted[0])
+    assert await fetched(store, pinned)
+    await collect(store, FEW)
+    assert await fetched(store, pinned)
+
+
+async def test_whichever_call_the_store_refuses_the_next_collection_goes_on(monkeypatch):
+    for nth in count(1):
+        store, calls = MemoryStore(), [0]
+        made = await history(store, 9)
+        await store.move_ref("live", None, made[6].hash)
+        store.now += 2 * DAY
+
+        def refused(real, calls=calls, nth=nth):
+            async def call(*args, **more):
+                calls[0] += 1
+                if calls[0] == nth:
+                    raise Unavailable("status 500")
+                return await real(*args, **more)
+
+            return call
+
+        with monkeypatch.context() as away:
+            for name in ("get", "refs", "list_refs", "read_ref", "move_ref", "delete_ref", "delete"):
+                away.setattr(store, name, refused(getattr(store, name)))
+            with suppress(Unavailable):
+                await collect(store, FEW)
+        for policy in (made[6], made[8]):
+            assert await fetched(store, policy)
+        found = await collect(store, FEW)
+        await assert_sound(store)
+        assert {policy.number for policy in found.reasons} >= {6, 8}
+        if calls[0] < nth:
+            break
+    assert nth > 20
 
 
 async def test_a_holders_name_that_many_share_is_said_so():

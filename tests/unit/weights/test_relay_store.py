@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import logging
 import os
 from pathlib import Path
@@ -293,6 +294,24 @@ async def test_a_full_disk_costs_the_cache_not_the_answer(upstream, tmp_path, ca
         await read(store, name)
     disk.fail_at = 0
     assert await read(store, name) == b"weights"
+
+
+async def test_a_disk_that_has_become_read_only_costs_the_cache_not_the_answer(upstream, tmp_path, monkeypatch):
+    names = [await upstream.put(bytes([n]) * 100) for n in range(3)]
+    store = RelayStore(
+        upstream, DirectoryStore(tmp_path, disk := FaultyDisk()), RelayConfig().model_copy(update={"max_bytes": 200})
+    )
+    for name in names[:2]:
+        await store.get(name)
+    file(tmp_path, names[1]).write_bytes(b"rotten")
+
+    def read_only(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    disk.fail_at, disk.sticky = len(disk.calls) + 1, True
+    monkeypatch.setattr(Path, "unlink", read_only)
+    assert await store.get(names[2]) == b"\2" * 100, "the first would have to make room"
+    assert await store.get(names[1]) == b"\1" * 100, "what is damaged here cannot be removed"
 
 
 async def test_the_order_of_use_is_kept_without_touching_when_a_file_was_written(tmp_path):

@@ -1,11 +1,12 @@
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.core.errors import BadConfig, Corrupt, StorageFull
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower, FollowerConfig
@@ -101,3 +102,14 @@ def test_a_key_file_is_made_once_and_read_by_its_owner_only(tmp_path, signer):
     (tmp_path / "bad").write_text("secret")
     with pytest.raises(BadConfig, match="64 hex"):
         Signer.load(tmp_path / "bad")
+
+
+def test_a_key_that_the_disk_refuses_is_not_in_the_way_of_the_next(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(os, "fsync", full)
+        with pytest.raises(StorageFull, match="No space left"):
+            Signer.create(tmp_path / "key")
+    assert Signer.create(tmp_path / "key").public == Signer.load(tmp_path / "key").public

@@ -1,13 +1,16 @@
-"""Layers are written once, whoever writes them at the same time, and nothing is left beside them."""
+"""What is made once and found by its hash, layers and the compiled launcher: whole, whoever makes it at the same time, power cut or not."""
 
 import os
+import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.worlds.building.package_build import write_layer
+from ostinato.worlds.sandbox.launcher import compiled
 
 FILES = {"a.py": b"x = 1\n", "sub/b.txt": b"2"}
 
@@ -46,3 +49,32 @@ def test_paths_of_a_hostile_package_write_nothing(tmp_path, files):
 def test_a_name_that_is_no_utf8_stays_as_it_is(tmp_path):
     place = write_layer(tmp_path, "needs", {os.fsdecode(b"caf\xe9.txt"): b"1"}, compiled=False)
     assert os.listdir(os.fsencode(place)) == [b"caf\xe9.txt"]
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The contents of the files that are synced, and the names of directories."""
+    found, sync = [], os.fsync
+
+    def recorded(descriptor):
+        sync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        found.append(path.name if path.is_dir() else path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return found
+
+
+def test_a_layer_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
+    write_layer(tmp_path, "needs", FILES, compiled=False)
+    assert {*FILES.values(), "sub"} <= {*synced}
+    assert synced[-1] == tmp_path.name
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="needs a C compiler, as sandboxes do")
+def test_a_compiled_launcher_is_on_the_disk_before_it_has_its_name(tmp_path, synced, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = compiled("probe", {"probe.c": "int probe(void) { return 7; }\n"})
+    assert synced == [made.read_bytes(), made.parent.name]
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in made.parent.iterdir()] == [made.name]

@@ -142,6 +142,30 @@ async def test_a_box_whose_stop_is_cancelled_gives_its_place_back():
     assert (given_back, box._line.open) == ([1], False)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_fork_that_is_cancelled_or_fails_stops_the_boxes_that_have_started(fails):
+    started, given_back, others = asyncio.Event(), [], asyncio.Event()
+
+    async def start(spec, stack, fds):
+        if fds == (2,):
+            await others.wait()
+            raise Unavailable("no room")
+        box = a_box(lambda operation, text: (0, ()))
+        box.on_stop.append(lambda: given_back.append(fds))
+        started.set()
+        return box
+
+    box = a_box(lambda operation, text: (0, ()))
+    box._starter = start
+    forking = asyncio.create_task(box._start_all(Stack(own=("f",), ancestors=1), [(1,), (2,)]))
+    await started.wait()
+    await asyncio.sleep(0)
+    others.set() if fails else forking.cancel()
+    (ended,) = await asyncio.gather(forking, return_exceptions=True)
+    assert isinstance(ended, Unavailable if fails else asyncio.CancelledError)
+    assert given_back == [(1,)]
+
+
 async def test_a_fork_that_fails_half_way_closes_the_layers_that_were_passed_on():
     read, write = os.pipe()
     os.close(read)

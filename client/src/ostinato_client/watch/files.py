@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 LONGEST = 1024 * 1024  # bytes
 _MOST_LINES = 20_000
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 
 
 def lines_of(data: bytes) -> list[str] | None:
@@ -40,10 +42,14 @@ def within(root: Path, file: str) -> str | None:
 
 
 def signature(root: Path, path: str) -> str | None:
-    """A signature of a file's state, made without reading it; None if there is no plain file."""
+    """A signature of a file's state, made without reading it; None if there is no plain file. Raises OSError if that cannot be told."""
     try:
         status = os.stat(root / path, follow_symlinks=False)
-    except (OSError, ValueError):
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
         return None
     if not _is_plain(status.st_mode):
         return None
@@ -51,12 +57,16 @@ def signature(root: Path, path: str) -> str | None:
 
 
 def read(root: Path, path: str) -> list[str] | None:
-    """A file's lines; None if it is not there, leads outside the working tree by a link, is binary or too large."""
+    """A file's lines; None if it is not there, leads outside the working tree by a link, is binary or too large. Raises OSError if it is
+    there and cannot be read.
+    """
     if within(root, str(root / path)) != path:
         return None
     try:
         fd = os.open(root / path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError:
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
         return None
     with os.fdopen(fd, "rb") as file:
         if not _is_plain(os.fstat(fd).st_mode):

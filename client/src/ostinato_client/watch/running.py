@@ -52,7 +52,7 @@ def watch(
         watcher, delivery = Watcher(found, state, clock), Delivery(state, Sender(url, key), time.monotonic)
         said = ""
         while True:
-            trouble = _trouble(watcher.look, raises=once)
+            trouble = _trouble(watcher.look, raises=once) or watcher.trouble
             trouble = _trouble(delivery.send, raises=once) or trouble
             line = _line(state, url, trouble or delivery.trouble)
             if once:

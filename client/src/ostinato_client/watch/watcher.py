@@ -46,12 +46,14 @@ class Watcher:
         self._state = state
         self._clock = clock
         self.directory = spool_directory(repository)
+        # which file could not be read at the last look, and why; its lines are not measured meanwhile
+        self.trouble = ""
         self._searched: dict[int, float] = {}  # when each lost file was last searched for
 
     def look(self) -> None:
         """Take in what happened since the last look, and measure what is due. Raises GitError, OSError."""
         spool = Spool(self.directory, self._state.meta("spool", {}))
-        now = self._clock()
+        now, self.trouble = self._clock(), ""
         with self._state.look():
             for edit in spool.read():
                 self._take(edit)
@@ -66,7 +68,7 @@ class Watcher:
         if not calls and not self._state.files():
             return
         head = self._repository.head()
-        lost = [file for file in self._state.files() if not self._read(file, head)]
+        lost, unread = self._read_all(head)
         self._searched = {file.number: self._searched.get(file.number, -1e300) for file in lost}
         urgent = (last or [None])[0] != head.commit or any(_is_due(call, now) for call in calls)
         if any(urgent or now >= at + _SEARCH_S for at in self._searched.values()):
@@ -74,7 +76,7 @@ class Watcher:
             self._searched = dict.fromkeys(self._searched, now)
         commits = self._commits(last, head, calls)
         self._state.set_meta("head", [head.commit, head.branch])
-        self._measure(calls, commits, head, now)
+        self._measure(calls, commits, head, now, unread)
         self._tidy(now)
 
     # ------------------------------------------------------------ edits and files
@@ -127,8 +129,28 @@ class Watcher:
     def _count(self, name: str) -> None:
         self._state.set_meta(name, self._state.meta(name, 0) + 1)
 
+    def _read_all(self, head: Head) -> tuple[list[File], set[int]]:
+        """Read the followed files' present contents; returns those that are gone, and the numbers of those that cannot be read."""
+        lost: list[File] = []
+        unread: set[int] = set()
+        for file in self._state.files():
+            there = self._is_there(file, head)
+            if there is None:
+                unread.add(file.number)
+            elif not there:
+                lost.append(file)
+        return lost, unread
+
+    def _is_there(self, file: File, head: Head) -> bool | None:
+        """As `_read`; None, and `trouble` says why, if it cannot be read."""
+        try:
+            return self._read(file, head)
+        except OSError as error:
+            self.trouble = f"{file.path} cannot be read: {error.strerror}"
+            return None
+
     def _read(self, file: File, head: Head) -> bool:
-        """Read a file's present content; False if the file is gone."""
+        """Read a file's present content; False if the file is gone. Raises OSError."""
         root = self._repository.root
         signature = files.signature(root, file.path)
         if signature is None:
@@ -165,7 +187,7 @@ class Watcher:
             names.sort(key=lambda name: (name not in file.former, Path(name).suffix != suffix, name))
             for name in names[:_MOST_CANDIDATES]:
                 if name not in texts:
-                    texts[name] = files.read(self._repository.root, name)
+                    texts[name] = self._candidate(name)
             near = [(name, lines) for name in names[:_MOST_CANDIDATES] if (lines := texts[name])]
             found = likest(text.lines, [lines for _, lines in near], [name in file.former for name, _ in near])
             if found is None:
@@ -178,6 +200,12 @@ class Watcher:
                 known.add(name)
             file.signature = None
             self._state.keep(file)
+
+    def _candidate(self, name: str) -> list[str] | None:
+        try:
+            return files.read(self._repository.root, name)
+        except OSError:
+            return None
 
     # ------------------------------------------------------------ measuring
 
@@ -193,7 +221,10 @@ class Watcher:
         tip = None if branch is None or branch == head.branch else self._repository.commit(branch)
         return found if tip in (None, commit) else [*self._repository.since(tip, commit), *found]
 
-    def _measure(self, calls: list[Call], commits: list[tuple[str, float]], head: Head, now: float) -> None:
+    def _measure(
+        self, calls: list[Call], commits: list[tuple[str, float]], head: Head, now: float, unread: set[int]
+    ) -> None:
+        """Measure what is due, but nothing of a call one of whose files (`unread`) cannot be read: whether its lines stand is not known."""
         touched, all_files = self._state.touched(), {file.number: file for file in self._state.files()}
         own = {call.number: [all_files[n] for n in touched.get(call.number, ()) if n in all_files] for call in calls}
         away = self._away(head)
@@ -201,11 +232,14 @@ class Watcher:
             open_calls = [call for call in calls if COMMIT not in call.measured and at >= int(call.at)]
             self._measure_commit(commit, open_calls, own, now)
         for call in calls:
+            blind = any(file.number in unread for file in own[call.number])
             for name, horizon_s in HORIZONS_S.items():
                 if name in call.measured or now < call.at + horizon_s:
                     continue
                 if now > call.at + (1 + _LATE) * horizon_s:
                     self._state.measure(call, name, None, None)
+                    continue
+                if blind:
                     continue
                 standing = [file.followed.kept | away(file) for file in own[call.number]]
                 self._tell(call, name, _owned(call, standing), now)

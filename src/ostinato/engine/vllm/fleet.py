@@ -209,6 +209,7 @@ class VllmFleet:
         # servers change over one after another; it is not held during downloads or while waiting for them
         self._loading = asyncio.Lock()
         self._promised = dict[Replica, str]()  # replica -> the slot whose version it fetches, unless that failed
+        self._unread = ""  # why it could not be read which servers drain
 
     def candidates(self, slot: str) -> list[Replica]:
         """The replicas that may get a slot's new requests. Raises Unavailable if there are none."""
@@ -535,6 +536,14 @@ class VllmFleet:
             ) from error
 
     def _read_draining(self) -> None:
-        names = {url.rstrip("/") for url in self._draining()}
+        """Note which servers drain. If that cannot be read, as from a file that another user wrote, those that drained go on doing so."""
+        try:
+            names = {url.rstrip("/") for url in self._draining()}
+        except OSError as error:
+            if str(error) != self._unread:
+                _LOG.error("which servers drain cannot be read, and stays as it was: %s", error)
+            self._unread = str(error)
+            return
+        self._unread = ""
         for replica in self.replicas:
             replica.draining = replica.server.url in names

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import importlib
 import os
 import signal
@@ -21,7 +20,7 @@ from ostinato import __version__
 from ostinato.app.storage import Home
 from ostinato.config import write_private
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
-from ostinato.core.files import write_atomic
+from ostinato.core.files import REFUSALS, write_atomic
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import Sign, read_sign
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
@@ -176,7 +175,6 @@ class OnRay(NodeKeeper):
 EVERY_S = 1.0
 _FAREWELL_S = 5.0
 _FAILED = 1
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PlacedWorker:
@@ -301,8 +299,8 @@ class PlacedWorker:
         except (Unavailable, StorageFull) as error:
             self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
         except OSError as error:
-            full = error.errno in _FULL
-            self._hear(Sign(doing=self._doing, failed=f"could not be started on its node: {error}", outside=full))
+            said, outside = f"could not be started on its node: {error}", error.errno in REFUSALS
+            self._hear(Sign(doing=self._doing, failed=said, outside=outside))
         except Exception as error:  # noqa: BLE001 (what is wrong with one worker must not end the others)
             # never counted as certain, whatever the error says: another node may have what this one lacks
             why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"

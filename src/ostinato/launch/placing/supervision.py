@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError, StorageFull
-from ostinato.core.files import write_atomic
+from ostinato.core.files import REFUSALS, write_atomic
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.restart_policy import Ending, Failures, SupervisorLimits, ending, hung
 from ostinato.status.worker_status import WorkerStatus
@@ -221,8 +220,8 @@ class Supervisor:
             if not await _unless_told(watched, worker.start()):
                 return None
         except (OSError, StorageFull) as error:  # no process or no file: the machine is short of something
-            full = isinstance(error, StorageFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
-            return Ending(reason=f"could not be started: {error}", fault=not full)
+            refused = isinstance(error, StorageFull) or error.errno in REFUSALS
+            return Ending(reason=f"could not be started: {error}", fault=not refused)
         watched.turn(Condition.RUNNING)
         if worker.pid:  # a worker on a node has a pid only later
             self._say(worker.name, f"started (pid {worker.pid})")

@@ -47,8 +47,9 @@ class RunNumbers(Collector):
     def collect(self) -> Iterable[Metric]:
         names = sorted(self.alarms)
         yield _labelled("name", names, "alarm", "1 for each active alarm in the log.", [1.0] * len(names))
-        free = shutil.disk_usage(self._board.parent).free
-        yield _gauge("disk_free_bytes", "Free bytes on the disk of the run's directory.", free)
+        with contextlib.suppress(OSError):  # of a disk that is gone nothing is said, and all else is
+            free = shutil.disk_usage(self._board.parent).free
+            yield _gauge("disk_free_bytes", "Free bytes on the disk of the run's directory.", free)
         board, now = read_board(self._board), wall_clock()
         if board is None or board.ended is not None:
             return

@@ -151,7 +151,8 @@ def remove_leftovers(root: Path, before: float) -> list[str]:
     for folder in (root, *(root / name for name in ("logs", "folds", "checkpoints", "erasure"))):
         for path in folder.glob("*.*"):
             half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())
-            if half and path.is_file() and path.stat().st_mtime < before:
-                path.unlink(missing_ok=True)
-                gone.append(path.name)
+            with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
+                if half and path.is_file() and path.stat().st_mtime < before:
+                    path.unlink()
+                    gone.append(path.name)
     return gone

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ostinato.app.storage import home, open_run
 from ostinato.app.worlds import note_cheats, open_door, open_far_rollouts, open_rollouts, open_taskset
 from ostinato.config import Config
-from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.errors import OstinatoError
 from ostinato.core.seams import Log
 from ostinato.launch.placing.address import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
@@ -119,7 +119,7 @@ async def _tell(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWat
             try:
                 await note_cheats(log, watch)
                 raised = watch.raised
-            except (StorageFull, Unavailable) as error:
+            except OstinatoError as error:
                 logger.warning("the alarm about cheats is not written yet: %s", error)
         if rollouts.doing != shown:
             shown = rollouts.doing

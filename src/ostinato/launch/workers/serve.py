@@ -20,7 +20,7 @@ from ostinato.app.gateway import Serving, journal_of, open_serving
 from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadWeights, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadWeights, OstinatoError, Unauthorized, Unavailable
 from ostinato.core.interpreter import collecting_rarely, keep_heaps_small, settle, take_short_turns
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Log
@@ -117,12 +117,12 @@ class WeightLoader:
         self._failing.pop(ref, None)
 
     async def _tell(self, refs: Sequence[str]) -> None:
-        """Raise and clear the alarms, once also those about refs that an earlier start followed. A log that cannot be written for a while
-        is tried again.
+        """Raise and clear the alarms, once also those about refs that an earlier start followed. A log that cannot be read or
+        written for a while is tried again.
         """
         left: set[str] | None = None
         while True:
-            with contextlib.suppress(StorageFull, Unavailable):
+            with contextlib.suppress(OstinatoError):
                 if left is None or left:
                     left = {name for name in await standing(self._log) if _is_of_others(name, refs)}
                 for name in left:
@@ -140,7 +140,7 @@ class WeightLoader:
                         at=wall_clock(),
                     )
                     self._told[ref] = why
-                except (StorageFull, Unavailable) as error:
+                except OstinatoError as error:
                     logger.warning("the alarm about %s is not written yet: %s", ref, error)
             await asyncio.sleep(_LOOK_S)
 
@@ -204,12 +204,12 @@ async def serve(config: Config, life: Life) -> None:
 
 
 async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
-    """As `prepare`. While the weight store is away, a gateway that has served before and has a cache needs only the model's files: what it
-    served last comes from the cache.
+    """As `prepare`. While the weight store is away or refuses us, a gateway that has served before and has a cache needs only the model's
+    files: what it served last comes from the cache.
     """
     try:
         return await prepare(run, say)
-    except Unavailable as error:
+    except (Unavailable, Unauthorized) as error:
         served = journal_of(run.config).entries.get(Arm.LIVE.value)
         if run.config.follow.cache is None or served is None or served.have is None:
             raise
@@ -324,7 +324,7 @@ async def tell_reader(reader: RequestReader, log: Log) -> None:
     while True:
         failures, why = reader.failures, reader.trouble
         if failures > told or (standing and reader.answers and not why):
-            with contextlib.suppress(StorageFull, Unavailable):  # it is tried again
+            with contextlib.suppress(OstinatoError):  # it is tried again
                 raised = failures > told
                 said = (why or "it ended") if raised else "long requests are read in a process of their own"
                 await note(log, READER_ALARM, raised=raised, why=said, at=wall_clock())
@@ -337,7 +337,7 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
     cancelled.
     """
     while True:
-        with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
+        with contextlib.suppress(OstinatoError):  # a log that cannot be read for a while changes no share
             gateway.deal((await ledger.refresh()).dealt(verified))
         await asyncio.sleep(_LOOK_S)
 

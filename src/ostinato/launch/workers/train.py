@@ -86,7 +86,11 @@ class TrainWorker:
         # how far `_last_base` read, and what it found
         self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
         pulse.trouble = lambda: (
-            learning.stored.trouble or (self._shared and self._shared.trouble) or self._unerased or None
+            learning.stored.trouble
+            or (self._shared and self._shared.trouble)
+            or self._unerased
+            or self._erasure.trouble
+            or None
         )
         self._settings = run.config.learn
         turns, groups = f"{self._settings.least_turns} turns", f"{run.config.worlds.groups} groups of rollouts"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from ostinato.app.roles import claim_refs, open_roles, wait_for
 from ostinato.app.storage import Run, open_run
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
+from ostinato.core.files import REFUSALS
 from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_short, process_limit
 from ostinato.core.retry import Patience
 from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, die_with_parent, supervised
@@ -142,11 +142,11 @@ def _without_memory(cause: BaseException, pulse: Heartbeat) -> str:
 
 
 def _passes(cause: BaseException) -> bool:
-    """True if the cause lies outside the worker and may pass: a full disk, a store or service that is unavailable or refuses us, a lost
-    role.
+    """True if the cause lies outside the worker and may pass: a disk that is full or fails, a store or service that is unavailable or
+    refuses us, a lost role.
     """
-    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or isinstance(cause, StorageFull | Unavailable | Unauthorized | LeaseLost)
+    refused = isinstance(cause, OSError) and cause.errno in REFUSALS
+    return refused or isinstance(cause, StorageFull | Unavailable | Unauthorized | LeaseLost)
 
 
 def first_cause(error: BaseException) -> BaseException:

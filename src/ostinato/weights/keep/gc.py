@@ -245,11 +245,15 @@ class _Collection:
             for listed in self._unneeded(look.marked):
                 deleted.add(listed)
             return self._report(look, dead, expired(look.refs, self.rules), deleted, dry_run=True)
-        removed = {root: hash for root, hash in dead.items() if await self._drop(look, VERSIONS + root)}
-        leases = [ref for ref in expired(look.refs, self.rules) if await self._drop(look, ref)]
+        removed = dict[str, str]()
         try:
+            for root, hash in dead.items():
+                removed[root] = hash  # before: a deletion that fails half-way is one, too
+                if not await self._drop(look, VERSIONS + root):
+                    del removed[root]
+            leases = [ref for ref in expired(look.refs, self.rules) if await self._drop(look, ref)]
             again = await self._look(removed)
-        except OstinatoError:
+        except (OstinatoError, OSError):
             await self._restore(removed)
             raise
         look.marked |= again.marked

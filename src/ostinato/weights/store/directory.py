@@ -20,7 +20,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
+from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable
 from ostinato.weights.store.disk import LOCK_WAIT_S, AtomicFiles, Disk, stamp_of, storage_refusals
 from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
@@ -101,7 +101,7 @@ class DirectoryStore:
         await asyncio.to_thread(self._move_ref, check_ref(ref), old, new)
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash that a ref points to, or None. Raises Corrupt if the ref's file does not hold a hash."""
+        """The hash that a ref points to, or None. Raises Corrupt if its file does not hold a hash, Unavailable if it cannot be read."""
         return await asyncio.to_thread(self._read_ref, check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
@@ -191,6 +191,8 @@ class DirectoryStore:
                 text = file.read(100).decode("ascii", "replace").strip()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise Unavailable(f"ref {ref}: {path} cannot be read: {error.strerror}; repair the disk") from error
         if not is_hash(text):
             raise Corrupt(f"ref {ref}: {path} does not hold a hash. Write the hash of a good version into it")
         return text
@@ -256,7 +258,8 @@ class DirectoryStore:
 
     def _list_refs(self, now: int) -> dict[str, ListedRef]:
         base = self._root / "refs"
-        paths = sorted(Path(directory) / name for directory, _, names in os.walk(base) for name in names)
+        walk = os.walk(base, onerror=_unless_gone)
+        paths = sorted(Path(directory) / name for directory, _, names in walk for name in names)
         found: dict[str, ListedRef] = {}
         damaged: dict[str, Corrupt] = {}
         for path in paths:
@@ -273,6 +276,16 @@ class DirectoryStore:
         if damaged:
             raise DamagedRefs(damaged, {ref: at.value for ref, at in found.items()})
         return found
+
+
+def _unless_gone(error: OSError) -> None:
+    """Raise Unavailable for a directory that cannot be listed: what its refs need would be collected. One that went with its last ref
+    has none.
+    """
+    if not isinstance(error, FileNotFoundError):
+        raise Unavailable(
+            f"the refs in {error.filename} cannot be listed: {error.strerror}. Let this user read it, or repair the disk"
+        ) from error
 
 
 def _age(stat: os.stat_result, now: int) -> float:

@@ -9,7 +9,6 @@ open one can hold it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.files import REFUSALS
 
 LOCK_WAIT_S: Final = 10.0
 """How long a call waits for a lock before it raises Unavailable."""
 
 _RETRY_S: Final = 0.01
-_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS})
 
 
 class Disk:
@@ -114,10 +113,19 @@ class AtomicFiles:
         return True
 
     def now(self) -> int:
-        """The time in nanoseconds on the file system's clock, read from a file made for this purpose."""
-        with self.locked("tmp.lock", fcntl.LOCK_SH):
+        """The time in nanoseconds on the file system's clock, read from a file made for this purpose, or from the lock's if the disk takes
+        none.
+        """
+        lock = self._root / "tmp.lock"
+        with self.locked(lock.name, fcntl.LOCK_SH):
             probe = self._temporary()
-            os.close(self.disk.create(probe))
+            try:
+                os.close(self.disk.create(probe))
+            except OSError as error:
+                if error.errno not in REFUSALS:
+                    raise
+                self.disk.touch(lock)
+                return lock.stat().st_mtime_ns
             try:
                 return probe.stat().st_mtime_ns
             finally:
@@ -214,11 +222,11 @@ def stamp_of(stat: os.stat_result) -> str:
 
 @contextlib.contextmanager
 def storage_refusals(doing: str) -> Generator[None]:
-    """Turn a disk's refusals (`_REFUSED`) into StorageFull; other OS errors are not changed."""
+    """Turn a disk's `REFUSALS` into StorageFull; other OS errors are not changed."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _REFUSED or isinstance(error, StorageFull):
+        if error.errno not in REFUSALS or isinstance(error, StorageFull):
             raise
         raise StorageFull(
             f"{doing}: {os.strerror(error.errno or 0)}. Nothing was acknowledged; free some space and try again"

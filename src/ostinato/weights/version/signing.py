@@ -15,7 +15,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.core.errors import BadConfig, Corrupt, StorageFull
+from ostinato.core.files import sync_directory
 from ostinato.weights.version.content import is_hash
 from ostinato.weights.version.manifest import Manifest, Signature, to_bytes
 
@@ -47,14 +48,23 @@ class Signer:
 
     @classmethod
     def create(cls, path: Path) -> Signer:
-        """A new key in a new file that only its owner may read. Raises BadConfig if the file exists."""
+        """A new key in a new file that only its owner may read, on the disk on return: what it signed is refused under any other. Raises
+        BadConfig if the file exists, StorageFull.
+        """
         key = Ed25519PrivateKey.generate()
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
             raise BadConfig(f"{path}: {error.strerror}; give a new file") from error
-        with os.fdopen(fd, "w") as file:
-            file.write(key.private_bytes_raw().hex() + "\n")
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(key.private_bytes_raw().hex() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(path.parent)
+        except OSError as error:
+            path.unlink(missing_ok=True)  # half a key would be in the way of the next
+            raise StorageFull(f"{path} was not written: {error.strerror}; free space, then try again") from error
         return cls(key)
 
     @property

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.conversation import Message, Role
-from ostinato.core.files import write_atomic
+from ostinato.core.files import install_directory, write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
@@ -174,7 +174,7 @@ def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, comp
             for name in names:
                 os.chmod(os.path.join(folder, name), 0o644)
         try:
-            half.rename(place)
+            install_directory(half, place)  # one that is there is taken for whole
         except OSError:
             if not place.is_dir():
                 raise

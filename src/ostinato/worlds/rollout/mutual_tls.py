@@ -89,17 +89,22 @@ class RefusedSerials:
         return _plain(serial) in self._serials
 
     async def watch(self, look_s: float = 1.0) -> NoReturn:
-        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing and is told in the log."""
+        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing, is told in the log and is
+        read again.
+        """
+        said = ""
         while True:
             await asyncio.sleep(look_s)
             stamp = await asyncio.to_thread(_seen, self._file)
             if stamp != self._stamp:
-                self._stamp = stamp
                 try:
                     self._serials = await asyncio.to_thread(self._read)
+                    self._stamp, said = stamp, ""
                     logger.info("worlds.door.refused has changed: %d certificates are refused", len(self._serials))
                 except BadConfig as error:
-                    logger.error("the refused certificates stay as they were: %s", error)
+                    if str(error) != said:
+                        logger.error("the refused certificates stay as they were: %s", error)
+                    said = str(error)
 
     def _read(self) -> frozenset[str]:
         if self._file is None:

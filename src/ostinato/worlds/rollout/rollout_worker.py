@@ -184,7 +184,8 @@ class Rollouts:
         async with self._places:
             while group.slots[member].last is None:
                 episode = self.groups.episode(group.number, member)
-                self._note({"kind": "begun", "n": group.number, "member": member, "episode": episode})
+                begun = {"kind": "begun", "n": group.number, "member": member, "episode": episode}
+                self._note(begun, sync=True)  # its turns are in the log for good, and no other rollout may get its name
                 tried = await self._trying.once(task, episode, group.name, record=self._recorded(task))
                 last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
                 beliefs = await self._trying.belief_changes(tried) if self._beliefs else ()

@@ -329,13 +329,15 @@ class Box:
 
     async def _start_all(self, stack: Stack, mounts: Sequence[tuple[int, ...]]) -> list[Box]:
         spec = replace(self.spec, files={})
-        started = await asyncio.gather(*(self._starter(spec, stack, fds) for fds in mounts), return_exceptions=True)
-        boxes = [box for box in started if isinstance(box, Box)]
-        failed = [error for error in started if isinstance(error, BaseException)]
-        if failed:
-            await asyncio.gather(*(box.stop() for box in boxes))
-            raise failed[0]
-        return boxes
+        starting = [asyncio.ensure_future(self._starter(spec, stack, fds)) for fds in mounts]
+        try:
+            return list(await asyncio.gather(*starting))
+        except BaseException:  # also if it is cancelled: nobody gets those that have started
+            for start in starting:
+                start.cancel()
+            ended = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(box.stop() for box in ended if isinstance(box, Box)))
+            raise
 
     async def diff(self) -> Sequence[Change]:
         out = protocol.anonymous_file(b"")

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.core.errors import BadConfig, SandboxRefused
+from ostinato.core.files import write_atomic
 from ostinato.core.places import cache_directory
 
 # ---------------------------------------------------------------- the allow-list
@@ -263,8 +264,7 @@ def compiled(name: str, sources: Mapping[str, str]) -> Path:
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
         if result.returncode:
             raise SandboxRefused(f"the sandbox's {name} does not compile with {compiler}: {result.stderr[-1500:]}")
-        made.chmod(0o700)
-        os.replace(made, target)
+        write_atomic(target, made.read_bytes(), durable=True, mode=0o700)  # one that is there is taken for whole
     return target
 
 

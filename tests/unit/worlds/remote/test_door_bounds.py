@@ -209,3 +209,25 @@ async def test_a_list_that_cannot_be_read_changes_nothing(tmp_path, caplog):
     with pytest.raises(BadConfig, match="cannot be read"):
         RefusedSerials(str(tmp_path / "missing"))
     assert "1" not in RefusedSerials()
+
+
+async def test_a_list_that_could_not_be_read_at_first_is_read_again(tmp_path, monkeypatch):
+    listed = tmp_path / "refused.txt"
+    listed.write_text("0a:1B\n")
+    refused, failed = RefusedSerials(str(listed)), []
+    read = refused._read
+
+    def crowded():
+        if not failed:
+            failed.append(1)
+            raise BadConfig("worlds.door.refused: Too many open files")
+        return read()
+
+    monkeypatch.setattr(refused, "_read", crowded)
+    watching = asyncio.ensure_future(refused.watch(look_s=0.01))
+    listed.write_text("serial=02c7  # stolen\n")
+    async with asyncio.timeout(PATIENT_S):
+        while "2C7" not in refused:
+            await asyncio.sleep(0.01)
+    assert failed
+    watching.cancel()

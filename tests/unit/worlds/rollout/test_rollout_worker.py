@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -335,6 +336,32 @@ async def test_a_group_ends_with_its_first_rollouts_if_they_are_all_worth_the_sa
         row.reason.partition(":")[0] for row in world.log.rows if isinstance(row, Holdback) and row.turn in rewarded
     }
     assert held == {"flat"}
+
+
+async def test_after_a_power_cut_no_two_rollouts_have_one_name(tmp_path, monkeypatch):
+    world, durable, sync = World(tmp_path, 1, tasks(2)), [b""], os.fsync
+    named, model = list[str](), world.gateway.model
+
+    def synced(descriptor):
+        sync(descriptor)
+        durable[0] = world.path.read_bytes()
+
+    def begun(episode, **more):
+        named.append(episode)
+        return model(episode, **more)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(world.gateway, "model", begun)
+    working = asyncio.create_task(world.worker().run())
+    async with asyncio.timeout(PATIENT_S):
+        while not world.gateway.asked:
+            await asyncio.sleep(0)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    world.close()
+    world.path.write_bytes(durable[0])  # the rest was in the system's cache, and the turns are in the log
+    await until_done(world, random.Random(1), 0)
+    assert len(named) == len({*named})
 
 
 async def test_what_was_graded_is_not_graded_again_after_a_restart(tmp_path):
