@@ -20,6 +20,7 @@ from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Arm
 from ostinato.engine.config import EngineConfig
+from ostinato.record.roles import hold
 
 if TYPE_CHECKING:
     from ostinato.engine.vllm.loans import Loans
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5
 _TELL_S = 30.0
+_WAIT_S = 10.0
 _USED_S = 60.0  # rollouts that ask nothing for so long have no use for lent servers
 
 
@@ -178,11 +180,15 @@ def read_draining(path: Path) -> frozenset[str]:
 
 
 def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) -> frozenset[str]:
-    """Add a server, or remove it again. Returns all servers that then drain. Raises BadRequest for one that the engine does not have."""
+    """Add a server, or remove it again. Returns all servers that then drain. Raises BadRequest for one that the engine does not have,
+    Conflict if another process keeps the file for itself.
+    """
     known = {each.rstrip("/") for each in engine.urls}
     url = url.rstrip("/")
     if engine.kind != "vllm" or url not in known:
         raise BadRequest(f"{url} is none of engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
-    left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
-    write_atomic(path, "".join(f"{each}\n" for each in sorted(left)), durable=True)
+    # two at once would each write the file without the other's server
+    with hold(path.parent, "draining", wait_s=_WAIT_S):
+        left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
+        write_atomic(path, "".join(f"{each}\n" for each in sorted(left)), durable=True)
     return left

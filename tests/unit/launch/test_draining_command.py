@@ -2,16 +2,20 @@
 
 import io
 import json
+import threading
 
 import pytest
 from rich.console import Console
+from tests.deadlines import PATIENT_S
 
+from ostinato.app import server_loans
 from ostinato.app.server_loans import read_draining
 from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest
 from ostinato.launch.commands.compute import drain_server
+from ostinato.record import roles
 
 
 def configured(tmp_path, urls):
@@ -32,6 +36,38 @@ def test_what_is_said_is_what_the_gateway_reads(tmp_path):
     drain_server(config, "http://b:8000", True, Console(file=out, width=300))
     assert out.getvalue().endswith("draining: none\n")
     assert read_draining(home(config).draining) == frozenset()
+
+
+def test_of_two_that_are_drained_at_once_neither_is_lost(tmp_path, monkeypatch):
+    config = configured(tmp_path, ["http://a:8000", "http://b:8000"])
+    write, flock, met = server_loans.write_atomic, roles.fcntl.flock, threading.Event()
+
+    def drain_b():
+        try:
+            drain_server(config, "http://b:8000", False, Console(file=io.StringIO()))
+        finally:
+            met.set()
+
+    other = threading.Thread(target=drain_b)
+
+    def written(*args, **rest):
+        if other.ident is None:  # the first has read the file and is about to write it
+            other.start()
+            assert met.wait(PATIENT_S)  # the second has written it, or must wait
+        return write(*args, **rest)
+
+    def locked(descriptor, how):
+        try:
+            flock(descriptor, how)
+        except BlockingIOError:
+            met.set()
+            raise
+
+    monkeypatch.setattr(server_loans, "write_atomic", written)
+    monkeypatch.setattr(roles.fcntl, "flock", locked)
+    drain_server(config, "http://a:8000", False, Console(file=io.StringIO()))
+    other.join(PATIENT_S)
+    assert read_draining(home(config).draining) == {"http://a:8000", "http://b:8000"}
 
 
 def test_where_up_on_another_machine_says_what_drains_nothing_is_written(tmp_path):
