@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ostinato_client.events import Event, Receipt
 from ostinato_client.sending import Sender
 
 _THREADS = 8
+_T = TypeVar("_T")
 
 
 class AsyncOstinato:
@@ -60,8 +62,7 @@ class AsyncOstinato:
 
     async def consent(self, user: str, train: str | None = None, *, signature: str | None = None) -> str:
         """Record what a user allows, or ask for it; see `Ostinato.consent`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._sender.choose, user, train, signature, self._deadline_s)
+        return await self._call(self._sender.choose, user, train, signature, self._deadline_s)
 
     async def dials(self, user: str, *, signature: str | None = None) -> dict[str, Any]:
         """A user's dials; see `Ostinato.dials`."""
@@ -80,10 +81,12 @@ class AsyncOstinato:
     async def _dials(
         self, method: str, user: str, dials: Mapping[str, float | str | None] | None, signature: str | None
     ) -> dict[str, Any]:
-        loop, send = asyncio.get_running_loop(), self._sender.dials
-        return await loop.run_in_executor(self._threads, send, method, user, dials, signature, self._deadline_s)
+        return await self._call(self._sender.dials, method, user, dials, signature, self._deadline_s)
 
     async def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
         """Report many events; see `Ostinato.feedback_many`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._sender.send, list(events), self._deadline_s)
+        return await self._call(self._sender.send, list(events), self._deadline_s)
+
+    async def _call(self, method: Callable[..., _T], *args: object) -> _T:
+        """Run the sender's method on a thread. Waiting for one counts against the deadline, too."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, method, *args, time.monotonic())

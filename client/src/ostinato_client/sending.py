@@ -47,9 +47,12 @@ class Sender:
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
 
-    def send(self, events: Sequence[Event], deadline_s: float) -> list[Receipt]:
-        """Send events; returns a receipt for each, in order. Raises Refused, NotAllowed, NotTaken."""
-        ends = time.monotonic() + deadline_s
+    def send(self, events: Sequence[Event], deadline_s: float, began: float | None = None) -> list[Receipt]:
+        """Send events; returns a receipt for each, in order. Raises Refused, NotAllowed, NotTaken.
+
+        `began`, here and below: when the deadline began to run, on `time.monotonic`; None for now.
+        """
+        ends = _end(deadline_s, began)
         receipts: list[Receipt] = []
         for start in range(0, len(events), MOST_EVENTS):
             receipts += self._send(events[start : start + MOST_EVENTS], deadline_s, ends)
@@ -68,10 +71,12 @@ class Sender:
 
         return self._call("POST", "/feedback", body, {}, ends, lost, receipts)
 
-    def choose(self, user: str, train: str | None, signature: str | None, deadline_s: float) -> str:
+    def choose(
+        self, user: str, train: str | None, signature: str | None, deadline_s: float, began: float | None = None
+    ) -> str:
         """Record what a user allows, or with `train` None ask for it; returns what is recorded. Raises Refused, NotAllowed, NotTaken."""
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
-        ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
+        ends, lost = _end(deadline_s, began), (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
 
         def recorded(answer: Any) -> str:
             return str(answer["train"])
@@ -87,10 +92,11 @@ class Sender:
         dials: Mapping[str, float | str | None] | None,
         signature: str | None,
         deadline_s: float,
+        began: float | None = None,
     ) -> dict[str, Any]:
         """Show a user's dials (GET), set some (PUT) or reset all (DELETE); returns them as they are then. Raises as `send`."""
         headers = {} if signature is None else {"x-ostinato-user-signature": signature}
-        ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s dials within {deadline_s:g} s", "send it again")
+        ends, lost = _end(deadline_s, began), (f"{user!r}'s dials within {deadline_s:g} s", "send it again")
         shown: Callable[[Any], dict[str, Any]] = dict
         return self._call(method, "/adaptation", dials, {**headers, **_naming(user)}, ends, lost, shown)
 
@@ -143,6 +149,10 @@ class Sender:
             if len(answer) < int(response.headers.get("content-length") or 0):
                 raise http.client.IncompleteRead(answer)
             return response.status, _seconds(response.headers.get("retry-after")), answer
+
+
+def _end(deadline_s: float, began: float | None) -> float:
+    return (time.monotonic() if began is None else began) + deadline_s
 
 
 def _read(answer: bytes, read: Callable[[Any], _Read]) -> _Read:

@@ -11,6 +11,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
@@ -149,6 +150,34 @@ def test_nobody_waits_beyond_the_deadline(answer):
         with pytest.raises(NotTaken, match=r"0\.4 s"):
             Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
         assert time.monotonic() - began < PATIENT_S
+
+
+async def test_waiting_for_a_thread_counts_against_the_deadline(monkeypatch):
+    """Eight calls hold the threads of the asynchronous client."""
+    now, busy, go, asked = [0.0], threading.Semaphore(0), threading.Event(), []
+
+    def attempt(self, request, left_s):
+        asked.append(json.loads(request.data)["target"])
+        busy.release()
+        assert go.wait(PATIENT_S)
+        return 200, 0.0, b'{"id":"e","status":"accepted"}'
+
+    monkeypatch.setattr(Sender, "_attempt", attempt)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    for module in ("sending", "asynchronous"):
+        monkeypatch.setattr(f"ostinato_client.{module}.time", clock, raising=False)
+    async with AsyncOstinato("http://127.0.0.1:1", deadline_s=5.0) as client:
+        eight = [asyncio.create_task(client.feedback(str(i), "accepted", True)) for i in range(8)]
+        for _ in range(8):
+            assert await asyncio.to_thread(busy.acquire, timeout=PATIENT_S)
+        late = asyncio.create_task(client.feedback("late", "accepted", True))
+        await asyncio.sleep(0)  # it has been given to the threads
+        now[0] = 6.0
+        go.set()
+        with pytest.raises(NotTaken, match="within 5 s"):
+            await late
+        assert len(await asyncio.gather(*eight)) == 8
+    assert sorted(asked) == [str(i) for i in range(8)]
 
 
 def test_by_default_a_dead_server_costs_five_seconds_at_most():
