@@ -10,6 +10,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.core.errors import Unavailable
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.sandbox import proxy
+from ostinato.worlds.sandbox.backend import Box, Stack
 from ostinato.worlds.sandbox.e2b.backend import E2BBox
 from ostinato.worlds.sandbox.gvisor.backend import GVisorBox
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
@@ -173,3 +174,35 @@ async def test_a_program_cannot_open_more_ways_out_than_it_may(monkeypatch):
     await box.stop()
     for _, writer in opened:
         writer.close()
+
+
+class StartedBox(FakeBox, Box):
+    """What a fork starts, without a sandbox behind it; and what is forked."""
+
+    def __init__(self, starter=None):
+        super().__init__()
+        self.spec, self._starter = SandboxSpec(), starter
+
+
+async def test_a_fork_that_is_cancelled_ends_the_sandboxes_that_have_started():
+    places, started, starting = SandboxPlaces(2), [], asyncio.Event()
+
+    async def start(spec, stack, mounts):
+        async def launch():
+            if mounts == (1,):
+                starting.set()
+                await asyncio.Event().wait()
+            started.append(StartedBox())
+            return started[-1]
+
+        return await places.start(launch, ())
+
+    forking = asyncio.create_task(StartedBox(start)._start_all(Stack(own=("f",)), [(0,), (1,)]))
+    async with asyncio.timeout(PATIENT_S):
+        await starting.wait()
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert [box.stops for box in started] == [1]
+    await starts_at_once(places)
+    await starts_at_once(places)

@@ -329,13 +329,14 @@ class Box:
 
     async def _start_all(self, stack: Stack, mounts: Sequence[tuple[int, ...]]) -> list[Box]:
         spec = replace(self.spec, files={})
-        started = await asyncio.gather(*(self._starter(spec, stack, fds) for fds in mounts), return_exceptions=True)
-        boxes = [box for box in started if isinstance(box, Box)]
-        failed = [error for error in started if isinstance(error, BaseException)]
-        if failed:
+        starting = [asyncio.create_task(self._starter(spec, stack, fds)) for fds in mounts]
+        try:
+            await asyncio.gather(*starting, return_exceptions=True)
+            return [each.result() for each in starting]
+        except BaseException:  # also if it is cancelled: nobody else knows the boxes that have started
+            boxes = [each.result() for each in starting if not each.cancelled() and each.exception() is None]
             await asyncio.gather(*(box.stop() for box in boxes))
-            raise failed[0]
-        return boxes
+            raise
 
     async def diff(self) -> Sequence[Change]:
         out = protocol.anonymous_file(b"")
