@@ -19,6 +19,7 @@ const STYLE = `
   .style { margin: 0 0 .75em; }
   small { display: block; }
 `;
+const LONGEST_MS = 30_000; // of one call, for which the next one waits
 const TEXTS = {
   heading: "How answers are written for you",
   reset: "Forget all of it",
@@ -55,6 +56,7 @@ export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
   #root;
   #told = null;
   #asked = 0;
+  #turn = Promise.resolve();
 
   async connectedCallback() {
     if (!this.#root) {
@@ -69,13 +71,21 @@ export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
     return this.#ask("GET");
   }
 
-  async #ask(method, body) {
+  /** One call after the other: of two settings of one dial the server must keep the later, and a key that is held sets it many times. */
+  #ask(method, body) {
     const number = ++this.#asked;
+    const mine = this.#turn.then(() => this.#send(number, method, body));
+    this.#turn = mine.catch(() => {});
+    return mine;
+  }
+
+  async #send(number, method, body) {
     let told = null;
     let failure = "";
     try {
       const headers = body ? { "content-type": "application/json" } : {};
-      const reply = await fetch(this.getAttribute("src"), { method, headers, body: body && JSON.stringify(body) });
+      const signal = AbortSignal.timeout(LONGEST_MS);
+      const reply = await fetch(this.getAttribute("src"), { method, headers, signal, body: body && JSON.stringify(body) });
       const answer = await reply.json();
       if (reply.ok) told = answer;
       else failure = answer?.error?.code === "dials_off" ? this.texts.off[this.#told?.off?.reason ?? "consent"] : this.texts.failed;

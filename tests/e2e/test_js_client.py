@@ -27,6 +27,7 @@ from ostinato.testing.serving import serving
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "js" / "index.js"
 MODULE = CLIENT.as_uri()
+DIALS = CLIENT.with_name("dials.js").as_uri()
 AGENTS = Path(os.environ.get("OSTINATO_AGENTS", ROOT / ".agents"))
 PATHS = f"{AGENTS / 'node_modules' / '.bin'}:{os.environ['PATH']}"
 NODE, NPM = shutil.which("node", path=PATHS), shutil.which("npm", path=PATHS)
@@ -327,3 +328,51 @@ async def test_a_deadline_holds_when_the_clock_is_set_back():
         """
     )
     assert told == "NotTaken"
+
+
+ELEMENTS = """
+class Element extends EventTarget {
+  children = []; style = {};
+  append(...more) { this.children.push(...more); }
+  replaceChildren(...more) { this.children = more; }
+  setAttribute() {}
+  getAttribute() { return "/adaptation"; }
+  attachShadow() { return (this.shadow = new Element()); }
+  getElementById(id) { return this.children.flatMap((child) => child.id === id ? [child] : [child.getElementById?.(id)]).find(Boolean); }
+}
+globalThis.HTMLElement = Element;
+globalThis.document = { createElement: () => new Element() };
+"""
+
+
+async def test_of_two_settings_of_one_dial_the_later_is_sent_last():
+    """A key that is held sets a dial many times, and calls that are under way at once arrive in any order."""
+    told, _ = await run(
+        SHOW
+        + f"const {{ OstinatoDials }} = await import({json.dumps(DIALS)});"
+        + """
+        const begun = [], waiting = [];
+        const dial = { name: "brief", value: 0, low: -1, high: 1, set: null, words: "" };
+        globalThis.fetch = async (_, { method, body }) => {
+          begun.push(body ?? method);
+          if (method === "PUT") await new Promise((resume) => waiting.push(resume));
+          return Response.json({ dials: [dial], most: 2, ratings: 0, last_reset: null, off: null });
+        };
+        const element = new OstinatoDials();
+        await element.connectedCallback();
+        const input = element.shadow.getElementById("dial-brief");
+        const set = (value) => { input.value = value; input.onchange(); };
+        set("0.1");
+        set("0.2");
+        await new Promise(setImmediate);
+        const first = begun.length;
+        waiting.shift()();
+        while (waiting.length === 0) await new Promise(setImmediate);
+        waiting.shift()();
+        await element.refresh();
+        show([first, begun]);
+        process.exit(0);
+        """,
+        setup=ELEMENTS,
+    )
+    assert told == [2, ["GET", '{"brief":0.1}', '{"brief":0.2}', "GET"]]

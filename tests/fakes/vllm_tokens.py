@@ -51,7 +51,7 @@ class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
     `requests` are the bodies seen, `open` the number of requests in progress, `cached` the prompts found in the prefix cache, `slow_s`
-    the seconds per token, `seats` limits the requests that get tokens at once while the others wait, `held` lets no stream go on.
+    the seconds per token, `seats` limits the requests that get tokens at once while the others wait, `held` lets nothing go on.
     `cut_after = k` breaks each stream's connection after k events, `twice` sends each stream's events a second time.
     `routes` gives the expert ids [tokens, layers, k] of a sample, by its index and computed tokens, or text to send in their place.
     `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
@@ -118,6 +118,12 @@ class TokenVllm(FakeVllm):
         self._prefixes.add(key)
         if body.get("stream"):
             return StreamingResponse(self._stream(body), media_type="text/event-stream")
+        self.open += 1
+        try:
+            while self.held:
+                await asyncio.sleep(0.001)
+        finally:
+            self.open -= 1
         scored = [None, *({str(token): {"logprob": logprob(token), "rank": 1}} for token in body["token_ids"][1:])]
         return JSONResponse({"request_id": "r", "choices": [], "prompt_logprobs": scored})
 

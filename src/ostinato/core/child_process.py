@@ -12,9 +12,28 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, cast
 
 # ---------------------------------------------------------------- the parent's end
+
+
+class _Protocol(SubprocessStreamProtocol):
+    """Ends what the process leaves running as soon as it has ended: later its number may be that of others."""
+
+    _pid = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._pid = cast("asyncio.SubprocessTransport", transport).get_pid()
+        super().connection_made(transport)
+
+    def process_exited(self) -> None:
+        _kill_group(self._pid)
+        super().process_exited()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class ChildProcess:
@@ -32,7 +51,7 @@ class ChildProcess:
         """Run a module with this interpreter. `longest_line`: of the child's answers, in bytes."""
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(limit=longest_line, loop=loop),
+            lambda: _Protocol(limit=longest_line, loop=loop),
             *(sys.executable, "-m", module),
             stdin=PIPE,
             stdout=PIPE,
@@ -57,8 +76,8 @@ class ChildProcess:
 
     async def kill(self) -> None:
         """End the process and all that it started, and wait for it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            _kill_group(self.process.pid)
         assert self.process.stdin is not None
         self.process.stdin.close()
         with contextlib.suppress(OSError):

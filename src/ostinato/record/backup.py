@@ -258,9 +258,13 @@ class _Copy:
             raise self._refusal(error, path) from error
 
     def _pages(self, source: Any, name: str, pages: int) -> None:
-        self.names.add(name)
         target = self._target / name
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError as error:
+            why = "another backup was made into the same directory; name a new one"
+            raise BadConfig(f"{target} is there: {why}") from error
+        self.names.add(name)  # only now: what is another backup's is never deleted
         (size,) = source.execute("PRAGMA page_size").fetchone()
         done = self._done
 
@@ -279,8 +283,9 @@ class _Copy:
             copy.close()
 
     def _remove(self, name: str) -> None:
-        self.names.discard(name)
-        remove(self._target / name)
+        if name in self.names:
+            self.names.discard(name)
+            remove(self._target / name)
 
     def _refusal(self, error: Exception, source: Path) -> Exception:
         refused = translate(error, source)

@@ -270,8 +270,17 @@ class State:
 def fold(state: State, event: ReleaseEvent) -> State:
     """The state after one more event. Events with unknown actions (written by other packages or later versions) are only counted."""
     state = replace(state, events=state.events + 1)
-    step = _STEPS.get(event.action)
+    step = None if is_void(state, event) else _STEPS.get(event.action)
     return state if step is None else step(state, event)
+
+
+def is_void(state: State, event: ReleaseEvent) -> bool:
+    """True for a line that somebody forestalled by moving live just before it was written: a trial or a wait for approval beside a version
+    that is live no longer, after which the candidate is judged beside the new one; and the proof of a version that was taken back.
+    """
+    if event.action == "verified":
+        return event.policy != state.live and event.policy.hash in state.refused
+    return event.action in ("canary", "awaits_approval") and event.previous not in (None, state.live)
 
 
 def _evaluated(state: State, event: ReleaseEvent) -> State:
@@ -483,9 +492,10 @@ class ReleaseLedger:
             before, self.state = self.state, fold(self.state, row)
             if before.verified_at != self.state.verified_at or not before.verified:
                 self.verified_from = cursor
-            self.history.apply(row)
-            if row.action == "canary" or "salt" in row.detail:
-                self.trial_began = cursor
+            if not is_void(before, row):
+                self.history.apply(row)
+                if row.action == "canary" or "salt" in row.detail:
+                    self.trial_began = cursor
             if row.action in ("shipped", "rolled_back"):
                 self.moved = row
             self._note_harm(cursor, row)

@@ -10,6 +10,7 @@ from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
 from tests.unit.engine.test_vllm_servers import quick_looks, until  # noqa: F401 (a fixture)
 
+from ostinato.core.errors import Overloaded
 from ostinato.core.records import Finish
 from ostinato.engine.vllm.loans import LendingState
 
@@ -386,3 +387,79 @@ async def test_an_engine_that_is_closed_leaves_no_changeover_behind(monkeypatch)
             await asyncio.sleep(0)
         assert [task for task in asyncio.all_tasks() if "fetch" in repr(task.get_coro())] == []
         await asyncio.gather(*tasks)
+
+
+def scores(engine, slot, count):
+    return [asyncio.create_task(engine.score(slot, [1, 2, 3 + i], 1)) for i in range(count)]
+
+
+async def test_it_goes_only_once_what_people_have_scored_there_has_ended():
+    fakes, looks = fleet(3), 0
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        wanted = await asyncio.gather(*scores(engine, "live", 8))
+        running = engine.loans._running
+
+        def counted(slot):
+            nonlocal looks
+            looks += 1
+            return running(slot)
+
+        engine.loans._running = counted
+        for fake in fakes:
+            fake.held = True
+        tasks = scores(engine, "live", 8)
+        await until(lambda: sum(fake.open for fake in fakes) == 8)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        begun = looks
+        await until(lambda: replica.loan.stage == "lent" or looks > begun + 3)
+        seen = fake.open > 0, replica.loan.stage, fake.label
+        for each in fakes:
+            each.held = False
+        assert seen == (True, "leaving", f"hash{LIVE}")
+        assert await asyncio.gather(*tasks) == wanted
+        await arrived(replica, "world")
+        assert engine.stats()["running"] == 0
+
+
+async def test_a_score_that_does_not_end_in_time_is_asked_of_another_server():
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        wanted = await asyncio.gather(*scores(engine, "world", 8))
+        fake.held = True
+        tasks = scores(engine, "world", 8)
+        await until(lambda: fake.open > 0 and engine.stats()["running"] == fake.open)
+        others = sum(len(each.requests) for each in fakes if each is not fake)
+        there = fake.open
+        engine.loans.give_back(1, end_s=0.0)
+        try:
+            async with asyncio.timeout(PATIENT_S):
+                assert await asyncio.gather(*tasks) == wanted
+        finally:
+            fake.held = False
+        assert sum(len(each.requests) for each in fakes if each is not fake) == others + there
+        assert (engine.stats()["servers_well"], engine.stats()["lent_cut"]) == (3, 0), "nothing failed or was lost"
+        await arrived(replica, "live")
+
+
+async def test_a_score_counts_against_the_samples_that_may_be_open_at_once():
+    (fake,) = fakes = fleet(1)
+    async with vllm_engine(*fakes, max_waiting=1) as engine:
+        await engine.load("live", version(LIVE))
+        fake.held = True
+        (first,) = scores(engine, "live", 1)
+        await until(lambda: fake.open == 1)
+        second = asyncio.create_task(engine.score("live", [1, 2, 3], 1))
+        await until(lambda: second.done() or fake.open == 2)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        fake.held = False
+        with pytest.raises(Overloaded):
+            await second
+        assert engine.stats()["running"] == 0
+        assert len(await engine.score("live", [1, 2, 3], 1)) == 2

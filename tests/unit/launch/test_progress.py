@@ -1,5 +1,10 @@
+import fcntl
 import os
 import resource
+import threading
+from pathlib import Path
+
+from tests.deadlines import PATIENT_S
 
 from ostinato.app.numerics import NumericsMode
 from ostinato.core.files import older
@@ -41,6 +46,36 @@ def test_long_files_are_set_aside_and_nobody_who_follows_misses_a_line(tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["train.1.jsonl", "train.jsonl"]
     fresh = [line["step"] for line in Lines(path).new()]
     assert fresh == list(range(fresh[0], 500)), "who comes late sees what is left, in order"
+
+
+def test_two_processes_that_set_a_long_file_aside_at_once_lose_no_line(tmp_path, monkeypatch):
+    path = tmp_path / "audit.jsonl"
+    replace, flock, met = Path.replace, fcntl.flock, threading.Event()
+
+    def others():
+        other = Progress(path, most_bytes=2_000)
+        for step in (2, 3):  # the first makes the file too long once more, the second begins a new one
+            other.write("step", step=step)
+        met.set()
+
+    writing = threading.Thread(target=others)
+
+    def replaced(self, target):
+        if writing.ident is None:
+            writing.start()
+            assert met.wait(PATIENT_S)  # the other has written both, or must wait
+        return replace(self, target)
+
+    def locked(file, how):
+        if threading.current_thread() is writing:
+            met.set()
+        flock(file, how)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    monkeypatch.setattr(fcntl, "flock", locked)
+    Progress(path, most_bytes=2_000).write("step", step=1, text="x" * 2_000)
+    writing.join(PATIENT_S)
+    assert [line["step"] for line in Lines(path).new()] == [1, 2, 3]
 
 
 def test_a_file_that_somebody_cut_is_read_from_where_it_begins_now(tmp_path):

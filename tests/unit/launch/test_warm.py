@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -285,6 +286,23 @@ async def test_a_fork_that_nobody_counts_on_does_nothing(place, warmed, monkeypa
     assert reaped(seen[0]) == 0
     assert [json.loads(line)["pid"] for line in one.log.read_text().splitlines()] == [one.pid]
     assert said == ["workers are started anew, not forked: the system does not give them to their supervisor"]
+
+
+async def test_a_fork_whose_end_could_not_be_waited_for_does_nothing(place, warmed, monkeypatch):
+    assert (await told(worker(place, "tell")))["warm"]
+    seen = []
+
+    def refuse(pid):
+        seen.append(pid)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    one = worker(place, "tell", name="two")
+    with monkeypatch.context() as full:
+        full.setattr(os, "pidfd_open", refuse)
+        with pytest.raises(OSError, match="too many open files"):
+            await one.start()
+    assert reaped(seen[0]) == 0
+    assert one.log.read_text() == ""
 
 
 async def test_the_end_of_a_worker_that_somebody_else_was_told_is_noticed(place, warmed):

@@ -173,6 +173,23 @@ async def test_any_log_comes_back(tmp_path: Path, appends: list[int], segment_ro
     assert await rows_of(root / "new", config) == whole
 
 
+async def test_of_two_into_one_directory_at_once_the_later_deletes_nothing_of_the_other(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    empty, kept = module._make_empty, tmp_path / "kept"
+
+    def overtaken(target: Path) -> None:
+        empty(target)
+        monkeypatch.setattr(module, "_make_empty", empty)
+        saved(run, target)  # by another process, meanwhile
+
+    monkeypatch.setattr(module, "_make_empty", overtaken)
+    with pytest.raises(BadConfig, match="another backup"):
+        saved(run, kept)
+    put_back(kept, tmp_path / "new")
+    assert await rows_of(tmp_path / "new") == await rows_of(run)
+
+
 # ---------------------------------------------------------------- a backup that cannot be made
 
 

@@ -98,6 +98,46 @@ async def test_it_expires_when_something_else_goes_live(disk):
         await control.approve(V3, "yes", actor="ann")
 
 
+def moving_live(control, disk, action, policy):
+    """A person ships a version in another process just before the worker writes this line."""
+    append = control.ledger.append
+
+    async def late(what, *rest):
+        if what == action:
+            control.ledger.append = append
+            await controller(disk).ship(policy, "in a hurry", actor="bob")
+        return await append(what, *rest)
+
+    control.ledger.append = late
+
+
+async def test_what_passed_in_the_moment_in_which_another_went_live_is_judged_beside_that_and_can_be_approved(disk):
+    judge = FakeJudge()
+    control = await started(disk, judge, **MANUAL)
+    disk.publish(V3)
+    disk.publish(V5)
+    moving_live(control, disk, "awaits_approval", V3)
+    await settle(control)
+    assert disk.events()[-4:] == [("shipped", 3), ("awaits_approval", 5), ("evaluated", 5), ("awaits_approval", 5)]
+    proposal = control.ledger.state.proposal
+    assert (proposal.candidate, proposal.against, judge.asked[-1]) == (V5, V3, (5, 3))
+    assert (await controller(disk).approve(None, "yes", actor="ann")).policy == V5
+    await settle(control)
+
+
+async def test_no_trial_is_begun_beside_a_version_that_went_in_that_moment(disk):
+    judge = FakeJudge()
+    control = await started(disk, judge, **QUICK)
+    disk.publish(V3)
+    disk.publish(V5)
+    moving_live(control, disk, "canary", V3)
+    await control.step()
+    assert (disk.refs["live"], control.ledger.state.trial) == ("m3", None)
+    assert (await control.step()).action == "canary"
+    trial = control.ledger.state.trial
+    assert (trial.candidate, trial.against, judge.asked[-1]) == (V5, V3, (5, 3))
+
+
 async def test_what_waits_is_still_there_for_another_process(disk):
     await waiting(disk)
     by_hand = controller(disk)

@@ -100,7 +100,8 @@ def test_the_ledger_says_who_is_dealt_what_at_every_stage_of_a_trial():
     for action, held in (("confirmed", True), ("faded", False)):
         assert fold(better, event(action, V3, 9.0)).trial.retested is held
         assert fold(better, event(action, V5, 9.0)) == replace(better, events=better.events + 1), "of another trial"
-    assert fold(better, event("canary", V5, 5.0, share=0.01, salt="b")).dealing == Dealing(salt="b", canary=0.01)
+    another = replace(event("canary", V5, 5.0, share=0.01, salt="b"), previous=V3)
+    assert fold(better, another).dealing == Dealing(salt="b", canary=0.01)
     for end in (event("rolled_back", V0, 5.0), event("shipped", V8, 5.0)):
         assert fold(better, end).dealing is None
     assert fold(state, event("shipped", V3, 3.0)).dealing is None, "shipped by hand: nobody stays behind"

@@ -77,6 +77,25 @@ async def test_what_users_prove_better_takes_its_place_and_other_users_stay_on_i
     assert control.ledger.state.verified == (V0,)
 
 
+async def test_on_what_a_person_took_back_in_the_moment_of_its_proof_nobody_stays(disk):
+    control, crowd = await standing(disk, {V3: 0.75})
+    disk.publish(V3)
+    await settle(control)
+    append = control.ledger.append
+
+    async def late(action, *rest):
+        if action == "verified":  # the person does it in another process
+            control.ledger.append = append
+            await controller(disk, time=crowd.time, **RULES).rollback(None, "people complain", actor="ann")
+        return await append(action, *rest)
+
+    control.ledger.append = late
+    await crowd.until("verified")
+    await control.step()
+    assert control.ledger.state.verified == (V0,)
+    assert disk.refs["live"] == disk.refs["verified"] == "m0"
+
+
 async def test_a_version_is_not_proven_by_what_the_one_before_it_was_worth(disk):
     control, crowd = await standing(disk, {V3: 0.8, V5: 0.5})
     disk.publish(V3)

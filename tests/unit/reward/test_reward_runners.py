@@ -263,6 +263,26 @@ async def test_only_the_turn_at_fault_fails(
     assert len(started) == processes
 
 
+async def test_a_process_that_has_ended_leaves_nothing_running_and_its_number_is_not_killed_later(
+    isolated: Isolated, monkeypatch: pytest.MonkeyPatch
+):
+    """The number may be that of other processes by then."""
+    (helper,) = await isolated.ask([question("helper")])
+    assert isolated._process is not None
+    ended = isolated._process.process
+    os.kill(ended.pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENT_S):
+        while ended.returncode is None:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    killed: list[int] = []
+    with monkeypatch.context() as watched:
+        watched.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+        await isolated.close()
+    assert killed == []
+    gone(int(helper.reason))
+
+
 async def test_a_function_that_forks_gives_one_answer_and_the_next_turn_its_own(isolated: Isolated, started: list[int]):
     many = [question("fork" if i % 2 else "", id=f"t{i}:0", signals=i) for i in range(20)]
     found = await isolated.ask(many)

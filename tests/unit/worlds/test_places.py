@@ -152,6 +152,35 @@ async def test_a_stop_that_is_cancelled_gives_the_place_back(kind, tmp_path):
     assert given_back == [1]
 
 
+class Slow:
+    """A machine whose end takes until `go`."""
+
+    name = "m"
+
+    def __init__(self):
+        self.asked, self.go, self.left, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event(), False
+
+    async def kill(self):
+        self.asked.set()
+        try:
+            await self.go.wait()
+            self.ended = True
+        finally:
+            self.left.set()
+
+
+async def test_a_stop_that_is_cancelled_ends_its_machine_all_the_same():
+    machine = Slow()
+    stopping = asyncio.create_task(E2BBox(SandboxSpec(), machine, GvisorConnection(), {}).stop())
+    async with asyncio.timeout(PATIENT_S):
+        await machine.asked.wait()
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        machine.go.set()
+        await machine.left.wait()
+    assert (stopping.cancelled(), machine.ended) == (True, True)
+
+
 async def test_a_program_cannot_open_more_ways_out_than_it_may(monkeypatch):
     monkeypatch.setattr(proxy, "MOST_CONNECTIONS", 3)
     places, box = SandboxPlaces(1), FakeBox()

@@ -472,7 +472,10 @@ class EngineThread(threading.Thread):
         with self._gate:
             self._closed = True
         while not self._orders.empty():
-            self._orders.get()()
+            try:
+                self._orders.get()()
+            except Exception:  # noqa: BLE001 (what failed may have left anything half done, and no stream may hang)
+                _LOG.exception("an order failed while the engine's thread ended")
         self._lanes.close()
         for sample in list(self._streams):
             self._emit(sample, (), (), "", finish)

@@ -203,7 +203,7 @@ class VllmStream:
     policy: PolicyVersion
     lent: bool
     said: bool = False
-    pump: asyncio.Task[None] | None = None
+    pump: asyncio.Task[Any] | None = None
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue[Event])
 
 
@@ -369,23 +369,46 @@ class VllmEngine:
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.slot == slot))
 
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: close to those of sampling, but not equal."""
+        """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: close to those of sampling, but not equal.
+
+        Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
+        """
         self._check_running()
         self._check_loaded(slot)
         can = self.capabilities()
         check_score(ids, start, most=can.context - 1, vocab_size=can.vocab_size)  # a server must sample a token, too
         if start == len(ids):
             return []
+        check_room(1, self._running().total(), self._config.max_waiting)
         tried: list[Replica] = []
         while True:
             replica, key = self._replica_for(slot, ids, cache_salt, 1, tried)
             try:
-                return await replica.server.scores(ids, start, key.hex())
+                found = await self._scored(slot, replica, ids, start, key)
             except Unavailable:
                 replica.set_aside()
                 tried.append(replica)
                 if len(tried) == min(_TRIES, len(self._servers)):
                     raise
+            else:
+                if found is not None:
+                    return found
+
+    async def _scored(
+        self, slot: str, replica: Replica, ids: Sequence[int], start: int, key: bytes
+    ) -> list[float] | None:
+        """One server's scores, for which it stays under its version; None if it was wanted back. Raises Unavailable."""
+        stream = VllmStream(slot, 1, replica, self._fleet.policy_of(replica, slot), replica.loan is not None)
+        asking = asyncio.create_task(replica.server.scores(ids, start, key.hex()))
+        stream.pump = asking
+        self._streams.add(stream)
+        try:
+            await asyncio.wait({asking})
+            return None if asking.cancelled() else asking.result()
+        finally:
+            self._streams.discard(stream)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     def slots(self) -> dict[str, PolicyVersion]:
         """The loaded versions. A slot switches to its new version once its last server has it."""

@@ -199,8 +199,10 @@ class WarmProcess:
             if pid > 0 and not _is_child(pid):
                 self._give_up("the system does not give them to their supervisor")
             elif pid > 0:
+                # first: where no file can be opened this raises, and the worker must not run
+                worker = ForkedWorker(pid)
                 os.write(go, GO)
-                return ForkedWorker(pid)
+                return worker
         finally:
             os.close(waits)
             os.close(go)

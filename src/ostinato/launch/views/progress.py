@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -49,11 +52,20 @@ class Progress:
                 torn, self._torn = self._torn and file.tell() > 0, True
                 file.write("\n" * torn + line + "\n")
                 full = file.tell() > self._most_bytes
-            self._torn = False
-            if full:
-                self._path.replace(older(self._path))
+                self._torn = False
+                if full:
+                    self._rotate(file)
         except OSError as error:
             logger.warning("progress line lost: %s", error)
+
+    def _rotate(self, file: TextIO) -> None:
+        """Rotate the file that was written, unless another process that writes to it, too, has done so: the one begun since would replace
+        the older part.
+        """
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                self._path.replace(older(self._path))
 
     def learned(self, learned: Learned) -> None:
         self.write("step", step=learned.step, **learned.metrics)

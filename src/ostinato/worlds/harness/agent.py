@@ -195,8 +195,8 @@ class CodingAgent:
             return _ending(working.result(), relay)
         finally:
             working.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Unavailable):
-                await working
+            # how it ends is known; a cancellation of the rollout is raised
+            await asyncio.gather(working, return_exceptions=True)
 
     def _rollout(self, task: Task, relay: ModelRelay, ended: Ended, why: str) -> Rollout:
         """The agent's calls in the order of their ends, except that its own work's last comes last of all: the grade goes to it."""

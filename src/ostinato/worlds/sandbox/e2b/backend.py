@@ -169,16 +169,20 @@ class E2BBox(SandboxCalls):
         self._keeping.cancel()
         self.wire.close()
         try:
+            await asyncio.shield(self._end_machine())  # if this is cancelled, the machine ends all the same
+        finally:
+            await self.wire.left()
+            os.close(self._place)
+            shutil.rmtree(self._ports, ignore_errors=True)
+
+    async def _end_machine(self) -> None:
+        try:
             async with asyncio.timeout(_STOP_S):
                 await self._machine.kill()
         except (OstinatoError, TimeoutError) as error:
             logging.getLogger(__name__).warning(
                 "sandbox %s may live for %s more seconds: %s", self._machine.name, LIFE_S, error
             )
-        finally:
-            await self.wire.left()
-            os.close(self._place)
-            shutil.rmtree(self._ports, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- the backend
