@@ -98,7 +98,7 @@ class People:
         return [Sample(turn=turn, reward=values[turn.id], advantages=credit[turn.id]) for turn in turns]
 
 
-def a_trainer(path: Path, trace: float | None, rate: float, **more: float) -> PolicyTrainer:
+def a_trainer(path: Path, trace: float | None, rate: float, **more: float | None) -> PolicyTrainer:
     config = TrainConfig(
         compute="fp32",
         publish="fp32",

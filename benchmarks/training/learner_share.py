@@ -21,22 +21,23 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from benchmarks.contender import RESULTS
 from benchmarks.reward.bad_turn import ACTIONS, FIRST_ACTION, Floats, Ints
 from benchmarks.reward.turn_values import People, Prompt, PromptWorld, a_trainer, supervised
+from numpy.typing import NDArray
 from transformers import LlamaForCausalLM
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, PolicyVersion, Span, Turn
 from ostinato.serve.arms import Arms
 from ostinato.testing.records import a_turn
-from ostinato.train.trainer import PolicyTrainer
 
 PEOPLE, TURNS, LENGTH, TICKS = 400, 16, 6, 4
 HEARD, SERVED = 2, 3  # ticks until feedback is heard, and until a step's weights can be served to the learner arm
@@ -53,6 +54,41 @@ def some_idea(rng: np.random.Generator) -> tuple[Ints, Ints, Floats]:
     return ids, np.arange(LENGTH) + len(prompts[0]) - 1, wanted
 
 
+class Learner(Protocol):
+    """What learns from turns in `run`."""
+
+    @property
+    def step_count(self) -> int: ...
+
+    def weights(self) -> Mapping[str, NDArray[np.float32]]: ...
+
+    def learn(self, turns: Sequence[Turn], values: dict[str, float]) -> float | None:
+        """A step from turns and their rewards. Returns how much of them counted, in [0, 1], or None if the policy did not change."""
+        ...
+
+
+class Ours:
+    """The product's credit and trainer."""
+
+    def __init__(self, path: Path, rate: float, **more: float | None) -> None:
+        self._trainer, self._people = a_trainer(path, None, rate, turn_tokens=LENGTH, **more), People()
+
+    @property
+    def step_count(self) -> int:
+        return self._trainer.step_count
+
+    def weights(self) -> Mapping[str, NDArray[np.float32]]:
+        kept = self._trainer.weights()
+        return {name: np.frombuffer(array.data, np.float32).reshape(array.shape) for name, array in kept.items()}
+
+    def learn(self, turns: Sequence[Turn], values: dict[str, float]) -> float | None:
+        """A step; the ESS of its tokens."""
+        try:
+            return self._trainer.step(self._people.samples(turns, values)).metrics["ess"]
+        except NoSignal:
+            return None
+
+
 class Policies:
     """The weights of each version, as models that answer."""
 
@@ -60,13 +96,13 @@ class Policies:
         self._first = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._held = dict[int, LlamaForCausalLM]()
 
-    def keep(self, number: int, trainer: PolicyTrainer) -> None:
-        """Keep the trainer's weights as a version, and forget those that nobody can be served any more."""
+    def model(self, number: int) -> LlamaForCausalLM:
+        return self._held[number]
+
+    def keep(self, number: int, learner: Learner) -> None:
+        """Keep the learner's weights as a version, and forget those that nobody can be served any more."""
         model = copy.deepcopy(self._first)
-        state = {
-            name: torch.frombuffer(bytearray(array.data), dtype=torch.float32).view(tuple(array.shape))
-            for name, array in trainer.weights().items()
-        }
+        state = {name: torch.from_numpy(np.array(array)) for name, array in learner.weights().items()}
         model.load_state_dict(state, strict=False)
         self._held[number] = model
         for old in [each for each in self._held if each < number - 4 * STALEST]:
@@ -101,9 +137,9 @@ class Found:
     lags: list[int] = field(default_factory=list[int])
 
 
-def run(path: Path, share: float, rate: float, seed: int, bar: float, most: int) -> Found:
+def run(trainer: Learner, path: Path, share: float, seed: int, bar: float, most: int) -> Found:
     """One product with a share of people who follow training."""
-    trainer, people, policies = a_trainer(path, None, rate, turn_tokens=LENGTH), People(), Policies(path)
+    policies = Policies(path)
     arms, world, rng, found = Arms(learner=share), PromptWorld(seed), np.random.default_rng(seed), Found()
     held_out, rights, _ = PromptWorld(1_000 + seed).prompts(128)
     policies.keep(0, trainer)
@@ -113,7 +149,7 @@ def run(path: Path, share: float, rate: float, seed: int, bar: float, most: int)
     while trainer.step_count < most:
         if tick % TICKS == 0:
             if under_way is not None:
-                learned = _learn(trainer, people, under_way, found)
+                learned = _learn(trainer, under_way, found)
                 under_way = None
                 if learned is not None:
                     esses.append(learned)
@@ -143,21 +179,16 @@ def run(path: Path, share: float, rate: float, seed: int, bar: float, most: int)
     return found
 
 
-def _learn(
-    trainer: PolicyTrainer, people: People, ready: Sequence[tuple[int, int, Turn, float]], found: Found
-) -> float | None:
+def _learn(trainer: Learner, ready: Sequence[tuple[int, int, Turn, float]], found: Found) -> float | None:
     usable = [(turn, value) for _, number, turn, value in ready if trainer.step_count - number <= STALEST]
     if not usable:
         return None
-    samples = people.samples([turn for turn, _ in usable], {turn.id: value for turn, value in usable})
     lags = [trainer.step_count - turn.spans[0].policy.number for turn, _ in usable]
-    try:
-        metrics = trainer.step(samples).metrics
-    except NoSignal:
-        return None
-    found.lags += lags
+    counted = trainer.learn([turn for turn, _ in usable], {turn.id: value for turn, value in usable})
+    if counted is not None:
+        found.lags += lags
     found.turns += len(usable)
-    return metrics["ess"]
+    return counted
 
 
 def _served(
@@ -202,7 +233,7 @@ def main() -> None:
         for rate in args.rates:
             for share in args.shares:
                 for seed, path in enumerate(paths):
-                    row = vars(run(path, share, rate, seed, args.bar, args.most_steps))
+                    row = vars(run(Ours(path, rate), path, share, seed, args.bar, args.most_steps))
                     del row["lags"]
                     rows.append({"rate": rate, "share": share, "seed": seed, **row})
                     print(json.dumps(rows[-1]), flush=True)
