@@ -227,7 +227,7 @@ def _table(name: str, model: type[BaseModel], *, own: bool) -> str:
             reasons.setdefault(told, []).append(f"`{field}`")
     rows += [f"| {', '.join(names)} | {why} |" for why, names in reasons.items()]
     if model.model_config.get("extra") == "ignore":
-        rows.append("| others | ignored: notes of their producer |")
+        rows.append("| others | ignored: hints or notes that change nothing |")
     table = "\n".join(["| Field | What happens |", "|---|---|", *rows])
     return f"**{name}**\n\n{table}\n" if name else f"{table}\n"
 

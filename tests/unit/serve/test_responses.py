@@ -150,6 +150,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields, field):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("hints", ["auto", [], 7, {}, {"mode": "x", "foo": 1}, {"prewarm": False, "ttl": [1]}])
+def test_hints_to_the_cache_are_ignored(hints):
+    assert parse_responses({"model": "m", "input": "hi", "prompt_cache_options": hints}).conversation == (
+        parse_responses({"model": "m", "input": "hi"}).conversation
+    )
+
+
 async def test_a_response_is_as_the_client_types_it():
     async with world("Let me look. " + CALL) as w:
         status, headers, body = await ask(w, tools=[READ])

@@ -28,9 +28,17 @@ async def asked(port: int, host: str) -> bytes:
         ("::ffff:169.254.169.254", False),
         ("fe80::a9fe:a9fe%eth0", False),
         ("fd00:ec2::254", False),
+        ("fd00:ec2::23", False),
+        ("fd00:ec2::1", True),
+        ("100.100.100.200", False),
+        ("100.100.100.201", True),
+        ("168.63.129.16", False),
+        ("fd20:ce::254", False),
+        ("fd00:c1::a9fe:a9fe", False),
+        (None, None),
     ],
 )
-async def test_no_name_leads_to_a_clouds_metadata(monkeypatch, address, reached):
+async def test_no_name_leads_to_a_known_address_of_a_clouds_metadata(monkeypatch, caplog, address, reached):
     left = asyncio.Event()
 
     async def far(reader, writer):
@@ -40,13 +48,13 @@ async def test_no_name_leads_to_a_clouds_metadata(monkeypatch, address, reached)
         left.set()
 
     class Peer:
-        """The far end of a connection, which has this address."""
+        """The far end of a connection, which has this address; None once it has ended the connection."""
 
         def __init__(self, writer):
             self._writer = writer
 
         def get_extra_info(self, name):
-            return (address, 80)
+            return address and (address, 80)
 
         def __getattr__(self, name):
             return getattr(self._writer, name)
@@ -65,8 +73,8 @@ async def test_no_name_leads_to_a_clouds_metadata(monkeypatch, address, reached)
         port = listener.getsockname()[1]
         way_out = Proxy(listener, ["harmless.example:80"])
         await way_out.start()
-        assert await asked(port, "harmless.example:80") == (
-            b"HTTP/1.1 200 Connection established\r\n" if reached else b"HTTP/1.1 403 Forbidden\r\n"
-        )
+        told = {True: b"HTTP/1.1 200 Connection established\r\n", False: b"HTTP/1.1 403 Forbidden\r\n", None: b""}
+        assert await asked(port, "harmless.example:80") == told[reached]
         await left.wait()
+        assert "Unhandled exception" not in caplog.text
         way_out.close()

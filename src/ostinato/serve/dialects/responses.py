@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Message, Piece, Role, ToolCall
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError
@@ -93,13 +93,15 @@ class ContextEntry(Fields):
     compact_threshold: int | None = Field(default=None, ge=1, le=10_000_000)
 
 
-class PromptCacheOptions(Fields):
-    """Options of the prompt cache."""
+class PromptCacheOptions(BaseModel):
+    """Options of the prompt cache. Other fields are hints that change nothing."""
 
-    mode: Cached = None
-    ttl: Cached = None
-    comparison_response_id: Cached = None
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
     prewarm: Annotated[Any, Only(False, why="is not supported: each call samples an answer")] = None
+
+
+def _if_object(value: Any) -> Any:
+    return value if isinstance(value, dict) else None
 
 
 class ResponsesRequest(OneAnswer, WithItems):
@@ -123,7 +125,11 @@ class ResponsesRequest(OneAnswer, WithItems):
     service_tier: _Served = None
     client_metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
     prompt_cache_key: Cached = None
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: Annotated[
+        PromptCacheOptions | None,
+        BeforeValidator(_if_object),
+        Ignored("prompts are cached in any case; of its fields, `prewarm` alone is looked at"),
+    ] = None
     prompt_cache_retention: Cached = None
     reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
     stream_options: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None

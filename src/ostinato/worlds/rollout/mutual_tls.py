@@ -35,7 +35,7 @@ def worker_context(certificate: str, key: str, authority: str) -> ssl.SSLContext
 async def renewing(context: ssl.SSLContext, certificate: str, key: str, look_s: float = 10.0) -> AsyncGenerator[None]:
     """While it is entered, a certificate that is replaced in its file, with its key, serves the handshakes from then on.
 
-    The files are looked at every `look_s` seconds. A pair that cannot be used changes nothing and is told in the log.
+    The files are looked at every `look_s` seconds. A pair that cannot be used changes nothing, is told in the log and is read again.
     """
     files = (Path(certificate).expanduser(), Path(key).expanduser())
     watching = asyncio.create_task(_renew(context, *files, [_seen(file) for file in files], look_s))
@@ -48,18 +48,23 @@ async def renewing(context: ssl.SSLContext, certificate: str, key: str, look_s: 
 async def _renew(
     context: ssl.SSLContext, certificate: Path, key: Path, loaded: list[tuple[int, ...] | None], look_s: float
 ) -> NoReturn:
+    said = None
     while True:
         await asyncio.sleep(look_s)
         if (seen := [_seen(certificate), _seen(key)]) == loaded:
             continue
-        loaded = seen
         try:
             # tried elsewhere first: a pair that does not go together would leave the context without a key
             for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
                 each.load_cert_chain(certificate, key)
+            loaded = seen
             logger.info("the certificate in %s has changed and serves from now on", certificate)
         except (ssl.SSLError, OSError) as error:
-            logger.error("the certificate stays as it was, since %s and %s cannot be used: %s", certificate, key, error)
+            if (seen, str(error)) != said:
+                logger.error(
+                    "the certificate stays as it was, since %s and %s cannot be used: %s", certificate, key, error
+                )
+            said = seen, str(error)
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:

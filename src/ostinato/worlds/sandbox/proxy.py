@@ -2,7 +2,7 @@
 
 The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can
 impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose,
-nor one at which a cloud tells this machine's credentials, whatever name leads there: others may have written the list.
+nor one of `METADATA`, whatever name leads there: others may have written the list.
 `SandboxPlaces` gives each sandbox of a backend with a kernel per sandbox its proxy, and limits how many are open at once.
 """
 
@@ -22,7 +22,13 @@ _HEAD_S = 10.0
 MOST_CONNECTIONS = 128
 """Of one sandbox at once; a further one is closed. Each takes two of the host's descriptors, which all sandboxes share."""
 _REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
-_METADATA = tuple(map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128")))
+METADATA = tuple(map(ipaddress.ip_network, (
+    "169.254.0.0/16", "fe80::/10",  # most clouds
+    "fd00:ec2::254", "fd00:ec2::23",  # Amazon, and the identities of its pods
+    "100.100.100.200", "168.63.129.16",  # Alibaba; Azure
+    "fd20:ce::254", "fd00:c1::a9fe:a9fe",  # Google and Oracle, by IPv6
+)))  # fmt: skip
+"""The addresses at which clouds are known to tell this machine's credentials."""
 
 
 class Proxy:
@@ -86,7 +92,9 @@ class Proxy:
             await writer.drain()
             return
         try:
-            if _tells_credentials(far_writer.get_extra_info("peername")[0]):
+            if (peer := far_writer.get_extra_info("peername")) is None:
+                return  # the far end has closed the connection already
+            if _tells_credentials(peer[0]):
                 await _forbid(writer, f"{name} leads to a cloud's metadata service, which no sandbox may reach")
                 return
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -102,10 +110,10 @@ async def _forbid(writer: asyncio.StreamWriter, why: str) -> None:
 
 
 def _tells_credentials(peer: str) -> bool:
-    """True for the address of a metadata service. Looked at once the connection stands, as a name may lead elsewhere the next time."""
+    """True for an address of `METADATA`. Looked at once the connection stands, as a name may lead elsewhere the next time."""
     address = ipaddress.ip_address(peer)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return any((mapped or address) in network for network in _METADATA)
+    return any((mapped or address) in network for network in METADATA)
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

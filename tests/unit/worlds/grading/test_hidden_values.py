@@ -1,9 +1,13 @@
 """What is left in a test of what it expects: nothing that can be sealed."""
 
+import contextlib
 import random
+import re
 
 import pytest
+import regex
 
+from ostinato.worlds.grading import test_report
 from ostinato.worlds.grading.hidden_values import Claim, seal
 from ostinato.worlds.grading.test_report import holds, passes, read_testimony
 
@@ -126,6 +130,47 @@ def heard(body, *shown, failed=False):
 )
 def test_what_was_seen_is_judged_outside(body, shown, passed):
     assert passes(heard(body, shown), None) is passed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message", "found"),
+    [
+        ("key {s} missing", "key {s} missing", True),
+        ("key {s} missing", "ke missing", False),
+        ("{e}", "it was {e}", True),
+        ("a{e<=1}b", "a{e<=1}b", True),
+        ("a{e}", "b", False),
+        ("a{2}{d}", "aa{d}", True),
+        (r"a\{i}", "a{i}", True),
+        (r"\\{i}", r"\{i}", True),
+        ("[{]s}", "{s}", True),
+        ("^a{2,}b{,1}c{0}{}$", "aaa{}", True),
+        (r"\N{BULLET} \w{3}", "\N{BULLET} abc", True),
+        ("[[:alpha:]]", "x", False),
+        ("[[:alpha:]]", "a]", True),
+        ("[:alpha:]+", "x: a", True),
+        ("(?x) key\\ {s} # {s}", "key {s}", True),
+        ("a{2}}", "aa}", True),
+        (r"\p{L}", "p{L}", False),
+        ("(", "(", False),
+        ("a{99999999999999999999}", "a", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
+def test_a_pattern_means_what_it_means_in_the_test(pattern, message, found):
+    seen = heard(f"with pytest.raises(KeyError, match={pattern!r}):\n    f()", ["raised", ["KeyError"], message])
+    assert passes(seen, None) is found
+    with contextlib.suppress(re.error, OverflowError):
+        assert bool(re.search(pattern, message)) is found
+
+
+def test_a_pattern_that_regex_alone_refuses_is_searched_for_by_re(monkeypatch):
+    def refuse(*_, **__):
+        raise regex.error("no such pattern")
+
+    monkeypatch.setattr(test_report.regex, "search", refuse)
+    shown = ["raised", ["KeyError"], "baa"]
+    assert passes(heard("with pytest.raises(KeyError, match='a+'):\n    f()", shown), None)
 
 
 def test_a_truth_counts_by_its_draw():

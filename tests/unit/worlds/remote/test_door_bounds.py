@@ -12,11 +12,12 @@ import aiohttp
 import pytest
 from cryptography import x509
 from tests.deadlines import PATIENT_S
+from tests.fakes.certificates import Authority
 from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 
 from ostinato.core.errors import BadConfig
 from ostinato.worlds.harness.gateway import WorldGateway
-from ostinato.worlds.rollout import rollout_server
+from ostinato.worlds.rollout import mutual_tls, rollout_server
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, renewing, worker_context
 
 
@@ -189,6 +190,31 @@ async def test_a_certificate_whose_key_is_still_to_come_changes_nothing(tmp_path
             Path(new.key).replace(signed.key)
             await told("serves from now on")
             assert await health(at, context) == 200
+
+
+async def test_a_pair_that_could_not_be_read_at_first_is_read_again(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    signed, new = (Authority(tmp_path).sign("acme") for _ in range(2))
+    context, tries = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), []
+
+    class Crowded(ssl.SSLContext):
+        """Cannot read the key the first three times."""
+
+        def load_cert_chain(self, *files):
+            tries.append(files)
+            if len(tries) <= 3:
+                raise PermissionError("the key is not yet this user's")
+            super().load_cert_chain(*files)
+
+    async with renewing(context, signed.certificate, signed.key, look_s=0.01):
+        monkeypatch.setattr(mutual_tls.ssl, "SSLContext", Crowded)
+        Path(new.key).replace(signed.key)
+        Path(new.certificate).replace(signed.certificate)
+        async with asyncio.timeout(PATIENT_S):
+            while "serves from now on" not in caplog.text:
+                await asyncio.sleep(0.01)
+    assert len(tries) == 4
+    assert caplog.text.count("not yet this user's") == 1
 
 
 async def test_a_list_that_cannot_be_read_changes_nothing(tmp_path, caplog):
