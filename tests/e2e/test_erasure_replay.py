@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import os
 import random
 import shutil
 from collections.abc import AsyncIterator
@@ -376,6 +377,51 @@ async def test_if_the_checkpoint_that_it_would_begin_at_is_damaged_it_begins_at_
     assert (job.start, job.checkpoint) == (0, before.name)
     made = read_certificate(files.certificate(job.id).read_bytes())
     assert (made.checkpoint, made.steps) == (before.name, STEPS)
+
+
+async def test_of_a_backup_amid_a_replay_it_begins_again_at_the_runs_own_checkpoint(config, truth, monkeypatch):
+    torch.set_num_threads(1)
+    files = ErasureFiles(Home(config.run.directory))
+    with monkeypatch.context() as patched:
+        Kills(patched, 4)  # of put, put, step
+        with pytest.raises(Killed):
+            await resumed(config)
+    begun = files.job()
+    assert (begun.phase, begun.start) == ("replay", FIRST - 1)
+    shutil.rmtree(files.work)  # the guide's backup has no part of it
+    async with at_work(config) as worker:
+        assert worker._unerased == ""
+        assert noted_by(files, files.job().id) == truth
+    job = files.job()
+    assert (job.start, job.checkpoint, job.people) == (begun.start, begun.checkpoint, begun.people)
+
+
+def noted_by(files: ErasureFiles, id: str) -> dict[int, str]:
+    return {line["step"]: line["root"] for line in lines_of(files.steps(id))}
+
+
+@pytest.mark.parametrize("step", ["link", "delete"])
+async def test_what_the_disk_refuses_is_told_by_its_path(config, monkeypatch, step):
+    files = ErasureFiles(Home(config.run.directory))
+    files.work.mkdir(parents=True)
+    (files.work / "left").write_text("")
+
+    def refusing(*args, **more):
+        raise OSError(28 if step == "link" else 13, "refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((os, "link") if step == "link" else (shutil, "rmtree")), refusing)
+        if step == "link":  # a full disk is no trainer's own fault
+            with pytest.raises(OSError, match="refused") as refused:
+                await resumed(config)
+            assert refused.value.errno == 28
+        else:
+            async with at_work(config) as worker:
+                assert str(files.work) in worker._unerased
+                assert worker.parts.trainer.step_count == STEPS
+    assert len(files.asked()) == 1, "it is still asked for"
+    async with at_work(config) as worker:
+        assert worker.parts.trainer.step_count == STEPS + 1
 
 
 async def test_nothing_is_repeated_for_somebody_who_taught_nothing(original, tmp_path):

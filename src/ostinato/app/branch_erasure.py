@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from ostinato.app.branches import OWN_REFS, begin_anew, leave_versions, take_checkpoint
-from ostinato.app.erasure import ErasureFiles, ErasureJob, ErasureReplay, ErasureRequest, open_refold
+from ostinato.app.erasure import ErasureFiles, ErasureJob, ErasureReplay, ErasureRequest, delete_all, open_refold
 from ostinato.app.evaluation import open_releases
 from ostinato.app.storage import serving_run
 from ostinato.app.trainer import Learning, ModelTokens
@@ -89,7 +88,7 @@ class BranchErasure(ErasureReplay):
         why = "the branch begins anew without forgotten people"
         await open_releases(self._run).ship(start, why, actor="ostinato forget --replay", anew=True)
         if own.exists():
-            await asyncio.to_thread(shutil.rmtree, own)  # the certificate says that they are gone
+            await asyncio.to_thread(delete_all, own)  # the certificate says that they are gone
         if moments:
             await asyncio.to_thread(take_checkpoint, self._shared.checkpoints, own)
             await asyncio.to_thread(trainer.resume, own)

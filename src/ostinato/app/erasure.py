@@ -293,9 +293,13 @@ class ErasureReplay:
         return True
 
     async def _goes_on(self) -> bool:
-        """True if a replay was begun and the run took no step since, but for the one without turns with which a replay ends."""
+        """True if a replay was begun and the run took no step since, but for the one without turns with which a replay ends. False if its
+        checkpoints are gone, which no backup has: from the start of training, every step would be taken again.
+        """
+        from ostinato.train.checkpoint import stored
+
         job, desk = self.job, self._parts.desk
-        if job is None or job.phase != "replay":
+        if job is None or job.phase != "replay" or (job.checkpoint != BASE and not stored(self._files.checkpoints)):
             return False
         await desk.poll()
         if desk.last_step <= job.last:
@@ -304,7 +308,9 @@ class ErasureReplay:
         return desk.last_step == job.last + 1 and not newest.turns and newest.base is not None
 
     async def _begin(self, say: Callable[[str, bool], None], *, fresh: bool) -> ErasureJob | None:
-        """Take up the requests; None if no step would differ without the people. Raises Conflict as `replay`, with the requests kept."""
+        """Take up the requests; None if no step would differ without the people. Raises Conflict as `replay`, or if what the last replay
+        left cannot be deleted; the requests are kept then.
+        """
         # if what the last replay came to is not live yet, this one takes its place
         people = [*(() if self.job is None else self.job.people), *self._files.asked()]
         say("looking for what was learned from people who are forgotten", False)
@@ -330,9 +336,12 @@ class ErasureReplay:
             erased_turns=plan.erased_turns,
         )
         if self._files.work.exists():
-            shutil.rmtree(self._files.work)  # the replay would go on from a checkpoint that is left in it
+            delete_all(self._files.work)  # the replay would go on from a checkpoint that is left in it
         for older in plan.checkpoints:
-            shutil.copytree(older, self._files.checkpoints / older.name, copy_function=os.link)
+            (links := self._files.checkpoints / older.name).mkdir(mode=0o700, parents=True)
+            for file in older.iterdir():  # the error of `copytree` would not tell that the disk is full
+                os.link(file, links / file.name)
+            shutil.copystat(older, links)  # which of two of a step is newer
         self._keep(job)
         self._files.take(people)
         return job
@@ -503,11 +512,12 @@ class ErasureReplay:
         self._looked = refs
         await self._let_go(job)
         found = await knowing(self._run, job.first, job.last)
-        if found.named and not found.free and not found.checkpoints and self._has_verdict(job.id):
-            return ""  # as at the last look
         left = [path for path in found.checkpoints if not _deleted(path)]
         named = ", ".join(map(str, left))
         self.trouble = f"checkpoints that may know forgotten people cannot be deleted: {named}" if left else ""
+        nothing = not found.free and len(left) == len(found.checkpoints)
+        if nothing and (found.named or left) and self._has_verdict(job.id):
+            return ""  # as at the last look
         store = store_of(self._run)
         for version in found.free:
             ref = VERSIONS + version.hash
@@ -538,6 +548,14 @@ class ErasureReplay:
             if isinstance(row, ReleaseEvent) and row.policy.hash == version[1]:
                 said.append(f"{row.action}: {row.reason}")
         return "; ".join(said[-2:]) or "a later version is live"
+
+
+def delete_all(directory: Path) -> None:
+    """Delete a directory. Raises Conflict, with its path, if something of it cannot be deleted."""
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        raise Conflict(f"{directory} cannot be deleted: {error}; delete it, then restart the trainer") from error
 
 
 def _deleted(checkpoint: Path) -> bool:

@@ -182,6 +182,7 @@ class _Copy:
 
     def __init__(self, log: LogDirectory, target: Path, on_bytes: OnBytes) -> None:
         self.names: set[str] = set()
+        self._ours = False  # the directory: a file was made in it, and none of another backup was met
         self._log, self._target, self._on_bytes = log, target, on_bytes
         self._done = 0
         self._expected = sum(disk_use(path) for path in log.path.glob("*.db"))
@@ -231,13 +232,17 @@ class _Copy:
         self._on_bytes(self._done, self._done)
 
     def discard(self) -> None:
-        """Delete everything in the directory, which was empty. Raises nothing."""
-        with contextlib.suppress(OSError):
-            for path in list(self._target.iterdir()):
+        """Delete everything in the directory, which was empty; beside another backup only what was copied. Raises nothing."""
+        made = [self._target / name for name in self.names]
+        if self._ours:
+            with contextlib.suppress(OSError):
+                made = list(self._target.iterdir())
+        for path in made:
+            with contextlib.suppress(OSError):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
-                    path.unlink()
+                    remove(path)
 
     def _newest(self) -> Cursor:
         reader = LogReader(self._log, None, SealedKeys())
@@ -262,8 +267,10 @@ class _Copy:
         try:
             os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError as error:
+            self._ours = False
             why = "another backup was made into the same directory; name a new one"
             raise BadConfig(f"{target} is there: {why}") from error
+        self._ours = True
         self.names.add(name)  # only now: what is another backup's is never deleted
         (size,) = source.execute("PRAGMA page_size").fetchone()
         done = self._done

@@ -41,6 +41,34 @@ async def test_an_erasure_is_not_over_while_a_checkpoint_that_may_know_somebody_
         assert (found.phase, replay.trouble) == ("done", "")
 
 
+async def test_what_is_left_is_named_as_long_as_it_is_there_and_nothing_is_called_deleted_that_stays(
+    tmp_path, monkeypatch
+):
+    with open_run(settings(tmp_path)) as run:
+        versions = await publish(run.store, 4)
+        files, old = ErasureFiles(run.home), run.home.checkpoints / "00000002-ab"
+        old.mkdir(parents=True)
+        await run.store.move_ref("pin/paper", None, versions[1].hash)  # what it names waits for it
+        ended = (versions[3].number, versions[3].hash)
+        job = ErasureJob(id="e", people=(), first=1, last=2, start=0, checkpoint="base", erased_turns=1, version=ended)
+        files.put("job.json", asdict(job))
+        files.rows("e").write_text("")
+        learning: Any = SimpleNamespace(numerics="exact", tokens=None)
+        replay = ErasureReplay(run, learning)
+        with monkeypatch.context() as refusing:
+            refusing.setattr(erasure.shutil, "rmtree", lambda path, ignore_errors: None)
+            assert (await replay.purge(versions[3])).startswith("0 checkpoints and 1 versions")
+            await run.store.move_ref("pin/a", None, versions[3].hash)
+            assert await replay.purge(versions[3]) == ""
+        assert str(old) in replay.trouble
+        shutil.rmtree(old)  # by a person
+        await run.store.move_ref("pin/b", None, versions[3].hash)
+        assert await replay.purge(versions[3]) == ""
+        found = files.job()
+        assert found is not None
+        assert (found.phase, replay.trouble) == ("release", "")
+
+
 def test_a_replayed_step_is_on_the_disk_before_a_checkpoint_can_hold_it(tmp_path, monkeypatch):
     files, synced, sync = ErasureFiles(Home(tmp_path)), list[str](), os.fsync
 

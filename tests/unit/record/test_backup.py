@@ -193,6 +193,28 @@ async def test_of_two_into_one_directory_at_once_the_later_deletes_nothing_of_th
 # ---------------------------------------------------------------- a backup that cannot be made
 
 
+async def test_of_what_is_discarded_a_file_that_cannot_be_deleted_stays_alone(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    unlink, kept = Path.unlink, list[Path]()
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == tmp_path / "kept" and not kept:
+            kept.append(path)
+        if path in kept:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(module, "_publish", fail)
+    monkeypatch.setattr(Path, "unlink", refusing)
+    with pytest.raises(StorageFull, match="nothing was backed up"):
+        saved(run, tmp_path / "kept")
+    assert [*(tmp_path / "kept").iterdir()] == kept
+
+
 async def test_a_directory_that_is_not_empty_is_refused_and_left_alone(run: Path, tmp_path: Path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "mine").touch()
