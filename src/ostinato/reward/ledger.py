@@ -611,8 +611,7 @@ class TurnLedger:
         if teaches := row.reason.partition(":")[0] in TEACHING:
             self.teaching.begin(row)
         doubted, due = self.doubted.pop(row.turn, None), self.to_hold.pop(row.turn, None)
-        # such a reason is only given to what may be learned from: it could be, under the settings of that time
-        matured = self.matured.pop(row.turn, None) or (doubted if teaches else None)
+        matured = self.matured.pop(row.turn, None) or (doubted if teaches else None)  # earlier settings let it teach
         entry = self.open.get(row.turn)
         if entry is not None and entry.facts.hold is None:
             self._forget_open(entry.facts)
