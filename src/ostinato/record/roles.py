@@ -33,7 +33,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     Raises:
         Conflict: another process holds it (after `wait_s` seconds of trying); the message names its pid.
         BadConfig: `role` is not a plain name.
-        StorageFull: the directory or the file could not be written.
+        StorageFull: the directory or the file could not be written; the message names the owner of a file of another user.
 
     Example::
 
@@ -46,12 +46,26 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
+        if isinstance(error, PermissionError) and (owner := _other_owner(path)) is not None:
+            raise StorageFull(
+                f"cannot open {path}: {error}; it belongs to user {owner}: give it, and what else of {directory} is theirs, to user "
+                f"{os.geteuid()} (chown)"
+            ) from error
         raise StorageFull(f"cannot create {path}: {error}; make the directory writable") from error
     try:
         _acquire(descriptor, path, role, wait_s)
         yield path
     finally:
         os.close(descriptor)
+
+
+def _other_owner(path: Path) -> int | None:
+    """The number of the user to whom a file belongs; None if it is this process's own, is missing or cannot be looked at."""
+    try:
+        owner = path.lstat().st_uid
+    except OSError:
+        return None
+    return owner if owner != os.geteuid() else None
 
 
 def check_role(role: str) -> None:

@@ -216,7 +216,7 @@ class CreditRefold:
         after = ledger.later_returns(entries, left.upto or None)
         weights = self._weights(recorded, left, turns, entries)
         row = replace(left, weights=weights, after=behind_last(entries, after))
-        passed = [ledger.matured[held.turn] for _, held in self._passed]
+        passed = self._passed_over(left)
         try:
             row = await self._credit.give(row, ledger, found, passed, after, like=recorded)
         except NoSignal as error:
@@ -239,11 +239,26 @@ class CreditRefold:
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:
         """The turns of a batch with their rewards. Raises Corrupt."""
         turns = await self._log.find(Turn, [(turn,) for turn in left.turns])
-        rewarded = self._ledger.matured | self._ledger.doubted
+        rewarded = self._rewarded
         found = [(turn, entry) for turn in turns if (entry := rewarded.get(turn.id)) is not None]
         if len(found) < len(left.turns):
             raise Corrupt(f"batch {left.step} names a turn that the log does not hold with a reward; restore the log")
         return found
+
+    def _passed_over(self, left: Batch) -> Sequence[Matured]:
+        """The turns that the step of a batch passed over, with their rewards. Raises Corrupt."""
+        rewarded = self._rewarded
+        for _, held in self._passed:
+            if held.turn not in rewarded:
+                raise Corrupt(
+                    f"step {left.step} passed over turn {held.turn}, which the log does not hold with a reward; restore the log"
+                )
+        return [rewarded[held.turn] for _, held in self._passed]
+
+    @property
+    def _rewarded(self) -> Mapping[str, Matured]:
+        """The turns with a reward and no outcome, by id, those included that present settings keep from being learned from."""
+        return self._ledger.matured | self._ledger.doubted
 
     async def samples(self, batch: RefoldedBatch) -> TrainingBatch:
         """What a trainer learns from a batch; no samples if it is refused."""

@@ -608,10 +608,10 @@ class TurnLedger:
     def _holdback(self, seq: Cursor, row: Holdback) -> None:
         self.orphans.advance(row.at)
         self.surrogate.expire(row.at)
-        if row.reason.partition(":")[0] in TEACHING:
+        if teaches := row.reason.partition(":")[0] in TEACHING:
             self.teaching.begin(row)
-        matured, due = self.matured.pop(row.turn, None), self.to_hold.pop(row.turn, None)
-        self.doubted.pop(row.turn, None)
+        doubted, due = self.doubted.pop(row.turn, None), self.to_hold.pop(row.turn, None)
+        matured = self.matured.pop(row.turn, None) or (doubted if teaches else None)  # earlier settings let it teach
         entry = self.open.get(row.turn)
         if entry is not None and entry.facts.hold is None:
             self._forget_open(entry.facts)
@@ -630,7 +630,7 @@ class TurnLedger:
                 self._count_tokens("stale", matured.facts)
             elif kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
                 self._close_group(matured.facts)
-            if row.reason.partition(":")[0] in TEACHING and not matured.facts.world:
+            if teaches and not matured.facts.world:
                 self.teaching.held(seq, matured)
             if kind_of(row.reason) == PASSED_OVER:
                 self.passed_over.append(matured.facts.source)

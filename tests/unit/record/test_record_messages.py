@@ -132,6 +132,27 @@ def test_a_lock_that_cannot_be_made_or_written(tmp_path: Path, monkeypatch: pyte
         pass
 
 
+def test_a_lock_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As after a command by sudo: the directory is writable, and its lock is not this user's."""
+    path, denied = tmp_path / ".draining.lock", f"[Errno {errno.EACCES}] {os.strerror(errno.EACCES)}"
+
+    def deny(*_: object) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    path.touch()
+    monkeypatch.setattr(os, "open", deny)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    remedy = (
+        f"it belongs to user {path.stat().st_uid}: give it, and what else of {tmp_path} is theirs, to user 4711 (chown)"
+    )
+    with refused(StorageFull, f"cannot open {path}: {denied}; {remedy}"), roles.hold(tmp_path, "draining"):
+        pass
+    path.unlink()
+    remedy = "make the directory writable"
+    with refused(StorageFull, f"cannot create {path}: {denied}; {remedy}"), roles.hold(tmp_path, "draining"):
+        pass
+
+
 @pytest.mark.parametrize("name", ["", "Desk", "a/b", "x" * 65])
 async def test_a_fold_that_has_no_name(tmp_path: Path, name: str):
     with refused(BadConfig, f"fold {name!r} must be a plain lower-case name"):

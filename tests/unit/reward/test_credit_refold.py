@@ -16,6 +16,7 @@ from ostinato.core.records import (
     Holdback,
     NoReward,
     PolicyVersion,
+    Purpose,
     Quarantine,
     Reward,
     Signal,
@@ -302,6 +303,24 @@ async def test_credits_under_other_settings_are_refused():
     log = await a_log(RewardConfig(), Taught())
     with pytest.raises(Corrupt, match=r"batch \d was made under other settings"):
         await refolded(log, RewardConfig(user_cap=0.01, user_steps=0), Taught(), ["nobody"])
+
+
+async def test_a_log_of_wider_settings_with_turns_that_were_passed_over_is_folded_anew():
+    """The rewards of these are known, though nothing is learned from such turns any more."""
+    log = await a_log(TIGHT, ALL)
+    wanted = await refolded(log, TIGHT, ALL, [FIRST, GONE])
+    found = await refolded(log, RewardConfig(batch_tokens=120, purposes=(Purpose.SUBAGENT,)), ALL, [FIRST, GONE])
+    assert [batch.row.turns for batch in found] == [batch.row.turns for batch in wanted]
+    assert [batch.row.credits for batch in found] == [batch.row.credits for batch in wanted]
+
+
+async def test_a_turn_that_was_passed_over_without_a_reward_is_refused():
+    log = await a_log(TIGHT, ALL)
+    passed = next(row.turn for row in log.rows if isinstance(row, Holdback) and row.reason.startswith("passed_over"))
+    torn = MemoryLog()
+    await torn.append(*(row for row in log.rows if not (isinstance(row, Reward) and row.turn == passed)))
+    with pytest.raises(Corrupt, match=f"step 1 passed over turn {passed}.*restore the log"):
+        await refolded(torn, TIGHT, ALL, ["nobody"])
 
 
 async def test_a_log_without_its_first_rows_is_refused(monkeypatch):

@@ -446,6 +446,34 @@ async def test_and_so_it_does_for_one_that_is_killed_and_starts_from_its_saving_
     assert (again.ledger.last_step, again.ledger.counts["trained"], again.ledger.doubted) == (1, 4, {})
 
 
+@pytest.mark.parametrize("settings", NARROWER.values(), ids=NARROWER)
+async def test_and_what_was_held_back_then_teaches_as_it_did(log, now, open_desk, turn, settings):
+    """Stale turns and those that a step passed over teach the baseline, and the latter count among those that it was drawn from."""
+    await trained(log, now, open_desk, turn)
+    *before, batch = log.rows
+    others, reward = [turn(i) for i in (5, 6, 12)], log.of(Reward)[1]
+    drawn = "passed_over: step 1 drew others"
+    held = [Holdback(turn="t5:0", reason="stale: 9 steps", at=98.0)]
+    held += [Holdback(turn=each.id, reason=drawn, at=batch.at) for each in others[1:]]
+    copy = MemoryLog()
+    await copy.append(*others, *before, *(replace(reward, turn=each.id, upto=0) for each in others), *held, batch)
+    taught = settings.get("taught", Taught())
+    run = LedgerFollower(copy, RewardConfig(user_cap=1.0))
+    again = LedgerFollower(
+        copy,
+        settings.get("config", RewardConfig(user_cap=1.0)),
+        arms=taught.arms,
+        **({"gold": settings["gold"]} if "gold" in settings else {}),
+    )
+    await run.catch_up()
+    await again.catch_up()
+    run.ledger.teaching.catch_up()
+    again.ledger.teaching.catch_up()
+    assert again.ledger.baseline.snapshot() == run.ledger.baseline.snapshot()
+    assert again.ledger.recent.snapshot() == run.ledger.recent.snapshot()
+    assert again.ledger.settled.get("t6:0") == run.ledger.settled.get("t6:0")
+
+
 async def test_who_is_forgotten_meanwhile_leaves_no_name_there(log, now, open_desk, turn):
     await trained(log, now, open_desk, turn)
     copy = MemoryLog()
