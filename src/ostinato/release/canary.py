@@ -210,11 +210,16 @@ class RunningTrial:
                 measured = metric.measure(known, threshold)
                 if measured is not None:
                     tally.add(stratum, person, side, measured, expected)
+        # users' days are dealt as the day began
+        share, morning = record.share(end), record.share(self._retention.end(self._day - 1))
         if end == self._retention.end(self._day):
             self._close_day(record, adding)
         day = int(end // DAY)
-        self._trial.share, self._trial.shipped = record.share(end), shipped
-        outcomes = {metric.name: tally.slots(day) for metric, tally in zip(self._metrics, tallies, strict=True)}
+        self._trial.share, self._trial.shipped = share, shipped
+        outcomes = {
+            metric.name: tally.slots(day, morning if metric.daily else share)
+            for metric, tally in zip(self._metrics, tallies, strict=True)
+        }
         self._trial.add(came.slot(day), outcomes, end - record.began)
 
     def _stratum(self, person: Person) -> str:

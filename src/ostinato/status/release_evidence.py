@@ -525,11 +525,15 @@ class EvidenceReader:
             low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
             if low is None or low[0] > horizon or upto <= since:
                 return None
-            returns = db.execute("SELECT first, base FROM returns WHERE first <= ?", (upto,)).fetchall()
+            # a return is a step of its own only if it has turns: one in place of steps that cannot be repeated has none
+            sql = "SELECT first, base, EXISTS (SELECT 1 FROM turns WHERE step = first) FROM returns WHERE first <= ?"
+            returns = db.execute(sql, (upto,)).fetchall()
             gone = "SELECT 1 FROM returns WHERE base < step AND step < first AND first <= ?2"
             sql = f"SELECT count(*) FROM turns WHERE step > ?1 AND step <= ?2 AND NOT EXISTS ({gone})"
             turns = int(db.execute(sql, (since, upto)).fetchone()[0])
-        steps = set(range(since + 1, upto + 1)).difference(*(range(base + 1, first) for first, base in returns))
+        steps = set(range(since + 1, upto + 1)).difference(
+            *(range(base + 1, first if taught else first + 1) for first, base, taught in returns)
+        )
         return len(steps), turns
 
     def _users(self, number: int) -> list[str]:

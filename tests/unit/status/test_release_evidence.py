@@ -237,6 +237,21 @@ async def test_steps_that_the_trainer_went_back_behind_are_not_among_those_of_a_
     assert (evidence.against, evidence.steps, evidence.turns) == (OLD, 1, 1)
 
 
+async def test_a_return_without_turns_is_no_step(seen):
+    """Step 18 cannot be repeated and step 19 begins at v16 anew, with no turns: v20 is one step from it, of one turn."""
+    await fill(seen)
+    newest = PolicyVersion(number=20, hash="20" * 32)
+    batches = [
+        Batch(
+            step=step, turns=turns, credits=((0.1,),) * len(turns), reference=OLD, at=950.0, base=base, even=not turns
+        )
+        for step, turns, base in ((18, ("16-live-18:0",), None), (19, (), OLD), (20, ("16-live-20:0",), None))
+    ]
+    await seen.fill(*batches, an_event(9, "evaluated", newest, OLD, report=a_report()))
+    evidence = (await seen.facts.release(newest.hash)).evidence
+    assert (evidence.against, evidence.steps, evidence.turns) == (OLD, 1, 1)
+
+
 async def test_what_was_sent_is_summed_along_the_manifests(seen):
     zero = await seen.publish(0, "live")
     one = await seen.publish(1, base=zero)

@@ -50,7 +50,7 @@ class TimeSlot:
     `people_R` are small integers that stand for people; `turns_R` their numbers of turns with an outcome, `units_R` the metric's
     denominator summed over those (None: each turn is one), `good_R` the sum of the outcomes (at most 1 a unit), `expected_R` the outcome
     that was expected of one unit of theirs, by what was known before the trial began, `treated_R` the arm. `day` is any number that
-    changes at midnight.
+    changes at midnight. `share` is the treated arm's share when these people were dealt; None where nothing tells it.
 
     Example::
 
@@ -65,6 +65,7 @@ class TimeSlot:
     expected_R: Floats
     treated_R: NDArray[np.bool_]
     units_R: Floats | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,9 @@ class Contrast:
 
     A person who is alone on a side of a slot does not differ from its mean, and m people show only (m - 1) / m of the spread. So slots with
     fewer than `_APART` people on either side are compared as one, until these are enough: with half-hours in which one of sixty control
-    users comes, the variance was too small by a factor of four.
+    users comes, the variance was too small by a factor of four. Slots with people of one arm only are among these: were they left out,
+    busy hours would count more on the frequent side, in which somebody of the rare one comes more often. Slots of different shares
+    are never compared as one.
 
     Args:
         most_turns_a_day: turns of one person and day that count; a slot that goes beyond is scaled down in proportion.
@@ -117,24 +120,21 @@ class Contrast:
         self._units = [0.0, 0.0]
         self._good = [0.0, 0.0]
         self._sparse: _Rows | None = None
+        self._share: float | None = None
 
     def add(self, slot: TimeSlot) -> None:
-        """Add a slot, of any length. A slot with people in only one arm tells nothing about a difference and is not used for it."""
+        """Add a slot, of any length. One with people in only one arm waits for slots of the same share with people in the other."""
         if not len(slot.people_R):
             return
         self._grow(int(slot.people_R.max()) + 1)
         turns_R, units_R, good_R = self._capped(slot)
         left_R = good_R - units_R * slot.expected_R
-        sides = [slot.treated_R, ~slot.treated_R]
-        counts = [float(units_R[side].sum()) for side in sides]
-        for index, side in enumerate(sides):
+        for index, side in enumerate((slot.treated_R, ~slot.treated_R)):
             self._turns[index] += float(turns_R[side].sum())
-            self._units[index] += counts[index]
+            self._units[index] += float(units_R[side].sum())
             self._good[index] += float(good_R[side].sum())
-        if min(counts) <= _LEAST:
-            return
-        self._came_U[slot.people_R] = True
-        self._treated_U[slot.people_R[slot.treated_R]] = True
+        if slot.share != self._share:
+            self._share, self._sparse = slot.share, None
         rows = slot.people_R, slot.treated_R, units_R, left_R
         if _few(rows):
             if self._sparse is not None:
@@ -144,10 +144,14 @@ class Contrast:
         self._compare(rows, 1.0)
 
     def _compare(self, rows: _Rows, sign: float) -> None:
-        """Add the comparison of the sides in these rows, or take it out again with a sign of -1."""
+        """Add the comparison of the sides in these rows, or take it out again with a sign of -1. Nothing if a side is empty."""
         people_R, treated_R, units_R, left_R = rows
         sides = [treated_R, ~treated_R]
         counts = [float(units_R[side].sum()) for side in sides]
+        if min(counts) <= _LEAST:
+            return
+        self._came_U[people_R] = True
+        self._treated_U[people_R[treated_R]] = True
         weight = sign * counts[0] * counts[1] / (counts[0] + counts[1])
         means = [float(left_R[side].sum()) / count for side, count in zip(sides, counts, strict=True)]
         self._weighted += weight * (means[0] - means[1])
@@ -292,8 +296,8 @@ class TailContrast:
 
 
 def _few(rows: _Rows) -> bool:
-    treated_R = rows[1]
-    return bool(min(treated_R.sum(), (~treated_R).sum()) < _APART)
+    _, treated_R, units_R, _ = rows
+    return any(side.sum() < _APART or units_R[side].sum() <= _LEAST for side in (treated_R, ~treated_R))
 
 
 def _together(one: _Rows, other: _Rows) -> _Rows:
@@ -435,8 +439,8 @@ class SlotTally:
         row[2] += measured[0]
         row[3] += measured[1] * expected
 
-    def slots(self, day: int) -> Mapping[str, TimeSlot]:
-        """One slot per stratum; arms are compared within each.
+    def slots(self, day: int, share: float | None = None) -> Mapping[str, TimeSlot]:
+        """One slot per stratum; arms are compared within each. `share`: see `TimeSlot`.
 
         A person who is alone on a side does not differ from its mean, and m people show only (m - 1) / m of the spread. So strata with
         fewer than `_APART` people on either side are compared as one. Without that the variance of 40 tenants of 60 people was too small
@@ -447,14 +451,14 @@ class SlotTally:
             treated = sum(side for _, side in rows)
             apart = min(treated, len(rows) - treated) >= _APART
             made.setdefault(stratum if apart else POOLED, {}).update(rows)
-        return {stratum: _slot(rows, day) for stratum, rows in made.items()}
+        return {stratum: _slot(rows, day, share) for stratum, rows in made.items()}
 
     def slot(self, day: int) -> TimeSlot:
         """One slot of all strata together."""
         return _slot({key: row for rows in self._strata.values() for key, row in rows.items()}, day)
 
 
-def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> TimeSlot:
+def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int, share: float | None = None) -> TimeSlot:
     numbers = np.array(list(rows.values()), dtype=np.float64).reshape(-1, 4)
     return TimeSlot(
         day=day,
@@ -464,4 +468,5 @@ def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> TimeSlot:
         good_R=numbers[:, 2],
         expected_R=numbers[:, 3] / np.maximum(numbers[:, 1], _LEAST),
         treated_R=np.array([treated for _, treated in rows], dtype=np.bool_),
+        share=share,
     )

@@ -1,6 +1,7 @@
 """One arm minus another: against the textbook's formula, and under what would fool a pooled share."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from ostinato.release.trial.contrast import NOTHING, Contrast, SlotTally, TimeSlot, log_evidence
 
 
-def slot(people, turns, good, treated, *, expected=0.0, day=0):
+def slot(people, turns, good, treated, *, expected=0.0, day=0, share=None):
     people = np.asarray(people, dtype=np.int64)
     return TimeSlot(
         day=day,
@@ -17,6 +18,7 @@ def slot(people, turns, good, treated, *, expected=0.0, day=0):
         good_R=np.asarray(good, dtype=np.float64),
         expected_R=np.broadcast_to(np.asarray(expected, dtype=np.float64), people.shape),
         treated_R=np.asarray(treated, dtype=np.bool_),
+        share=share,
     )
 
 
@@ -251,6 +253,40 @@ def test_sparse_slots_are_compared_as_one_and_others_are_not():
     apart, whole = after(first, ample, other), after(both, ample)
     assert apart.difference == pytest.approx(whole.difference)
     assert apart.variance == pytest.approx(whole.variance)
+
+
+def test_where_few_come_the_hour_of_the_day_makes_no_difference():
+    """Nights with a tenth of the people are 40 points worse for everybody. In most of them nobody of control comes."""
+    differences = []
+    for seed in range(20):
+        rng, contrast = np.random.default_rng(seed), Contrast()
+        treated_U = rng.random(1_000) >= 0.1
+        for number in range(3 * 48):
+            night = number % 48 < 16
+            came = np.flatnonzero(rng.random(1_000) < (0.002 if night else 0.02))
+            good = np.full(len(came), 0.4 if night else 0.8)
+            contrast.add(slot(came, np.ones(len(came)), good, treated_U[came], day=number // 48))
+        differences.append(contrast.effect().difference)
+    assert abs(np.mean(differences)) < 0.003
+
+
+def test_half_hours_with_one_arm_only_count_with_those_that_follow():
+    sides = np.arange(12) < 6
+    good = np.random.default_rng(9).integers(0, 5, 12).astype(float)
+    first = slot(range(6), np.full(6, 4.0), good[:6], sides[:6])
+    other = slot(range(6, 12), np.full(6, 4.0), good[6:], sides[6:])
+    assert after(first) == NOTHING
+    apart, whole = after(first, other), after(slot(range(12), np.full(12, 4.0), good, sides))
+    assert apart.difference == pytest.approx(whole.difference)
+    assert apart.variance == pytest.approx(whole.variance)
+
+
+def test_half_hours_of_different_shares_are_not_compared_as_one():
+    """All is good at first, when an eighth is treated, and nothing later, when half are: versions are equal at either time."""
+    first = slot(range(8), np.ones(8), np.ones(8), np.arange(8) < 1, share=0.125)
+    later = slot(range(8, 16), np.ones(8), np.zeros(8), np.arange(8) < 4, share=0.5)
+    assert after(first, later).difference == 0.0
+    assert after(first, replace(later, share=0.125)).difference == pytest.approx(1 / 5 - 7 / 11)
 
 
 def test_where_all_reject_everything_the_expected_outcomes_are_still_a_spread():

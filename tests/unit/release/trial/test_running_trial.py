@@ -14,6 +14,7 @@ from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, complet
 from ostinato.release.metrics.retention import Retention
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
+from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import NextAction
 from ostinato.serve.arms import Arms
 from ostinato.testing.log import MemoryLog
@@ -545,6 +546,23 @@ async def test_users_who_come_as_often_are_no_loss_though_the_share_grows():
     assert abs(told["estimate"]) < 0.05, "by the arms of turns it would be 0.11"
     often, seldom = (trial._expected.of(("default", user))[-2] for user in ("u1", "u5"))
     assert often > seldom + 0.05, "the week before says who comes often"
+
+
+async def test_slots_tell_the_share_under_which_their_people_were_dealt(monkeypatch):
+    """That of their turns; of users' days the share at which the day began."""
+    told, add = {"failed": [], "returned": []}, Trial.add
+
+    def seen(self, came, outcomes, ended_s):
+        for name, shares in told.items():
+            shares += [slot.share for slot in outcomes[name].values()]
+        add(self, came, outcomes, ended_s)
+
+    monkeypatch.setattr(Trial, "add", seen)
+    town = Leavers(users=60)
+    town.record = replace(town.record, shares=((town.began, 0.1), (town.began + 1.4 * DAY, 0.5)))
+    trial = await town.trial(4)
+    await town.look(trial, 4)
+    assert told == {"failed": [0.1] * 6 + [0.5] * 11, "returned": [0.1, 0.5, 0.5]}
 
 
 async def test_a_release_that_shipped_is_still_watched_for_users_who_leave():
