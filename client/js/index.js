@@ -1,6 +1,6 @@
 // Feedback to an Ostinato server: `feedback` waits until it is durable, `enqueue` does not wait.
 
-import { FeedbackError, NotAllowed, NotTaken, Refused, Sender } from "./sending.js";
+import { FeedbackError, NotAllowed, NotTaken, Refused, Sender, Until } from "./sending.js";
 
 export { FeedbackError, NotAllowed, NotTaken, Refused };
 
@@ -17,7 +17,7 @@ export class Ostinato {
   #waiting = [];
   #sending = [];
   #running = null;
-  #until = { at: 0 }; // when the round ends that is under way
+  #until = new Until(0); // when the round ends that is under way, or after a close all sending
   #closed = false;
   #onError;
   #onPageHide = () => this.#leave();
@@ -30,13 +30,13 @@ export class Ostinato {
   }
 
   async feedback(target, name, value, options = {}) {
-    const [receipt] = await this.#sender.send([event(target, name, value, options)], this.#deadlineMs);
+    const [receipt] = await this.#sender.send([event(target, name, value, options)], new Until(this.#deadlineMs));
     return receipt;
   }
 
   async feedbackMany(events) {
     const all = events.map(({ target, name, value, ...options }) => event(target, name, value, options));
-    return this.#sender.send(all, this.#deadlineMs);
+    return this.#sender.send(all, new Until(this.#deadlineMs));
   }
 
   enqueue(target, name, value, options = {}) {
@@ -60,7 +60,8 @@ export class Ostinato {
 
   async close() {
     this.#closed = true;
-    this.#until.at = Math.min(this.#until.at, performance.now() + this.#deadlineMs);
+    if (this.#sending.length > 0) this.#until.within(this.#deadlineMs);
+    else this.#until = new Until(this.#deadlineMs);
     const done = await this.flush(this.#deadlineMs);
     if (done) globalThis.removeEventListener?.("pagehide", this.#onPageHide); // which would keep this client as long as the page
     else this.#onError(new NotTaken(`${this.#waiting.length + this.#sending.length} feedback events were not sent`));
@@ -71,9 +72,8 @@ export class Ostinato {
     if (!this.#closed) await new Promise((resume) => setTimeout(resume, GATHER_MS));
     while (this.#waiting.length > 0) {
       this.#sending = this.#waiting.splice(0, BATCH);
-      const deadlineMs = this.#closed ? this.#deadlineMs : ROUND_MS;
-      this.#until = { at: performance.now() + deadlineMs };
-      const left = await this.#deliver(this.#sending, deadlineMs);
+      if (!this.#closed) this.#until = new Until(ROUND_MS);
+      const left = await this.#deliver(this.#sending);
       this.#sending = [];
       this.#waiting.unshift(...left);
       if (left.length > 0 && this.#closed) break;
@@ -82,9 +82,9 @@ export class Ostinato {
   }
 
   /** What has to be sent again. */
-  async #deliver(batch, deadlineMs) {
+  async #deliver(batch) {
     try {
-      await this.#sender.send(batch, deadlineMs, false, this.#until);
+      await this.#sender.send(batch, this.#until);
       return [];
     } catch (error) {
       this.#onError(error);
@@ -92,7 +92,7 @@ export class Ostinato {
       if (error instanceof NotAllowed || batch.length === 1) return []; // others: refused, or no JSON
     }
     const left = []; // one bad event must not take its neighbours with it
-    for (const one of batch) left.push(...(await this.#deliver([one], deadlineMs)));
+    for (const one of batch) left.push(...(await this.#deliver([one])));
     return left;
   }
 
@@ -105,7 +105,7 @@ export class Ostinato {
         if (size > KEEPALIVE_BYTES && part.length > 0) break;
         part.push(all.shift());
       }
-      this.#sender.send(part, this.#deadlineMs, true).catch(this.#onError);
+      this.#sender.send(part, new Until(this.#deadlineMs), true).catch(this.#onError);
     }
   }
 }

@@ -3,6 +3,7 @@
 const MOST_EVENTS = 1000; // in one call
 const FIRST_PAUSE_MS = 100;
 const LONGEST_PAUSE_MS = 2000;
+const LONGEST_TIMER_MS = 2 ** 31 - 1; // a longer one would fire at once
 const RETRIED = new Set([408, 409, 429]);
 const LONGEST_ANSWER = 1 << 20; // characters
 
@@ -27,6 +28,60 @@ export class NotAllowed extends FeedbackError {}
 /** The server did not confirm the events in time, or too many wait; send them again with the same ids. */
 export class NotTaken extends FeedbackError {}
 
+/** When sending ends; what is under way then is given up. */
+export class Until {
+  #at;
+  #arm = null; // sets the timer of what is under way
+
+  constructor(ms) {
+    this.ms = ms;
+    this.#at = performance.now() + ms;
+  }
+
+  get leftMs() {
+    return this.#at - performance.now();
+  }
+
+  /** Bring the end forward, to `ms` from now at the latest. */
+  within(ms) {
+    if (ms >= this.leftMs) return;
+    this.ms = ms;
+    this.#at = performance.now() + ms;
+    this.#arm?.();
+  }
+
+  /** What `work` makes of a signal that aborts it at the end. */
+  async run(work) {
+    const giveUp = new AbortController();
+    let timer;
+    this.#arm = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => {
+        this.#at = 0; // a timer may be early, and another attempt must not follow
+        giveUp.abort(new Error("no answer in time"));
+      }, Math.max(1, Math.ceil(this.leftMs)));
+    };
+    this.#arm();
+    try {
+      return await work(giveUp.signal);
+    } finally {
+      clearTimeout(timer);
+      this.#arm = null;
+    }
+  }
+
+  /** Wait, until the end at the longest. */
+  pause(ms) {
+    let timer;
+    const waiting = (signal) =>
+      new Promise((resume) => {
+        timer = setTimeout(resume, Math.min(ms, LONGEST_TIMER_MS));
+        signal.addEventListener("abort", resume);
+      });
+    return this.run(waiting).finally(() => clearTimeout(timer));
+  }
+}
+
 /** Knows where, and with which key. */
 export class Sender {
   constructor(baseUrl, apiKey) {
@@ -38,30 +93,27 @@ export class Sender {
     if (apiKey != null) this.headers.authorization = `Bearer ${apiKey}`;
   }
 
-  /** What became of each event, in order. `until.at` may be brought forward meanwhile. */
-  async send(events, deadlineMs, keepalive = false, until = { at: performance.now() + deadlineMs }) {
+  /** What became of each event, in order. `until` may be brought forward meanwhile. */
+  async send(events, until, keepalive = false) {
     const receipts = [];
     for (let start = 0; start < events.length; start += MOST_EVENTS) {
-      receipts.push(...(await this.#send(events.slice(start, start + MOST_EVENTS), deadlineMs, until, keepalive)));
+      receipts.push(...(await this.#send(events.slice(start, start + MOST_EVENTS), until, keepalive)));
     }
     return receipts;
   }
 
-  async #send(events, deadlineMs, until, keepalive) {
+  async #send(events, until, keepalive) {
     const body = JSON.stringify(events.length === 1 ? events[0] : events);
     let last = "no attempt was made";
-    for (let pause = FIRST_PAUSE_MS; performance.now() < until.at; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
+    for (let pause = FIRST_PAUSE_MS; until.leftMs > 0; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
       let wait = 0;
       try {
-        const reply = await fetch(this.url, {
-          method: "POST",
-          headers: this.headers,
-          body,
-          keepalive,
-          redirect: "error", // a key is sent to the server that was named and to no other
-          signal: AbortSignal.timeout(Math.max(1, Math.ceil(until.at - performance.now()))),
+        const [reply, text] = await until.run(async (signal) => {
+          // a key is sent to the server that was named and to no other
+          const given = { method: "POST", headers: this.headers, body, keepalive, redirect: "error", signal };
+          const reply = await fetch(this.url, given);
+          return [reply, await reply.text()];
         });
-        const text = await reply.text();
         if (reply.ok) return receipts(text, events.length);
         last = `HTTP ${reply.status}: ${refused(reply.status, text)}`;
         wait = 1000 * Math.max(0, Number(reply.headers.get("retry-after")) || 0);
@@ -70,11 +122,10 @@ export class Sender {
         last = error.cause?.message ?? error.message;
       }
       // jittered, so that many clients do not come back together
-      const longest = Math.max(wait, pause * (0.5 + 0.5 * Math.random()));
-      await new Promise((resume) => setTimeout(resume, Math.max(0, Math.min(longest, until.at - performance.now()))));
+      await until.pause(Math.max(wait, pause * (0.5 + 0.5 * Math.random())));
     }
     throw new NotTaken(
-      `${this.url} did not take ${events.length} event(s) within ${deadlineMs} ms (${last}); send them again with the same ids.`,
+      `${this.url} did not take ${events.length} event(s) within ${until.ms} ms (${last}); send them again with the same ids.`,
     );
   }
 }

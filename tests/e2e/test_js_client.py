@@ -315,6 +315,46 @@ async def test_nothing_is_tried_any_more_once_a_client_is_closed():
     assert told == [False, True, 0]
 
 
+@pytest.mark.parametrize("server", ["hangs", "later", "slow"])
+async def test_a_program_ends_by_itself_once_its_client_is_closed(server):
+    """Whatever the client waits for when it is closed: an answer, the time that a server names, or many batches."""
+    told, _ = await run(
+        SHOW
+        + f"""
+        const server = {json.dumps(server)};
+        """
+        + """
+        const { createServer } = await import("node:http");
+        let asked = 0;
+        const answer = (request, reply) => {
+          asked++;
+          if (server === "later") reply.writeHead(503, { "retry-after": "30" }).end();
+          if (server !== "slow") return;
+          let body = "";
+          request.on("data", (data) => (body += data));
+          request.on("end", () => setTimeout(() => {
+            reply.end(JSON.stringify([JSON.parse(body)].flat().map(({ id }) => ({ id, status: "accepted" }))));
+          }, 600));
+        };
+        const listening = createServer(answer);
+        await new Promise((resume) => listening.listen(0, "127.0.0.1", resume));
+        listening.unref();
+        listening.on("connection", (socket) => socket.unref()); // only the client may hold the program up
+        const client = new m.Ostinato(`http://127.0.0.1:${listening.address().port}`, { deadlineMs: 1000, onError: () => {} });
+        for (let i = 0; i < 3000; i++) client.enqueue("R", "accepted", true);
+        while (asked === 0) await new Promise((resume) => setTimeout(resume, 10));
+        await new Promise((resume) => setTimeout(resume, 100)); // until it waits
+        const closed = performance.now();
+        const done = await client.close();
+        const before = asked;
+        process.on("exit", () => show([done, asked - before, Math.round(performance.now() - closed)]));
+        """
+    )
+    done, later, took_ms = told
+    assert (done, later) == (False, 0)
+    assert took_ms < 20_000, "a pause or a round goes on"
+
+
 async def test_a_deadline_holds_when_the_clock_is_set_back():
     told, _ = await run(
         SHOW

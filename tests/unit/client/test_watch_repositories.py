@@ -247,6 +247,34 @@ def test_lines_of_a_file_that_cannot_be_read_just_now_are_not_taken_for_gone(tre
     assert tree.look(10) == {(each, "lines_kept_5m"): 1.0 for each in (written, others)}
 
 
+def test_a_file_that_cannot_be_read_has_nothing_searched_for_more_often(tree, monkeypatch):
+    real, lost, searches = os.stat, tree.write("lost.py", "lost = 1\n"), []
+    tree.write("a.py")
+    tree.look()
+    (tree.root / "lost.py").unlink()
+
+    def refused(path, *args, **more):
+        if str(path).endswith("a.py"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **more)
+
+    arrivals = tree.repository.arrivals
+    monkeypatch.setattr(tree.repository, "arrivals", lambda *heads: searches.append(tree.now) or arrivals(*heads))
+    monkeypatch.setattr(os, "stat", refused)
+    watcher = Watcher(tree.repository, tree.state, lambda: tree.now)
+    tree.now += 300
+    watcher.look()
+    assert [event.target for event in tree.state.waiting(1000)] == [lost], "the other one's lines are not known"
+    searches.clear()
+    for _ in range(29):
+        tree.now += 2
+        watcher.look()
+    assert searches == []
+    tree.now += 2
+    watcher.look()
+    assert searches == [tree.now]
+
+
 def test_a_full_disk_costs_a_look_and_not_the_watcher(tree):
     calls = [tree.write("a.py")]
     tree.look()

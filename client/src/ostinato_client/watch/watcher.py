@@ -46,7 +46,7 @@ class Watcher:
         self._state = state
         self._clock = clock
         self.directory = spool_directory(repository)
-        # which file could not be read at the last look, and why; its lines are not measured meanwhile
+        # which file could not be read at the last look, and why; at the horizons its lines are measured once it can be
         self.trouble = ""
         self._searched: dict[int, float] = {}  # when each lost file was last searched for
 
@@ -70,13 +70,15 @@ class Watcher:
         head = self._repository.head()
         lost, unread = self._read_all(head)
         self._searched = {file.number: self._searched.get(file.number, -1e300) for file in lost}
-        urgent = (last or [None])[0] != head.commit or any(_is_due(call, now) for call in calls)
+        blind = {number for number, touched in self._state.touched().items() if touched & unread}
+        due = any(_is_due(call, now) for call in calls if call.number not in blind)
+        urgent = due or (last or [None])[0] != head.commit
         if any(urgent or now >= at + _SEARCH_S for at in self._searched.values()):
             self._find_again(lost, head)
             self._searched = dict.fromkeys(self._searched, now)
         commits = self._commits(last, head, calls)
         self._state.set_meta("head", [head.commit, head.branch])
-        self._measure(calls, commits, head, now, unread)
+        self._measure(calls, commits, head, now, blind)
         self._tidy(now)
 
     # ------------------------------------------------------------ edits and files
@@ -222,9 +224,11 @@ class Watcher:
         return found if tip in (None, commit) else [*self._repository.since(tip, commit), *found]
 
     def _measure(
-        self, calls: list[Call], commits: list[tuple[str, float]], head: Head, now: float, unread: set[int]
+        self, calls: list[Call], commits: list[tuple[str, float]], head: Head, now: float, blind: set[int]
     ) -> None:
-        """Measure what is due, but nothing of a call one of whose files (`unread`) cannot be read: whether its lines stand is not known."""
+        """Measure what is due. Of a call one of whose files cannot be read (`blind`) it is not known whether its lines stand: its horizons
+        wait, and a commit is compared with what was last read.
+        """
         touched, all_files = self._state.touched(), {file.number: file for file in self._state.files()}
         own = {call.number: [all_files[n] for n in touched.get(call.number, ()) if n in all_files] for call in calls}
         away = self._away(head)
@@ -232,14 +236,13 @@ class Watcher:
             open_calls = [call for call in calls if COMMIT not in call.measured and at >= int(call.at)]
             self._measure_commit(commit, open_calls, own, now)
         for call in calls:
-            blind = any(file.number in unread for file in own[call.number])
             for name, horizon_s in HORIZONS_S.items():
                 if name in call.measured or now < call.at + horizon_s:
                     continue
                 if now > call.at + (1 + _LATE) * horizon_s:
                     self._state.measure(call, name, None, None)
                     continue
-                if blind:
+                if call.number in blind:
                     continue
                 standing = [file.followed.kept | away(file) for file in own[call.number]]
                 self._tell(call, name, _owned(call, standing), now)

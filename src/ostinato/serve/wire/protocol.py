@@ -20,7 +20,7 @@ HEAD_S = 10.0
 UNREAD_S = 30.0
 MOST_PIPELINED = 64
 _MOST_FRAMING, _FRAMED = 65_536, 16  # bytes around a body, and more for each byte of it: the least chunk takes five
-_UPGRADE = re.compile(rb"(\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
+_UPGRADE = re.compile(rb"(\n)upgrade(?=[ \t]*(?::|\Z))", re.IGNORECASE)  # the rest may come with the next read
 _LEAST_READ_BYTES = 16_384  # a client that reads fewer in `UNREAD_S` counts as not reading
 
 
@@ -50,7 +50,7 @@ class BoundedHttp(HttpToolsProtocol):
     # a head, a body or a part of a body ended in the current data, so the remaining bytes cannot be many
     _passed = False
     _head_bytes = 0
-    _last = b""  # the last bytes that came
+    _last = b""  # the last ten bytes that came, in however many reads
     _raw = _body = 0  # bytes of the current request, and those of its body
     # deadline for a head, or for the rest of a request that was already answered
     _due: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class BoundedHttp(HttpToolsProtocol):
             data = self._without_upgrade(data)
         self._passed = False
         self._raw += len(data)
-        self._last = data[-3:]
+        self._last = (self._last + data)[-10:]
         super().data_received(data)
         if self._raw > MAX_HEAD_BYTES + _MOST_FRAMING + _FRAMED * self._body:
             self._refuse(b"")
@@ -125,8 +125,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _is_long_head(self, data: bytes) -> bool:
         """Whether the head, which goes on in this data, is too long, even if it ends there."""
-        end = (self._last + data).find(b"\r\n\r\n")
-        return self._head_bytes + (len(data) if end < 0 else end - len(self._last)) > MAX_HEAD_BYTES
+        last = self._last[-3:]  # no more, or the end of the head before this one could be among them
+        end = (last + data).find(b"\r\n\r\n")
+        return self._head_bytes + (len(data) if end < 0 else end - len(last)) > MAX_HEAD_BYTES
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # trailers after a body are ignored
