@@ -193,6 +193,34 @@ async def test_of_two_into_one_directory_at_once_the_later_deletes_nothing_of_th
 # ---------------------------------------------------------------- a backup that cannot be made
 
 
+async def test_a_backup_that_fails_after_its_manifest_leaves_nothing(run: Path, tmp_path: Path):
+    def interrupted(done: int, total: int) -> None:
+        if (tmp_path / "kept" / MANIFEST).exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        saved(run, tmp_path / "kept", interrupted)
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+async def test_a_file_that_cannot_be_deleted_keeps_no_other(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    stuck, delete = f"{firsts(run / 'log')[1]:016d}.db", module.remove
+
+    def refused(path: Path) -> None:
+        if path.name == stuck:
+            raise PermissionError(path)
+        delete(path)
+
+    monkeypatch.setattr(module, "_publish", full)
+    monkeypatch.setattr(module, "remove", refused)
+    with pytest.raises(StorageFull, match="nothing was backed up"):
+        saved(run, tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [stuck]
+
+
 async def test_a_directory_that_is_not_empty_is_refused_and_left_alone(run: Path, tmp_path: Path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "mine").touch()
