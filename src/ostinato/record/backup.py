@@ -51,7 +51,7 @@ OnBytes = Callable[[int, int], object]
 """Called with the bytes copied so far and the bytes to copy, both approximate while the log grows."""
 
 MakeDirectory = Callable[[Path], object]
-"""Makes a new directory in the backup, which is deleted with what is in it if the backup fails. Raises BadConfig if it is there, OSError."""
+"""Makes a new directory in the backup; it is deleted if the backup fails. Raises BadConfig if it is there, OSError."""
 
 
 class BackedUpFile(BaseModel):
