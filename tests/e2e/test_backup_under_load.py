@@ -54,6 +54,11 @@ async def test_a_run_starts_from_a_backup_that_was_made_under_load(tmp_path, run
     (root / "erasure" / "3fa09c.json").write_text("a certificate")
     drawn = '{"kind":"opened","token":"w1"}\n{"kind":"drawn","n":0,"task":"t","epoch":0,"size":1}\n'
     (root / "rollouts.jsonl").write_text(drawn)
+    told = {name: f'{{"told":"{name}"}}\n' for name in ("audit.1.jsonl", "finished.jsonl", "finished.1.jsonl")}
+    for name, line in told.items():
+        (root / name).write_text(line)
+    with (root / "audit.jsonl").open("a") as file:
+        file.write('{"action":"ship"}\n')
     key = (root / "admin.key").read_text()
     try:
         async with simulated_users(run) as acked, asyncio.timeout(LEARNING_S):
@@ -77,6 +82,8 @@ async def test_a_run_starts_from_a_backup_that_was_made_under_load(tmp_path, run
     assert (tmp_path / "elsewhere" / "admin.key").read_text() == key, "clients' signed summaries stay valid"
     assert (tmp_path / "elsewhere" / "erasure" / "3fa09c.json").read_text() == "a certificate"
     assert (tmp_path / "elsewhere" / "rollouts.jsonl").read_text() == drawn, "no task is drawn again"
+    assert {name: (tmp_path / "elsewhere" / name).read_text() for name in told} == told
+    assert '{"action":"ship"}\n' in (tmp_path / "elsewhere" / "audit.jsonl").read_text()
     config = load(None, elsewhere)
     with open_log(config) as log:
         found = {turn.id: turn.text for turn in await log.find(Turn, [(turn,) for turn in turns])}

@@ -20,7 +20,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, StorageFull
 from ostinato.core.files import write_atomic
 from ostinato.core.seams import Cursor
-from ostinato.record.backup import BackupManifest, OnBytes, back_up, read_manifest, read_plain
+from ostinato.record.backup import BackupManifest, MakeDirectory, OnBytes, back_up, read_manifest, read_plain
 from ostinato.record.keys import rekey
 from ostinato.record.restore import refuse_rows, restore
 from ostinato.record.roles import hold
@@ -38,18 +38,19 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManife
     check_log(config)
     place = Home(config.run.directory)
 
-    def branches(last: Cursor) -> None:
+    def branches(last: Cursor, make: MakeDirectory) -> None:
         for each in branches_begun(config):
-            _back_up_branch(each, Home(target).branch(each.run.tenant), last, on_bytes)
+            _back_up_branch(each, Home(target).branch(each.run.tenant), last, make, on_bytes)
 
     return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes, branches)
 
 
-def _back_up_branch(branch: Config, target: Path, last: Cursor, on_bytes: OnBytes) -> None:
+def _back_up_branch(branch: Config, target: Path, last: Cursor, make: MakeDirectory, on_bytes: OnBytes) -> None:
     """Copy a branch's log and keys, if it has rows, and how far it was copied, up to row `last` of the run's. Raises as `back_up_log`."""
     place = Home(branch.run.directory)
     if not LogDirectory(place.log).listing().firsts:
         return
+    make(target)
     upto = read_copied_upto(branch)  # first: the copy of the log holds at least what was copied by now
     back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
     write_atomic(target / _COPIED, json.dumps({"copied": min(upto, last)}), durable=True)

@@ -45,9 +45,13 @@ _NAMES = re.compile(r"\d{16}\.db|kept\.db|log-keys\.db")
 _WAIT_S, _AGAIN_S = 5.0, 0.02  # for a locked database
 _PAGES = 2048  # copied between two reports of progress
 _LONGEST = 64 << 20  # bytes of a manifest
+_ANOTHER = "another backup was made into the same directory; name a new one"
 
 OnBytes = Callable[[int, int], object]
 """Called with the bytes copied so far and the bytes to copy, both approximate while the log grows."""
+
+MakeDirectory = Callable[[Path], object]
+"""Makes a new directory in the backup; it is deleted if the backup fails. Raises BadConfig if it is there, OSError."""
 
 
 class BackedUpFile(BaseModel):
@@ -83,12 +87,12 @@ def back_up(
     version: str,
     clock: Clock,
     on_bytes: OnBytes,
-    beside: Callable[[Cursor], object] = lambda last: None,
+    beside: Callable[[Cursor, MakeDirectory], object] = lambda last, make: None,
 ) -> BackupManifest:
     """Copy a log and its file of keys into the new or empty directory `target`; `version` is the program's, for people.
 
     Safe alongside readers, writers, retention and kill -9. The master key is not copied. `beside` is called with the last copied row
-    before the manifest is written, for what belongs to the backup, too.
+    before the manifest is written, for what belongs to the backup, too: it writes only into directories that it has made for it.
 
     Raises:
         NotFound: there is no log.
@@ -105,11 +109,12 @@ def back_up(
         segments = copy.segments()
         copy.database(log.kept)
         copy.database(keys, KEYS)
-        beside(segments[-1].last)
+        beside(segments[-1].last, copy.make_directory)
         files = tuple(_described(target / name) for name in sorted(copy.names))
         made = BackupManifest(
             format=FORMAT, version=version, at=began, first=segments[0].first, last=segments[-1].last, files=files
         )
+        copy.names.add(MANIFEST)
         _publish(target, made)
         copy.finish()
     except BaseException as error:
@@ -182,7 +187,7 @@ class _Copy:
 
     def __init__(self, log: LogDirectory, target: Path, on_bytes: OnBytes) -> None:
         self.names: set[str] = set()
-        self._ours = False  # the directory: a file was made in it, and none of another backup was met
+        self._made: list[Path] = []
         self._log, self._target, self._on_bytes = log, target, on_bytes
         self._done = 0
         self._expected = sum(disk_use(path) for path in log.path.glob("*.db"))
@@ -231,18 +236,24 @@ class _Copy:
         """Report that everything is copied."""
         self._on_bytes(self._done, self._done)
 
+    def make_directory(self, path: Path) -> None:
+        """A `MakeDirectory`."""
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError as error:
+            raise BadConfig(f"{path} is there: {_ANOTHER}") from error
+        self._made.append(path)
+
     def discard(self) -> None:
-        """Delete everything in the directory, which was empty; beside another backup only what was copied. Raises nothing."""
-        made = [self._target / name for name in self.names]
-        if self._ours:
+        """Delete what this copy made, and nothing of another backup into the same directory. Raises no OSError."""
+        for name in list(self.names):
             with contextlib.suppress(OSError):
-                made = list(self._target.iterdir())
-        for path in made:
+                self._remove(name)
+        for path in self._made:
+            shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    remove(path)
+                if path.parent != self._target:
+                    path.parent.rmdir()  # if nothing else is in it
 
     def _newest(self) -> Cursor:
         reader = LogReader(self._log, None, SealedKeys())
@@ -267,10 +278,7 @@ class _Copy:
         try:
             os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError as error:
-            self._ours = False
-            why = "another backup was made into the same directory; name a new one"
-            raise BadConfig(f"{target} is there: {why}") from error
-        self._ours = True
+            raise BadConfig(f"{target} is there: {_ANOTHER}") from error
         self.names.add(name)  # only now: what is another backup's is never deleted
         (size,) = source.execute("PRAGMA page_size").fetchone()
         done = self._done

@@ -27,7 +27,7 @@ THREADS = 2
 """Tenants' pages are made one at a time, which leaves the other for the operator."""
 _NEWEST = 1_000  # of a tenant's turns, whose outcomes it may choose from
 _INSTRUCTIONS = 2_000  # of SQLite's virtual machine, between two looks at the clock
-_EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at"
+_EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at, void"
 _VERSION = "seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at"
 _WORD = re.compile(r"[^\W_]+")
 """Words as the index cuts them. Nothing else reaches FTS5, so that a typed query cannot use its operators."""
@@ -321,10 +321,12 @@ def _found(row: Sequence[Any]) -> IndexedTurn:
 
 
 def _event(row: Sequence[Any]) -> LedgerEvent:
-    seq, id, action, number, hash, before, before_hash, reason, at = row
+    seq, id, action, number, hash, before, before_hash, reason, at, void = row
     policy = PolicyVersion(number=number, hash=hash)
     previous = None if before_hash is None else PolicyVersion(number=before, hash=before_hash)
-    return LedgerEvent(seq=seq, id=id, action=action, policy=policy, previous=previous, reason=reason, at=at)
+    return LedgerEvent(
+        seq=seq, id=id, action=action, policy=policy, previous=previous, reason=reason, at=at, void=bool(void)
+    )
 
 
 def _line(row: Sequence[Any], live: PolicyVersion | None) -> ReleaseLine:

@@ -25,14 +25,14 @@ from ostinato.core.records import Batch, Holdback, Quarantine, ReleaseEvent, Rew
 from ostinato.core.seams import Cursor
 from ostinato.record.rowlog import RowLog
 from ostinato.record.sqlite import connect, create, driver, remove, transaction
-from ostinato.release.ledger import State, fold, taken_back
+from ostinato.release.ledger import State, fold, is_void, taken_back
 
 # ---------------------------------------------------------------- the schema
 
 
 _T = TypeVar("_T")
 
-FORMAT = 8
+FORMAT = 9
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
@@ -49,7 +49,7 @@ _STATEMENTS = (
     "CREATE TABLE returns (first INTEGER PRIMARY KEY, base INTEGER NOT NULL)",
     "CREATE VIRTUAL TABLE words USING fts5 (text, content='', contentless_delete=1, detail=none)",
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT, action TEXT, number INTEGER, hash TEXT, previous_number INTEGER, "
-    "previous_hash TEXT, reason TEXT, at REAL)",
+    "previous_hash TEXT, reason TEXT, at REAL, void INTEGER NOT NULL)",
     "CREATE INDEX events_by_hash ON events (hash, seq)",
     "CREATE INDEX events_by_previous ON events (previous_hash, seq)",
     "CREATE INDEX events_by_action ON events (action, number)",
@@ -262,11 +262,13 @@ class PageIndex:
         """Write a line of the release ledger. What is live, and what a rollback takes back, is for `release.ledger` to say."""
         policy, previous = event.policy, event.previous
         before = (None, None) if previous is None else (previous.number, previous.hash)
-        values = (seq, event.id, event.action, policy.number, policy.hash, *before, event.reason, event.at)
-        done = self._db.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        void = is_void(self.ledger, event)
+        values = (seq, event.id, event.action, policy.number, policy.hash, *before, event.reason, event.at, int(void))
+        done = self._db.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         if not done.rowcount:  # read before
             return
-        self._version(seq, event)
+        if not void:
+            self._version(seq, event)
         for hash in _tolerant(lambda: taken_back(self.ledger, event), ()):
             taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"
             self._db.execute(taken, (seq, event.reason, event.at, hash))

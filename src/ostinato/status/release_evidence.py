@@ -359,7 +359,7 @@ def stretches(events: Iterable[releases.LedgerEvent], rows: Mapping[str, Release
     for event in sorted(events, key=lambda event: event.seq):
         row = rows.get(event.id)
         share = None if row is None else row.detail.get("share")
-        if event.policy.hash != root or not isinstance(share, int | float):
+        if event.void or event.policy.hash != root or not isinstance(share, int | float):
             continue
         if event.action == "canary":
             found = []
@@ -379,7 +379,7 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
         if low is None or low[0] > parts[0].start:
             return None
         end = db.execute(
-            "SELECT min(seq) FROM events WHERE seq > ?1 AND (action IN ('canary', 'rolled_back') OR "
+            "SELECT min(seq) FROM events WHERE seq > ?1 AND NOT void AND (action IN ('canary', 'rolled_back') OR "
             "(action = 'shipped' AND hash != ?2) OR (action = 'blocked' AND hash = ?2))",
             (parts[0].start, root),
         ).fetchone()[0]

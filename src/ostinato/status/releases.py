@@ -158,7 +158,10 @@ class ReleaseEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEvent:
-    """One line of the release ledger. `seq` is its place in the log, `previous` the other version that it is about."""
+    """One line of the release ledger. `seq` is its place in the log, `previous` the other version that it is about.
+
+    `void`: it changed nothing, because live had moved just before it was written (`release.ledger.is_void`).
+    """
 
     seq: Cursor
     id: str
@@ -167,6 +170,7 @@ class LedgerEvent:
     previous: PolicyVersion | None
     reason: str
     at: float
+    void: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +194,10 @@ class GateLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLine:
-    """One version in the ledger. `state`: its last action except looks. `difference` and its bounds are of the gate's last look."""
+    """One version in the ledger. `state`: its last action except looks and void lines.
+
+    `difference` and its bounds are of the gate's last look.
+    """
 
     seq: Cursor
     policy: PolicyVersion

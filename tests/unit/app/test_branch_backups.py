@@ -10,7 +10,7 @@ from ostinato.app import backups
 from ostinato.app.backups import back_up_log, restore_log
 from ostinato.app.branches import TenantRows, begin_branch, branch_config, branches_begun, copied_upto
 from ostinato.app.storage import home, open_log, open_run, open_store
-from ostinato.core.errors import Conflict, Corrupt, StorageFull
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, StorageFull
 from ostinato.core.records import Arm, Batch, Turn
 from ostinato.launch.commands.log import forget
 from ostinato.record import backup
@@ -85,6 +85,30 @@ async def test_a_backup_that_was_cut_off_or_damaged_restores_nothing(tmp_path, m
     with hold(home(branch).root, "train"), pytest.raises(Conflict, match="another train process"):
         restore_log(config, tmp_path / "kept", None, lambda *_: None)
     assert restore_log(config, tmp_path / "kept", None, lambda *_: None).branches == ["acme"]
+
+
+@pytest.mark.parametrize("theirs", ["acme", "globex"])
+async def test_a_backup_that_fails_deletes_no_branch_of_another_into_the_same_directory(tmp_path, monkeypatch, theirs):
+    config = settings(tmp_path)
+    branch = branch_config(config, "acme")
+    with open_log(config) as log, open_log(branch) as own:
+        for each in (log, own):
+            await each.append(turn("acme-1", "acme", Arm.BRANCH))
+    other = tmp_path / "kept" / "branches" / theirs
+
+    def begun(config):
+        other.mkdir(parents=True)  # by another process, meanwhile
+        return branches_begun(config)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backups, "branches_begun", begun)
+    monkeypatch.setattr(backup, "_publish", full)
+    refused, why = (BadConfig, "another backup") if theirs == "acme" else (StorageFull, "nothing was backed up")
+    with pytest.raises(refused, match=why):
+        back_up_log(config, tmp_path / "kept", lambda *_: None)
+    assert sorted((tmp_path / "kept").rglob("*")) == [other.parent, other]
 
 
 async def test_who_was_forgotten_after_a_backup_stays_forgotten_in_the_branch_that_is_restored(tmp_path):

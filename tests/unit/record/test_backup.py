@@ -193,26 +193,32 @@ async def test_of_two_into_one_directory_at_once_the_later_deletes_nothing_of_th
 # ---------------------------------------------------------------- a backup that cannot be made
 
 
-async def test_of_what_is_discarded_a_file_that_cannot_be_deleted_stays_alone(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def fail(*_: Any) -> None:
+async def test_a_backup_that_fails_after_its_manifest_leaves_nothing(run: Path, tmp_path: Path):
+    def interrupted(done: int, total: int) -> None:
+        if (tmp_path / "kept" / MANIFEST).exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        saved(run, tmp_path / "kept", interrupted)
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+async def test_a_file_that_cannot_be_deleted_keeps_no_other(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    unlink, kept = Path.unlink, list[Path]()
+    stuck, delete = f"{firsts(run / 'log')[1]:016d}.db", module.remove
 
-    def refusing(path: Path, missing_ok: bool = False) -> None:
-        if path.parent == tmp_path / "kept" and not kept:
-            kept.append(path)
-        if path in kept:
-            raise PermissionError(13, "Permission denied", str(path))
-        unlink(path, missing_ok)
+    def refused(path: Path) -> None:
+        if path.name == stuck:
+            raise PermissionError(path)
+        delete(path)
 
-    monkeypatch.setattr(module, "_publish", fail)
-    monkeypatch.setattr(Path, "unlink", refusing)
+    monkeypatch.setattr(module, "_publish", full)
+    monkeypatch.setattr(module, "remove", refused)
     with pytest.raises(StorageFull, match="nothing was backed up"):
         saved(run, tmp_path / "kept")
-    assert [*(tmp_path / "kept").iterdir()] == kept
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [stuck]
 
 
 async def test_a_directory_that_is_not_empty_is_refused_and_left_alone(run: Path, tmp_path: Path):

@@ -239,6 +239,26 @@ async def test_the_chain_of_releases_is_the_ledgers(indexed):
     assert indexed.ask.shipped_since(9) is None
 
 
+async def test_a_line_that_a_move_of_live_forestalled_changes_no_versions_state(indexed):
+    v = [version(number) for number in range(4)]
+    await indexed.fill(
+        an_event(0, "shipped", v[0], None),
+        an_event(1, "evaluated", v[1], v[0], report=a_report(0.04, "SHIP")),
+        an_event(2, "evaluated", v[2], v[0], report=a_report(0.04, "SHIP")),
+        an_event(3, "shipped", v[3], v[0]),
+        an_event(4, "canary", v[1], v[0], share=0.1, salt="s"),
+        an_event(5, "awaits_approval", v[2], v[0]),
+        an_event(6, "rolled_back", v[0], v[3]),
+        an_event(7, "verified", v[3], v[0]),
+    )
+    states = {line.policy.number: line.state for line in indexed.ask.releases(None).rows}
+    assert states == {0: "shipped", 1: "evaluated", 2: "evaluated", 3: "rolled_back"}
+    _, history, _, _ = indexed.ask.release(v[1].hash)
+    assert [(event.action, event.void) for event in history] == [("canary", True), ("evaluated", False)]
+    await indexed.fill(an_event(8, "canary", v[1], v[0], share=0.1, salt="s"))
+    assert indexed.ask.release(v[1].hash)[0].state == "canary"
+
+
 async def test_a_step_that_the_trainer_went_back_behind_is_in_no_later_release(indexed):
     """Policy numbers count steps on when training goes back: v11 is above the abandoned step 8, and was not trained on its turns."""
     v = {number: version(number) for number in (4, 11, 20, 26)}

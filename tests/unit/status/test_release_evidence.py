@@ -210,6 +210,20 @@ def test_people_are_counted_under_the_share_in_force_when_they_came():
     assert skewed.odds > 1000
 
 
+async def test_a_trial_that_a_move_of_live_forestalled_is_none_and_ends_none(seen):
+    third, fourth = (PolicyVersion(number=number, hash=f"{number}" * 32) for number in (18, 19))
+    await seen.fill(*the_trial()[:3], an_event(3, "canary", third, fourth, share=0.5, salt="t"))
+    await seen.fill(*(made_by(NEW, at, Arm.CANARY) for at in range(6)), *(made_by(OLD, at) for at in range(6, 12)))
+    dealt = (await seen.facts.release(NEW.hash)).evidence.dealt
+    assert (dealt.candidate, dealt.others) == (6, 6)
+    await seen.fill(
+        an_event(4, "evaluated", fourth, OLD, report=a_report()),
+        an_event(5, "canary", fourth, third, share=0.1, salt="u"),
+        *(made_by(OLD, at, user=f"later{at}") for at in range(12, 24)),
+    )
+    assert (await seen.facts.release(fourth.hash)).evidence.dealt is None
+
+
 async def test_one_release_is_gathered_whole(seen):
     await fill(seen)
     evidence = (await seen.facts.release(NEW.hash[:12])).evidence
