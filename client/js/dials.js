@@ -57,6 +57,7 @@ export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
   #told = null;
   #asked = 0;
   #turn = Promise.resolve();
+  #waiting = null; // the last call, until it begins
 
   async connectedCallback() {
     if (!this.#root) {
@@ -71,21 +72,32 @@ export class OstinatoDials extends (globalThis.HTMLElement ?? Object) {
     return this.#ask("GET");
   }
 
-  /** One call after the other: of two settings of one dial the server must keep the later, and a key that is held sets it many times. */
+  /**
+   * One call after the other: of two settings of one dial the server must keep the later. What a key that is held sets while a call is
+   * under way goes in one.
+   */
   #ask(method, body) {
-    const number = ++this.#asked;
-    const mine = this.#turn.then(() => this.#send(number, method, body));
-    this.#turn = mine.catch(() => {});
-    return mine;
+    const [number, src, last] = [++this.#asked, this.getAttribute("src"), this.#waiting];
+    if (last?.method === method && last.src === src) {
+      Object.assign(last, { number, body: body && { ...last.body, ...body } });
+      return last.done;
+    }
+    const call = { number, src, method, body };
+    this.#waiting = call;
+    call.done = this.#turn.then(() => this.#send(call));
+    this.#turn = call.done.catch(() => {});
+    return call.done;
   }
 
-  async #send(number, method, body) {
+  async #send(call) {
+    if (this.#waiting === call) this.#waiting = null;
+    const { number, src, method, body } = call;
     let told = null;
     let failure = "";
     try {
       const headers = body ? { "content-type": "application/json" } : {};
       const signal = AbortSignal.timeout(LONGEST_MS);
-      const reply = await fetch(this.getAttribute("src"), { method, headers, signal, body: body && JSON.stringify(body) });
+      const reply = await fetch(src, { method, headers, signal, body: body && JSON.stringify(body) });
       const answer = await reply.json();
       if (reply.ok) told = answer;
       else failure = answer?.error?.code === "dials_off" ? this.texts.off[this.#told?.off?.reason ?? "consent"] : this.texts.failed;

@@ -372,11 +372,11 @@ async def test_a_deadline_holds_when_the_clock_is_set_back():
 
 ELEMENTS = """
 class Element extends EventTarget {
-  children = []; style = {};
+  children = []; style = {}; src = "/own";
   append(...more) { this.children.push(...more); }
   replaceChildren(...more) { this.children = more; }
   setAttribute() {}
-  getAttribute() { return "/adaptation"; }
+  getAttribute(name) { return this[name]; }
   attachShadow() { return (this.shadow = new Element()); }
   getElementById(id) { return this.children.flatMap((child) => child.id === id ? [child] : [child.getElementById?.(id)]).find(Boolean); }
 }
@@ -385,34 +385,46 @@ globalThis.document = { createElement: () => new Element() };
 """
 
 
-async def test_of_two_settings_of_one_dial_the_later_is_sent_last():
+async def test_what_a_person_sets_while_a_call_is_under_way_is_sent_after_it_in_one():
     """A key that is held sets a dial many times, and calls that are under way at once arrive in any order."""
     told, _ = await run(
         SHOW
         + f"const {{ OstinatoDials }} = await import({json.dumps(DIALS)});"
         + """
         const begun = [], waiting = [];
-        const dial = { name: "brief", value: 0, low: -1, high: 1, set: null, words: "" };
-        globalThis.fetch = async (_, { method, body }) => {
-          begun.push(body ?? method);
+        const dial = { value: 0, low: -1, high: 1, set: null, words: "" };
+        const dials = [{ ...dial, name: "brief" }, { ...dial, name: "warm" }];
+        globalThis.fetch = async (src, { method, body }) => {
+          begun.push(`${src} ${body ?? method}`);
           if (method === "PUT") await new Promise((resume) => waiting.push(resume));
-          return Response.json({ dials: [dial], most: 2, ratings: 0, last_reset: null, off: null });
+          return Response.json({ dials, most: 2, ratings: 0, last_reset: null, off: null });
         };
         const element = new OstinatoDials();
         await element.connectedCallback();
-        const input = element.shadow.getElementById("dial-brief");
-        const set = (value) => { input.value = value; input.onchange(); };
-        set("0.1");
-        set("0.2");
+        const set = (name, value) => {
+          const input = element.shadow.getElementById(`dial-${name}`);
+          input.value = value;
+          input.onchange();
+        };
+        set("brief", "0.1");
+        await new Promise(setImmediate);
+        set("brief", "0.2");
+        set("warm", "1");
+        set("brief", "0.3");
+        element.src = "/other";
+        set("brief", "0.4");
         await new Promise(setImmediate);
         const first = begun.length;
-        waiting.shift()();
-        while (waiting.length === 0) await new Promise(setImmediate);
-        waiting.shift()();
-        await element.refresh();
+        const last = element.refresh();
+        for (let answered = 0; answered < 3; answered++) {
+          while (waiting.length === 0) await new Promise(setImmediate);
+          waiting.shift()();
+        }
+        await last;
         show([first, begun]);
         process.exit(0);
         """,
         setup=ELEMENTS,
     )
-    assert told == [2, ["GET", '{"brief":0.1}', '{"brief":0.2}', "GET"]]
+    own = ["/own GET", '/own {"brief":0.1}', '/own {"brief":0.3,"warm":1}']
+    assert told == [2, [*own, '/other {"brief":0.4}', "/other GET"]]

@@ -20,14 +20,15 @@ from typing import BinaryIO, Self, cast
 class _Protocol(SubprocessStreamProtocol):
     """Ends what the process leaves running as soon as it has ended: later its number may be that of others."""
 
-    _pid = 0
+    _pid: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._pid = cast("asyncio.SubprocessTransport", transport).get_pid()
         super().connection_made(transport)
 
     def process_exited(self) -> None:
-        _kill_group(self._pid)
+        if self._pid is not None:
+            _kill_group(self._pid)
         super().process_exited()
 
 

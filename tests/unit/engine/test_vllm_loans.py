@@ -10,7 +10,7 @@ from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
 from tests.unit.engine.test_vllm_servers import quick_looks, until  # noqa: F401 (a fixture)
 
-from ostinato.core.errors import Overloaded
+from ostinato.core.errors import NotFound, Overloaded, Unavailable
 from ostinato.core.records import Finish
 from ostinato.engine.vllm.loans import LendingState
 
@@ -463,3 +463,47 @@ async def test_a_score_counts_against_the_samples_that_may_be_open_at_once():
             await second
         assert engine.stats()["running"] == 0
         assert len(await engine.score("live", [1, 2, 3], 1)) == 2
+
+
+async def test_a_score_ends_with_its_slot():
+    (fake,) = fakes = fleet(1)
+    async with vllm_engine(*fakes) as engine:
+        await engine.load("live", version(LIVE))
+        fake.held = True
+        (task,) = scores(engine, "live", 1)
+        await until(lambda: fake.open == 1)
+        await engine.unload("live")
+        with pytest.raises(NotFound):
+            await asyncio.wait_for(task, PATIENT_S)
+        assert engine.stats()["running"] == 0
+        fake.held = False
+
+
+async def test_a_score_ends_with_its_engine():
+    (fake,) = fakes = fleet(1)
+    async with vllm_engine(*fakes) as engine:
+        await engine.load("live", version(LIVE))
+        fake.held = True
+        (task,) = scores(engine, "live", 1)
+        await until(lambda: fake.open == 1)
+        await engine.close()
+        with pytest.raises(Unavailable, match="not running"):
+            await asyncio.wait_for(task, PATIENT_S)
+        fake.held = False
+
+
+async def test_a_score_at_a_server_that_holds_nobody_knows_what_is_asked_of_another():
+    fakes = fleet(2)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(LIVE))
+        wanted = await asyncio.gather(*scores(engine, "live", 8))
+        for fake in fakes:
+            fake.held = True
+        tasks = scores(engine, "live", 8)
+        await until(lambda: sum(fake.open for fake in fakes) == 8)
+        engine._fleet._lose(engine._fleet.replicas[0])
+        await until(lambda: fakes[1].open == 8)
+        fakes[1].held = False
+        async with asyncio.timeout(PATIENT_S):
+            assert await asyncio.gather(*tasks) == wanted
+        fakes[0].held = False

@@ -16,6 +16,7 @@ from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.unit.reward.hanging import time_begins_with_a_hang
 
 from ostinato.core import child_process
+from ostinato.core.child_process import _Protocol
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.reward.protocol import (
@@ -281,6 +282,18 @@ async def test_a_process_that_has_ended_leaves_nothing_running_and_its_number_is
         await isolated.close()
     assert killed == []
     gone(int(helper.reason))
+
+
+def test_a_child_that_never_was_is_not_killed(monkeypatch: pytest.MonkeyPatch):
+    """Its number would be 0, which is this process's own group."""
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+    loop = asyncio.new_event_loop()
+    protocol = _Protocol(limit=1, loop=loop)
+    loop.close()
+    monkeypatch.setattr(protocol, "_maybe_close_transport", lambda: None)
+    protocol.process_exited()
+    assert killed == []
 
 
 async def test_a_function_that_forks_gives_one_answer_and_the_next_turn_its_own(isolated: Isolated, started: list[int]):

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+from pathlib import Path
 
 import pytest
 from tests.deadlines import PATIENT_S
@@ -10,7 +12,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.core.errors import Unavailable
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.sandbox import proxy
-from ostinato.worlds.sandbox.e2b.backend import E2BBox
+from ostinato.worlds.sandbox.e2b.backend import E2BBox, E2BBoxes
 from ostinato.worlds.sandbox.gvisor.backend import GVisorBox
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 from ostinato.worlds.sandbox.proxy import SandboxPlaces
@@ -140,7 +142,7 @@ class Endless:
 async def test_a_stop_that_is_cancelled_gives_the_place_back(kind, tmp_path):
     line, given_back = GvisorConnection(), []
     made = {
-        "e2b": lambda: E2BBox(SandboxSpec(), Endless(), line, {}),
+        "e2b": lambda: E2BBox(SandboxSpec(), Endless(), line, {}, set()),
         "gvisor": lambda: GVisorBox(SandboxSpec(), line, None, Endless(), tmp_path, {}),
     }
     box = made[kind]()
@@ -171,7 +173,7 @@ class Slow:
 
 async def test_a_stop_that_is_cancelled_ends_its_machine_all_the_same():
     machine = Slow()
-    stopping = asyncio.create_task(E2BBox(SandboxSpec(), machine, GvisorConnection(), {}).stop())
+    stopping = asyncio.create_task(E2BBox(SandboxSpec(), machine, GvisorConnection(), {}, set()).stop())
     async with asyncio.timeout(PATIENT_S):
         await machine.asked.wait()
         stopping.cancel()
@@ -179,6 +181,45 @@ async def test_a_stop_that_is_cancelled_ends_its_machine_all_the_same():
         machine.go.set()
         await machine.left.wait()
     assert (stopping.cancelled(), machine.ended) == (True, True)
+
+
+async def test_closing_waits_for_the_end_of_machines_whose_stop_was_cancelled(monkeypatch):
+    """Else the program's end would cancel it."""
+    machine, boxes = Slow(), E2BBoxes(environment={"E2B_API_KEY": "key"})
+    stopping = asyncio.create_task(E2BBox(SandboxSpec(), machine, GvisorConnection(), {}, boxes._ending).stop())
+    async with asyncio.timeout(PATIENT_S):
+        await machine.asked.wait()
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        closing = asyncio.create_task(boxes.close())
+        await asyncio.sleep(0.01)
+        waits = not closing.done()
+        machine.go.set()
+        await closing
+    assert (waits, machine.ended, boxes._ending) == (True, True, set())
+
+
+async def test_a_stop_that_is_cancelled_twice_leaves_no_file_open():
+    machine, leaving = Slow(), asyncio.Event()
+    box = E2BBox(SandboxSpec(), machine, GvisorConnection(), {}, set())
+
+    async def left():
+        leaving.set()
+        await asyncio.Event().wait()
+
+    box.wire.left = left
+    stopping = asyncio.create_task(box.stop())
+    async with asyncio.timeout(PATIENT_S):
+        await machine.asked.wait()
+        stopping.cancel()
+        await leaving.wait()
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        machine.go.set()
+        await machine.left.wait()
+    assert not Path(box._ports).exists()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(box._place)
 
 
 async def test_a_program_cannot_open_more_ways_out_than_it_may(monkeypatch):

@@ -382,6 +382,8 @@ class VllmEngine:
         check_room(1, self._running().total(), self._config.max_waiting)
         tried: list[Replica] = []
         while True:
+            self._check_running()
+            self._check_loaded(slot)
             replica, key = self._replica_for(slot, ids, cache_salt, 1, tried)
             try:
                 found = await self._scored(slot, replica, ids, start, key)
@@ -397,7 +399,9 @@ class VllmEngine:
     async def _scored(
         self, slot: str, replica: Replica, ids: Sequence[int], start: int, key: bytes
     ) -> list[float] | None:
-        """One server's scores, for which it stays under its version; None if it was wanted back. Raises Unavailable."""
+        """One server's scores, or None to ask again: it was wanted back, or its slot or version is gone. It is not lent meanwhile, but may
+        change over to the slot's next version. Raises Unavailable.
+        """
         stream = VllmStream(slot, 1, replica, self._fleet.policy_of(replica, slot), replica.loan is not None)
         asking = asyncio.create_task(replica.server.scores(ids, start, key.hex()))
         stream.pump = asking
@@ -596,6 +600,8 @@ class VllmEngine:
     def _end(self, finish: Finish, streams: Iterable[VllmStream]) -> None:
         for stream in streams:
             stream.events.put_nowait(finish)
+            if stream.pump is not None:
+                stream.pump.cancel()  # nobody reads a score's events
 
     def _cut(self, replica: Replica) -> int:
         """End a replica's streams so that none of their tokens can arrive; those without output are retried. Counts the other samples."""

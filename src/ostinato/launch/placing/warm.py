@@ -199,8 +199,11 @@ class WarmProcess:
             if pid > 0 and not _is_child(pid):
                 self._give_up("the system does not give them to their supervisor")
             elif pid > 0:
-                # first: where no file can be opened this raises, and the worker must not run
-                worker = ForkedWorker(pid)
+                try:  # first: where no file can be opened this raises, and the worker must not run
+                    worker = ForkedWorker(pid)
+                except OSError:
+                    asyncio.get_running_loop().run_in_executor(None, os.waitpid, pid, 0)  # it ends once `go` is closed
+                    raise
                 os.write(go, GO)
                 return worker
         finally:

@@ -106,13 +106,22 @@ _STOP_S = 10.0
 
 
 class E2BBox(SandboxCalls):
-    """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`."""
+    """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`. `ending` gets the task that ends the machine, until it
+    is done.
+    """
 
     called = "sandbox of E2B's"
 
-    def __init__(self, spec: SandboxSpec, machine: Machine, line: GvisorConnection, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        machine: Machine,
+        line: GvisorConnection,
+        env: Mapping[str, str],
+        ending: set[asyncio.Task[None]],
+    ) -> None:
         super().__init__(spec, line, env)
-        self._machine = machine
+        self._machine, self._ending = machine, ending
         self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))
         self._ports = tempfile.mkdtemp(prefix="ostinato-e2b-")
         self._place = os.open(self._ports, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -168,12 +177,17 @@ class E2BBox(SandboxCalls):
         self._ended = True
         self._keeping.cancel()
         self.wire.close()
+        end = asyncio.create_task(self._end_machine())
+        self._ending.add(end)
+        end.add_done_callback(self._ending.discard)
         try:
-            await asyncio.shield(self._end_machine())  # if this is cancelled, the machine ends all the same
+            await asyncio.shield(end)  # if this is cancelled, the machine ends all the same
         finally:
-            await self.wire.left()
-            os.close(self._place)
-            shutil.rmtree(self._ports, ignore_errors=True)
+            try:
+                await self.wire.left()
+            finally:  # also if it is cancelled again
+                os.close(self._place)
+                shutil.rmtree(self._ports, ignore_errors=True)
 
     async def _end_machine(self) -> None:
         try:
@@ -207,6 +221,7 @@ class E2BBoxes:
         self._account = Account(self.config.template, environment)
         self._places = SandboxPlaces[E2BBox](self.config.boxes)
         self._counts: bool | None = None
+        self._ending = set[asyncio.Task[None]]()
 
     async def isolation(self) -> Isolation:
         if self._counts is None:
@@ -233,7 +248,7 @@ class E2BBoxes:
             machine = await self._account.machine()
             line = GvisorConnection()
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-            box = E2BBox(spec, machine, line, env)
+            box = E2BBox(spec, machine, line, env, self._ending)
             try:
                 place = f"/root/.ostinato-{secrets.token_hex(8)}"
                 await _furnish(machine, place, archive)
@@ -271,7 +286,12 @@ class E2BBoxes:
         return bool(said["counts"])
 
     async def close(self) -> None:
-        await self._places.close()
+        """Stop all open sandboxes, and wait for machines whose stop was cancelled: their end must not be cancelled with the program's."""
+        try:
+            await self._places.close()
+        finally:
+            if self._ending:
+                await asyncio.wait(self._ending, timeout=_STOP_S)
 
 
 async def _furnish(machine: Machine, place: str, archive: IO[bytes] | None) -> None:
