@@ -270,14 +270,14 @@ def as_override(key: str, value: str) -> str:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """``"train.lr=1e-5"`` -> (["train", "lr"], 1e-05). The value is TOML, or a bare string if it is not TOML."""
+    """``"train.lr=1e-5"`` -> (["train", "lr"], 1e-05). The value is TOML, null, or a bare string if it is neither."""
     path, equals, raw = text.partition("=")
     if not equals or not path.strip():
         raise BadConfig(f"--set {text!r}: write it as section.key=value")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        value = raw.strip()
+        value = None if raw.strip() == "null" else raw.strip()
     except RecursionError:
         raise BadConfig(f"--set {path.strip()}: the value is nested too deeply") from None
     return path.strip().split("."), value
@@ -336,12 +336,15 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def read_file(path: Path | None) -> dict[str, Any]:
-    """A configuration file's raw tree; without a path an empty one. Raises BadConfig on a file that is missing or unreadable."""
+    """A configuration file's raw tree; without a path an empty one. TOML has no null: its text "null" stands for it.
+
+    Raises BadConfig on a file that is missing or unreadable.
+    """
     if path is None:
         return {}
     try:
         text = path.read_text(encoding="utf-8-sig")
-        tree: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tree: Any = json.loads(text) if path.suffix == ".json" else _with_nulls(tomllib.loads(text))
     except FileNotFoundError:
         raise BadConfig(f"no configuration file at {path}; name one that is there, or none for the defaults") from None
     except OSError as error:
@@ -353,6 +356,14 @@ def read_file(path: Path | None) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise BadConfig(f"{path}: a configuration is an object of sections, and this is none")
     return cast("dict[str, Any]", tree)
+
+
+def _with_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_nulls(below) for key, below in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_with_nulls(below) for below in cast("list[Any]", value)]
+    return None if value == "null" else value
 
 
 def origins(path: Path | None, overrides: Sequence[str]) -> dict[str, str]:

@@ -3,7 +3,9 @@
 import ast
 import json
 import stat
+from operator import attrgetter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -32,10 +34,28 @@ def test_file_then_overrides(tmp_path):
         ("a.b=plain words", (["a", "b"], "plain words")),
         ("a.b='quoted'", (["a", "b"], "quoted")),
         ("a.b=x=y", (["a", "b"], "x=y")),
+        ("a.b= null", (["a", "b"], None)),
+        ("a.b='null'", (["a", "b"], "null")),
     ],
 )
 def test_overrides_are_toml_or_words(text, expected):
     assert parse_override(text) == expected
+
+
+def test_every_key_that_may_be_null_can_be_set_to_it(tmp_path):
+    """TOML has no null, and most such keys have another default."""
+    path = tmp_path / "ostinato.toml"
+    changed = [
+        name for name, field in keys(Config) if field.default is not None and type(None) in get_args(field.annotation)
+    ]
+    assert "train.turn_ess" in changed
+    for name in changed:
+        section, _, leaf = name.rpartition(".")
+        path.write_text(f'[{section}]\n{leaf} = "null"\n')
+        for config in (load(path), load(None, [f"{name}=null"])):
+            assert attrgetter(name)(config) is None
+    path.write_text('[[release.metrics]]\nname = "kept"\nnumerator = ["accepted > 0"]\ntolerance = "null"\n')
+    assert load(path).release.metrics[0].tolerance is None
 
 
 @pytest.mark.parametrize(
