@@ -13,9 +13,10 @@ from typing import Any
 
 from ostinato.core.errors import OstinatoError
 from ostinato.core.fold import FoldFollower
-from ostinato.core.notices import Alarm, AlarmState, Forgotten
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Row, Turn
 from ostinato.core.seams import Clock, Cursor, Folds, Log
+from ostinato.release.alarms import note
 from ostinato.release.auto.config import Metric, RouterConfig
 from ostinato.release.auto.offpolicy import PropensityTest
 from ostinato.release.auto.posterior import Belief, Posterior, Worth, drawn, probabilities, utility, with_failures
@@ -279,6 +280,8 @@ class _Arm:
 logger = logging.getLogger(__name__)
 
 NAME = "auto"
+REFUTED = f"{NAME}:propensities"
+"""The name of the alarm that stands once propensities are refuted."""
 
 
 class _Fold:
@@ -348,16 +351,9 @@ class FoldedRouter:
             await asyncio.sleep(self._config.poll_s)
 
     async def _tell(self) -> None:
-        """Raise an alarm for propensities that are refuted; the same one is in the log once."""
+        """Raise an alarm for propensities that are refuted."""
         wrong = self.router.propensities.wrong(self._config.alpha)
         if wrong != self._refuted:
-            await self._log.append(
-                Alarm(
-                    id=f"{NAME}:propensities:{','.join(wrong)}",
-                    name=f"{NAME}:propensities",
-                    state=AlarmState.RAISED,
-                    reason=f"the logged propensities of {', '.join(wrong)} are not what was drawn; trust no estimate of them",
-                    at=self._clock(),
-                )
-            )
+            why = f"the logged propensities of {', '.join(wrong)} are not what was drawn; trust no estimate of them"
+            await note(self._log, REFUTED, raised=True, why=why, at=self._clock())
             self._refuted = wrong
