@@ -9,7 +9,6 @@ open one can hold it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ostinato.core.errors import Corrupt, StorageFull, Unavailable
-from ostinato.core.files import REFUSALS
+from ostinato.core.files import EXHAUSTED, REFUSALS
 
 LOCK_WAIT_S: Final = 10.0
 """How long a call waits for a lock before it raises Unavailable."""
@@ -236,6 +235,6 @@ def storage_refusals(doing: str) -> Generator[None]:
 
 def unread(name: str, error: OSError) -> Corrupt | Unavailable:
     """The error for an object that cannot be read: Unavailable if that says nothing about what is stored."""
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+    if error.errno in EXHAUSTED:
         return Unavailable(f"object {name} cannot be read now: {error}. Raise the limit (ulimit -n), or free memory")
     return Corrupt(f"object {name} cannot be read: {error}. Restore it from a copy, or publish the version again")
