@@ -25,7 +25,13 @@ export class Ostinato {
   constructor(baseUrl, { apiKey, deadlineMs = 5000, onError = (error) => console.error(error.message) } = {}) {
     this.#sender = new Sender(baseUrl, apiKey);
     this.#deadlineMs = deadlineMs;
-    this.#onError = onError;
+    this.#onError = (error) => {
+      try {
+        onError(error);
+      } catch (thrown) {
+        console.error(thrown); // what fails there must not end the sending
+      }
+    };
     globalThis.addEventListener?.("pagehide", this.#onPageHide);
   }
 

@@ -1,10 +1,13 @@
 """The contract of `Folds`, tested on every implementation."""
 
+import errno
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
-from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.record.folds import FileFolds
 from ostinato.testing.log import MemoryFolds
 
@@ -55,6 +58,21 @@ async def test_a_damaged_file_is_reported_and_counts_as_none(tmp_path, damage, c
     with caplog.at_level(logging.WARNING):
         assert await folds.load("desk") is None
     assert "desk.fold cannot be used" in caplog.text
+
+
+async def test_too_many_open_files_are_no_reason_to_begin_anew(tmp_path, monkeypatch):
+    """Where retention has cut the log, what the fold has of it is nowhere else."""
+    folds = FileFolds(tmp_path)
+    await folds.save("desk", 812, STATE)
+
+    def refused(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(Path, "read_bytes", refused)
+        with pytest.raises(Unavailable, match=r"desk\.fold cannot be read now"):
+            await folds.load("desk")
+    assert await folds.load("desk") == (812, STATE)
 
 
 async def test_files_are_their_owners_alone_and_names_stay_inside(tmp_path):

@@ -148,6 +148,23 @@ async def test_one_bad_event_does_not_take_its_neighbours_with_it():
     assert sorted(signal.turn for signal in signals) == ["a:0", "c:0"]
 
 
+async def test_a_handler_that_throws_does_not_end_the_sending():
+    told, signals = await run(
+        SHOW
+        + """
+        console.error = () => {};
+        const onError = (error) => { throw new Error(`a handler's own: ${error.name}`); };
+        const client = new m.Ostinato(url, { apiKey: key, deadlineMs: patient, onError });
+        client.enqueue("a:0", "accepted");
+        const first = await client.flush(patient);
+        client.enqueue("b:0", "accepted", true);
+        show([first, await client.close()]);
+        """
+    )
+    assert told == [True, True]
+    assert [signal.turn for signal in signals] == ["b:0"]
+
+
 async def test_what_waits_is_sent_when_the_page_goes():
     page = "const page = new EventTarget(); globalThis.addEventListener = page.addEventListener.bind(page);"
     told, signals = await run(

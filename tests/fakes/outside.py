@@ -13,7 +13,7 @@ class FakeOutside:
 
     Controls: a `status` other than 200 refuses; `finish` is the finish reason; `raw` are bytes sent instead of events; `stall` stops for a
     minute after each piece; `cut` breaks the connection after the first piece; `kind` is the content type; `gate` holds each call
-    until it is set. Observations: `bodies`, `headers` of all calls, `left` (clients that left before the end).
+    until it is set, `pace` each piece but the first until it is released. Observations: `bodies`, `headers` of all calls, `left` (clients that left before the end).
     """
 
     def __init__(self):
@@ -21,7 +21,7 @@ class FakeOutside:
         self.status, self.finish, self.kind = 200, "stop", "text/event-stream"
         self.raw = None
         self.stall = self.cut = self.usage_missing = False
-        self.gate = None
+        self.gate = self.pace = None
         self.bodies, self.headers = [], []
         self.left = 0
         self.url = ""
@@ -69,6 +69,8 @@ class FakeOutside:
             return
         n = self.bodies[-1].get("n", 1)
         for start in range(0, len(self.text), 3):
+            if start and self.pace is not None:
+                await self.pace.acquire()
             piece = {"content": self.text[start : start + 3]}
             choices = [{"index": i, "delta": piece, "finish_reason": None} for i in range(n)]
             await self._event(reply, {"choices": choices})

@@ -77,6 +77,14 @@ def test_a_changed_value_replaces_the_one_before(sent, value):
     assert worth([*sent, changed, signal("r", "sorry", 0.0, received=CUT, retracts="later")]) == worth(sent)
 
 
+def test_a_clock_that_is_ahead_puts_nothing_last():
+    first, then = (
+        signal("a", "stars", 5.0, occurred=3_600, received=1.0),
+        signal("b", "stars", 1.0, occurred=2, received=2.5),
+    )
+    assert worth([first, then])[1] == worth([then, first])[1] == (0.2, 1.0)
+
+
 def test_what_is_no_number_is_not_heard():
     assert heard([signal("a", "stars", float("nan"))]).values() == {}
     assert STARS.measure(heard([signal("a", "stars", float("inf"))]).values()) == (1.0, 1.0)

@@ -140,6 +140,19 @@ async def note_hearing(run: Run) -> None:
     await note(run.log, HEARING, raised=short, why=why, at=wall_clock())
 
 
+async def note_switched_off(run: Run) -> None:
+    """End the alarms of what is switched off: whoever would end them is not there. Idempotent."""
+    from ostinato.release.auto.router import REFUTED
+    from ostinato.worlds.rollout.finished import CHEATED
+
+    config = run.config
+    if not config.serve.auto.arms:
+        await note(run.log, REFUTED, raised=False, why="Auto is switched off (serve.auto.arms)", at=wall_clock())
+    if config.learn.source == "people":
+        why = "nothing is learned from rollouts (learn.source)"
+        await note(run.log, CHEATED, raised=False, why=why, at=wall_clock())
+
+
 def _window(config: Config) -> object:
     """How long the reward function waits, if that is known without loading a user's own function; None otherwise."""
     module, _, name = config.reward.function.partition(":")

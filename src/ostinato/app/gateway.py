@@ -250,8 +250,11 @@ def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable
 
 def _router(run: Run) -> FoldedRouter | None:
     """The router that draws among Auto's arms, or None if there are none."""
-    arms = [arm.name for arm in run.config.serve.auto.arms]
-    return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
+    auto = run.config.serve.auto
+    arms = [arm.name for arm in auto.arms]
+    if not arms:
+        return None
+    return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto, auto.episodes)
 
 
 def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptation | None:

@@ -241,12 +241,14 @@ def trainer_backend(config: Config) -> ComputeBackend:
 
 
 def training(config: Config) -> TrainConfig:
-    """The trainer's settings with `compute` and `learn.batch` resolved: "auto" is the engine's. Raises BadConfig."""
+    """The trainer's settings with `compute`, `publish` and `learn.batch` resolved: "auto" is the engine's. Raises BadConfig."""
     import torch
 
     settings: dict[str, Any] = {}
     if config.train.compute == "auto":
         settings["compute"] = "bf16" if compute(config) == torch.bfloat16 else "fp32"
+    if config.train.publish == "auto":
+        settings["publish"] = "bf16" if config.model.dtype == "bfloat16" else "fp32"
     people = config.learn.source == "people"  # steps of rollouts have the number of turns that the rate was set for
     if people and config.learn.batch == "auto" and config.train.base_turns is None:
         settings["base_turns"] = config.learn.least_turns

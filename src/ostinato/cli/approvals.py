@@ -91,7 +91,8 @@ def rollback(
     Parameters
     ----------
     version
-        The release to go back to: a number such as v12, or the first digits of its root hash. Default: the release before the live one.
+        The release to go back to: a number such as v12, or the first digits of its root hash. Default: the release before the live one,
+        unless another rollback was less than a minute ago.
     reason
         Why; recorded in the ledger.
     actor

@@ -5,11 +5,12 @@ Also says which answers a person's dials could move.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections import OrderedDict
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from ostinato.core.records import Arm, Purpose, Turn
+from ostinato.core.records import Arm, Pick, Purpose, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +96,33 @@ def could_lean(turn: Turn, bases: Container[str]) -> bool:
     asked = turn.purpose in _STEERABLE and not turn.sampling.grammar and turn.user != ANONYMOUS
     served = turn.arm.people and turn.arm not in _UNSTEERED
     return asked and served and any(version.hash in bases for version in turn.versions)
+
+
+class EpisodePicks:
+    """The draws of the newest `most` episodes, of all tenants together. Of too many the oldest of the tenant that has most is dropped, so
+    that nobody can drive another's out.
+
+    Example: ``picks.put("acme", "e1", pick); picks.get("acme", "e1") == pick``
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._picks: dict[str, OrderedDict[str, Pick]] = {}  # by tenant and episode
+
+    def get(self, tenant: str, episode: str) -> Pick | None:
+        """An episode's draw, if it is remembered."""
+        return self._picks.get(tenant, {}).get(episode)
+
+    def put(self, tenant: str, episode: str, pick: Pick) -> None:
+        """Remember a draw; the episode is then the tenant's newest."""
+        theirs = self._picks.setdefault(tenant, OrderedDict())
+        self._held += episode not in theirs
+        theirs[episode] = pick
+        theirs.move_to_end(episode)
+        if self._held > self._most:
+            max(self._picks.values(), key=len).popitem(last=False)
+            self._held -= 1
+
+    def __iter__(self) -> Iterator[tuple[str, str, Pick]]:
+        """Tenants, episodes and draws, each tenant's oldest first."""
+        return ((tenant, episode, pick) for tenant, theirs in self._picks.items() for episode, pick in theirs.items())

@@ -13,6 +13,8 @@ from typing import Final
 
 REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """What the system answers for a disk that is full, fails or has become read-only: it may pass, and is no process's own fault."""
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What it answers where files or memory have run out: it says nothing about the file that was to be opened."""
 
 
 def private(path: str, flags: int) -> int:

@@ -1,4 +1,4 @@
-"""Pending signals, which come before their turn: kept for a limited time and within bounds, by tenant. Pure."""
+"""Pending signals, which come before their turn: kept for a limited time and within bounds, by tenant. And when a signal happened. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from ostinato.core.records import Signal
+
 S = TypeVar("S")
 
 OVERHEAD = 128  # bytes that the signals about a turn cost besides their ids, roughly
+
+
+def happened_at(signal: Signal) -> float:
+    """When a signal's event happened, by which signals are in order: a client's clock that is ahead puts none behind its arrival."""
+    return min(signal.occurred_at, signal.received_at)
 
 
 class _Held(Generic[S]):

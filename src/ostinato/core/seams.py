@@ -138,7 +138,7 @@ class Folds(Protocol):
         ...
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """The fold last saved under this name; None if there is none, or it cannot be read."""
+        """The fold last saved under this name; None if there is none, or it is damaged. Raises Unavailable."""
         ...
 
 

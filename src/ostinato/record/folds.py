@@ -13,8 +13,8 @@ from typing import Any
 import zstandard
 from blake3 import blake3
 
-from ostinato.core.errors import BadConfig, StorageFull
-from ostinato.core.files import write_atomic
+from ostinato.core.errors import BadConfig, StorageFull, Unavailable
+from ostinato.core.files import EXHAUSTED, write_atomic
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.shrink import decompress
 
@@ -64,7 +64,10 @@ class FileFolds:
         await asyncio.to_thread(self._write, self._path(name), pack_fold(cursor, state))
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """The fold saved last. A file that is damaged or has another format version is reported and counts as missing."""
+        """The fold saved last. A file that is damaged or has another format version is reported and counts as missing.
+
+        Raises Unavailable with too many files open: where the log was cut, what a fold has of it cannot be read again.
+        """
         path = self._path(name)
         try:
             data = await asyncio.to_thread(path.read_bytes)
@@ -72,6 +75,10 @@ class FileFolds:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                raise Unavailable(
+                    f"{path} cannot be read now: {error}. Raise the limit (ulimit -n), or free memory"
+                ) from error
             logger.warning("%s cannot be used, the log is read instead: %s", path, error)
             return None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ostinato.core.pending_signals import happened_at
 from ostinato.core.records import Finish, Reward, Sampling, Signal, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.seams import Log
@@ -31,7 +32,7 @@ async def corrections_of(log: Log, turns: Sequence[Turn], rewards: Sequence[Rewa
     people = {turn.id: turn.tenant for turn in turns if not of_world(turn)}
     wanted = [(people[reward.turn], signal) for reward in rewards if reward.turn in people for signal in reward.signals]
     said = await log.find(Signal, wanted) if wanted else []
-    found = sorted((each for each in said if each.correction), key=lambda each: (each.occurred_at, each.id))
+    found = sorted((each for each in said if each.correction), key=lambda each: (happened_at(each), each.id))
     return {each.turn: each.correction for each in found if each.correction and people.get(each.turn) == each.tenant}
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ostinato.core.errors import Corrupt
+from ostinato.core.pending_signals import happened_at
 from ostinato.core.records import Advantages, Purpose, Reward, Signal, Turn, TurnHint
 from ostinato.core.samples import Sample
 from ostinato.core.seams import Log
@@ -119,7 +120,7 @@ class HintSource:
         wanted = [(tenants[reward.turn], signal) for reward in rewards for signal in reward.signals]
         said = await self._log.find(Signal, wanted) if wanted else []
         found: dict[str, list[Signal]] = {}
-        for signal in sorted(said, key=lambda each: (each.occurred_at, each.id)):
+        for signal in sorted(said, key=lambda each: (happened_at(each), each.id)):
             if signal.value > 0 and tenants.get(signal.turn) == signal.tenant:
                 found.setdefault(signal.turn, []).append(signal)
         return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from random import SystemRandom
 
+from ostinato.core.arm_assignment import EpisodePicks
 from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Pick, Turn
@@ -77,8 +77,7 @@ class Deals:
             for arm in config.arms
             if arm.slot is None
         }
-        self._episodes: dict[str, OrderedDict[str, Pick]] = {}  # by tenant and episode
-        self._held = 0  # of all tenants together
+        self._episodes = EpisodePicks(config.episodes)
 
     @property
     def name(self) -> str:
@@ -103,12 +102,12 @@ class Deals:
         there = [
             name for name, arm in self._arms.items() if name not in failed and self._available(arm, tenant, releases)
         ]
-        pick = self._episodes.get(tenant, {}).get(episode)
+        pick = self._episodes.get(tenant, episode)
         if pick is None or pick.arm not in there:
             pick = self._dealer.draw(there, self._chance())
             if pick is None:
                 raise Unavailable("None of Auto's arms can answer now; try again in a moment.")
-        self._remember(tenant, episode, pick)
+        self._episodes.put(tenant, episode, pick)
         return Deal(arm=self._arms[pick.arm], pick=pick)
 
     def chunks(self, deal: Deal, asked: OutsideQuery) -> AsyncIterator[Chunk]:
@@ -118,22 +117,12 @@ class Deals:
     def restore(self, turn: Turn) -> None:
         """Remember an episode's arm from a turn in the log."""
         if turn.auto is not None and turn.auto.arm in self._arms:
-            self._remember(turn.tenant, turn.episode, Pick(arm=turn.auto.arm, odds=turn.auto.odds))
+            self._episodes.put(turn.tenant, turn.episode, Pick(arm=turn.auto.arm, odds=turn.auto.odds))
 
     def _available(self, arm: AutoArm, tenant: str, releases: Collection[str]) -> bool:
         if arm.tenants and tenant not in arm.tenants:
             return False
         return arm.slot in releases if arm.slot is not None else self._outside[arm.name].available
-
-    def _remember(self, tenant: str, episode: str, pick: Pick) -> None:
-        """Of too many the oldest of the tenant that has most is dropped, so that nobody can drive another's out."""
-        theirs = self._episodes.setdefault(tenant, OrderedDict())
-        self._held += episode not in theirs
-        theirs[episode] = pick
-        theirs.move_to_end(episode)
-        if self._held > self._config.episodes:
-            max(self._episodes.values(), key=len).popitem(last=False)
-            self._held -= 1
 
 
 def _breaker(config: AutoConfig) -> Breaker:

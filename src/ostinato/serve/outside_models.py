@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +203,8 @@ class OutsideModel:
         import aiohttp
 
         arm = self._arm
-        waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
+        # a total would go on while a client reads slowly
+        waits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
         self._session = aiohttp.ClientSession(
             timeout=waits,
             connector=aiohttp.TCPConnector(limit=0),
@@ -248,15 +250,20 @@ class OutsideModel:
     async def _events(self, asked: OutsideQuery) -> AsyncGenerator[OutsideEvent]:
         assert self._session is not None, "start the model before it is asked"
         url = f"{self._arm.url.rstrip('/')}/chat/completions"
-        async with self._session.post(
-            url, json=self._body(asked), headers=self._headers, allow_redirects=False
-        ) as reply:
+        patience = _Patience(self._arm.longest_s)
+        async with patience.waiting():
+            reply = await self._session.post(url, json=self._body(asked), headers=self._headers, allow_redirects=False)
+        async with reply:
             if reply.status != 200:
                 blame = reply.status >= 500 or reply.status < 400 or reply.status in _OWN_FAULTS
                 raise OutsideFailure(f"it answered with status {reply.status}", blame=blame)
             if reply.content_type != "text/event-stream":
                 raise OutsideFailure("what it sent is not an event stream")
-            async for line in reply.content:
+            while True:
+                async with patience.waiting():
+                    line = await reply.content.readline()
+                if not line:
+                    return
                 event = read_outside(line)
                 if event is not None:
                     yield event
@@ -295,6 +302,21 @@ def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | No
             f"{whose} takes its key from the variable {arm.key_env}, which is not set: export it where this is started"
         )
     return key
+
+
+class _Patience:
+    """How long a call may still take. Only waiting for the model counts, not what a client takes to read."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._left_s = longest_s
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncGenerator[None]:
+        """Wait for the model. Raises TimeoutError."""
+        began = _now()
+        async with asyncio.timeout(self._left_s):
+            yield
+        self._left_s -= _now() - began
 
 
 class _OutsideAnswer:

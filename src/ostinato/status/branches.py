@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Arm, PolicyVersion
@@ -28,8 +27,8 @@ class BranchNow:
 
     `version` answers the tenant, `parent` is the shared version that training began at last. `learned`: turns behind `step` steps. `gate`:
     the newest line of its release ledger, "" before the first. `contrast`: the share of the newest rated turns that its people accept less
-    that of the tenant's people who stay on the shared version, named people alone, with a 95% interval clustered by person; None without
-    turns of both. `answered`, `stayed`: how many turns that is of each. `troubles` are sentences.
+    that of the tenant's people who stay on the shared version, of those who were dealt by chance, with a 95% interval clustered by person;
+    None without turns of both. `answered`, `stayed`: how many turns that is of each. `troubles` are sentences.
     """
 
     tenant: str
@@ -74,11 +73,11 @@ def _named(policy: PolicyVersion | None) -> str:
 def contrast_of(rated: Iterable[RatedTurn]) -> tuple[Estimate | None, int, int]:
     """The branch's acceptance less the shared version's, from the rated turns of a branch's own log, and how many turns that is of each.
 
-    People without a name are all on the branch, so that they are left out.
+    People who could not have been dealt to the other side are left out: those whom nobody proved, and all before the branch was there.
     """
     sides: dict[str, list[tuple[tuple[str, str], bool]]] = {Arm.LIVE.value: [], Arm.CONTROL.value: []}
     for each in rated:
-        if each.served.arm in sides and each.served.person[1] != ANONYMOUS:
+        if each.served.arm in sides and each.served.by_chance:
             sides[each.served.arm].append((each.served.person, each.value > 0))
     own, shared = sides[Arm.LIVE.value], sides[Arm.CONTROL.value]
     return difference_of(own, shared) if own and shared else None, len(own), len(shared)

@@ -40,7 +40,7 @@ RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 NAMES, OTHERS = 50, "others"
 """At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
-_FORMAT = 7
+_FORMAT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Served:
     """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token. `dealt` is the person's place for
     the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered. `session`: its episode, if
     that is followed for its summaries (`status.compactions`). `style`: what its reward tells of the style that its
-    conversation was dealt (`StyleTally.turn`), if it was dealt one or none.
+    conversation was dealt (`StyleTally.turn`), if it was dealt one or none. `by_chance`: the person could have been dealt to another arm.
     """
 
     arm: str
@@ -58,6 +58,7 @@ class Served:
     dealt: float | None = None
     session: str | None = None
     style: list[Any] | None = None
+    by_chance: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ def _of_turn(
         dealt=dealt,
         session=session,
         style=style,
+        by_chance=turn.propensity < 1.0 and turn.auto is None,
     )
 
 
@@ -255,11 +257,11 @@ def _count(counted: Counter[str], name: str) -> None:
 
 def _listed(served: Served) -> list[Any]:
     where = [served.arm, *served.person, served.started_at, served.number]
-    return [*where, served.dealt, served.session, served.style]
+    return [*where, served.dealt, served.session, served.style, served.by_chance]
 
 
 def _served(listed: list[Any]) -> Served:
-    arm, tenant, user, started_at, number, dealt, session, style = listed
+    arm, tenant, user, started_at, number, dealt, session, style, by_chance = listed
     return Served(
         arm=str(arm),
         person=(str(tenant), str(user)),
@@ -268,6 +270,7 @@ def _served(listed: list[Any]) -> Served:
         dealt=None if dealt is None else float(dealt),
         session=None if session is None else str(session),
         style=style,
+        by_chance=bool(by_chance),
     )
 
 

@@ -61,9 +61,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto", description="Arithmetic of the forward and backward pass. auto: the engine's (model.compute)."
     )
-    publish: Literal["bf16", "fp32"] = Field(
-        default="bf16",
-        description="Dtype of published weights, like model.dtype. Gradients are taken at weights rounded to it.",
+    publish: Literal["auto", "bf16", "fp32"] = Field(
+        default="auto",
+        description="Dtype of published weights. Gradients are taken at weights rounded to it. auto: model.dtype, or bf16 in a trainer by "
+        "itself. Another one than model.dtype rounds what version 0 holds, so that its turns are not the trainer's own.",
     )
     microbatch_tokens: int = Field(
         default=1024,

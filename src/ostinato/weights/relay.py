@@ -31,6 +31,7 @@ from ostinato.core.errors import Conflict, Corrupt, NotFound, OstinatoError, Sto
 from ostinato.core.seams import Clock
 from ostinato.weights.config import RelayConfig
 from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.disk import unread
 from ostinato.weights.store.interface import DamagedRefs, RefStore, check_range
 from ostinato.weights.store.readonly import read_only
 from ostinato.weights.version.content import VERSIONS, check_hash, check_ref, hash_of, is_hash
@@ -74,7 +75,7 @@ class Shelf:
         return hash in self._sizes
 
     async def get(self, hash: str) -> bytes | None:
-        """The bytes, verified, or None if they are missing or damaged."""
+        """The bytes, verified, or None if they are missing or damaged. Raises Unavailable as its store."""
         if hash not in self._sizes:
             return None
         try:
@@ -124,7 +125,7 @@ class Shelf:
         if checked is None or self._clock() - checked > _TRUSTED_S:
             try:
                 await asyncio.to_thread(_check, self._path(hash), hash)
-            except (OSError, Corrupt) as error:
+            except Corrupt as error:
                 self._drop(hash, error)
                 return False
             self._checked[hash] = self._clock()
@@ -176,9 +177,12 @@ def _found(root: Path) -> list[tuple[str, int]]:
 
 def _check(path: Path, hash: str) -> None:
     state = blake3()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            state.update(piece)
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                state.update(piece)
+    except OSError as error:
+        raise unread(hash, error) from error
     if state.hexdigest() != hash:
         raise Corrupt(f"{path} does not have the bytes that its name promises")
 

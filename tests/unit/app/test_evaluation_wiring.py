@@ -16,6 +16,7 @@ from ostinato.app.evaluation import (
     note_hearing,
     note_resolution,
     note_suite,
+    note_switched_off,
     open_releases,
     open_suite,
     open_suites,
@@ -27,6 +28,8 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.demo import demo_overrides
+from ostinato.release.alarms import note
+from ostinato.release.monitors.watcher import standing
 from ostinato.weights.publish.publisher import VersionPublisher
 
 ITEM = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}
@@ -205,6 +208,18 @@ async def test_trials_that_stop_listening_before_rewards_do_say_so(tmp_path):
     ]
     assert "rewards for 86400 s (reward.surrogate.truth_after_s)" in alarms[-1].reason
     assert "for 30 s (release.outcomes.maturity_s), rewards for 3600 s" in alarms[0].reason
+
+
+async def test_alarms_of_what_is_switched_off_end(tmp_path):
+    where, names = f"run.directory={tmp_path / 'run'}", ("auto:propensities", "worlds:cheated", "worlds:best_of_k")
+    arms = 'serve.auto.arms=[{name="live", slot="live"}, {name="frozen", slot="control"}]'
+    with open_run(load(None, [where])) as run:
+        for name in names:
+            await note(run.log, name, raised=True, why="found", at=1.0)
+    for settings, left in (([arms, "learn.source=worlds"], [*names]), ([], ["worlds:best_of_k"]), ([], [names[-1]])):
+        with open_run(load(None, [where, *settings])) as run:
+            await note_switched_off(run)
+            assert sorted(await standing(run.log)) == sorted(left)
 
 
 async def test_a_run_without_a_suite_says_so_once_and_takes_it_back(tmp_path):

@@ -13,7 +13,7 @@ from ostinato.app.storage import home, open_folds, open_log, open_run
 from ostinato.cli.commands import app
 from ostinato.cli.options import Common
 from ostinato.config import load
-from ostinato.core.errors import BadConfig, NotFound
+from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.launch.commands.release import roll_back
 from ostinato.record.log import SqlLog
 from ostinato.record.postgres.log import PostgresLog
@@ -117,6 +117,8 @@ async def test_a_person_decides_from_a_host_that_never_saw_the_run(shared, tmp_p
     config = Common(overrides=tuple(there)).of_run()
     assert not (tmp_path / "there").exists()
     await roll_back(config, None, "by hand", "ann", Console())
+    with pytest.raises(Conflict, match=r"live went back to .* ago: nothing was done; to go back further, name"):
+        await roll_back(config, None, "by hand", "bob", Console())  # who saw the same and was slower
     with open_run(load(None, here)) as run:
         assert await run.follower.resolve("live") == one
         assert [row.action for _, row in await read(run.log)] == ["shipped", "shipped", "rolled_back"]

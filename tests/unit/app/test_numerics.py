@@ -102,6 +102,17 @@ def test_engine_and_trainer_agree_by_default_on_any_cpu(source, verdicts, speeds
     assert training(config).publish == "bf16"
 
 
+@pytest.mark.parametrize(("dtype", "publish"), [("float32", "fp32"), ("bfloat16", "bf16")])
+def test_weights_are_published_as_they_are_stored(source, dtype, publish):
+    """Else version 0 and the trainer's rounding of it differ, which looks like a broken promise of exact mode."""
+    config = load(None, [source, f"model.dtype={dtype}", "train.compute=fp32"])
+    assert training(config).publish == publish
+    assert (
+        training(load(None, [source, f"model.dtype={dtype}", "train.compute=fp32", "train.publish=bf16"])).publish
+        == "bf16"
+    )
+
+
 def test_the_dtype_is_measured_only_where_that_decides(source, monkeypatch):
     monkeypatch.setattr(numerics, "speeds", lambda config: pytest.fail("measured"))
     assert numerics.compute(load(None, [source, "model.compute=fp32"])) is torch.float32

@@ -28,6 +28,10 @@ def said(name: str, at: float, *, id: str | None = None, value: float = 1.0, ret
     )
 
 
+AHEAD = replace(said("accepted", 11), occurred_at=3_611.0)
+"""From a client whose clock is an hour ahead."""
+
+
 def value(*signals: Signal) -> float:
     """The reward, after checking that no order of arrival and no repetition changes it."""
     answers = {copilot(TURN, order, 40.0, window=30.0) for order in permutations((*signals, *signals[:1]))}
@@ -60,6 +64,8 @@ def value(*signals: Signal) -> float:
         ([said("accepted", 11), said("undone", 100)], 0.75),
         ([said("accepted", 11, id="a"), said("oops", 100, retracts="a")], 0.75),
         ([said("accepted", 5)], 0.75),  # a client whose clock is slow
+        ([AHEAD, said("undone", 12)], -0.25),
+        ([said("undone", 10.5), AHEAD], 0.75),
     ],
 )
 def test_what_counts(signals: list[Signal], expected: float):

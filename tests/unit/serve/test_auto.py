@@ -12,7 +12,7 @@ from tests.fakes.conversations import talk
 from tests.fakes.outside import FakeOutside
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm, Finish, Pick
+from ostinato.core.records import Arm, Finish, Pick, Sampling
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.router import Router
 from ostinato.reward.ledger_entries import needs_reward, untrainable
@@ -407,6 +407,42 @@ async def test_an_episode_whose_arm_is_left_alone_is_dealt_another(outside, monk
         outside.status = 200
         await w.chat(**AUTO, headers=headers)
         assert [turn.auto.arm for turn in w.log.turns()] == ["far", "far", "live", "live", "live"]
+
+
+async def heard(outside, breaker, between=lambda: None, **arm):
+    """The text of an answer from outside; `between` is called after each piece of it."""
+    arm = AutoArm(name="far", url=outside.url, model="far-1", **arm)
+    far, said = outside_models.OutsideModel(arm, None, breaker, who="far"), []
+    asked = outside_models.OutsideQuery(conversation=talk(*ASK["messages"]), sampling=Sampling(max_tokens=8), n=1)
+    await far.start()
+    try:
+        async for chunk in far.chunks(asked):
+            said.append(chunk.text)
+            between()
+    finally:
+        await far.close()
+    return "".join(said)
+
+
+async def test_time_that_a_client_takes_to_read_does_not_count_against_it(outside, monkeypatch):
+    """Else one slow reader would take the arm from everybody."""
+    loop, read_s = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+
+    def read_on():
+        nonlocal read_s
+        read_s += 1000.0
+        outside.pace.release()
+
+    outside.pace, breaker = asyncio.Semaphore(0), outside_models.Breaker(failures=1, rest_s=10.0, longest_s=10.0)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(loop, "time", lambda: clock() + read_s)
+        assert await heard(outside, breaker, read_on, silence_s=1e6, longest_s=900.0) == "from afar"
+        assert not breaker.resting
+    outside.pace = asyncio.Semaphore(0)
+    with pytest.raises(outside_models.OutsideFailed):
+        await heard(outside, breaker, longest_s=0.2)
+    assert breaker.resting
 
 
 async def test_questions_that_the_outside_will_not_answer_do_not_count_against_it(outside):

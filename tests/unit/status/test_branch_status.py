@@ -44,7 +44,8 @@ def board(*troubled):
 
 
 async def a_branch(directory):
-    """Four people of acme on the branch accept all, four on live none; the branch took a step, and shipped what came of it."""
+    """Four people of acme on the branch accept all, four on live none; the branch took a step, and shipped what came of it. Others were not
+    dealt by chance."""
     config = settings(directory)
     branch = branch_config(config, "acme")
     (v0,) = await publish(open_store(config), 1)
@@ -53,7 +54,10 @@ async def a_branch(directory):
         made = turn(f"acme-{n}", "acme", (Arm.BRANCH, Arm.SHARED)[n % 2], user=f"u{n % 8}")
         made = replace(made, spans=(replace(made.spans[0], policy=v0),))
         rows += [made, said(made, "accepted" if n % 2 == 0 and n != 8 else "rejected")]
-    nobody = turn("acme-x", "acme", Arm.BRANCH, user="anonymous")
+    for user, arm in (("unproven", Arm.BRANCH), ("u1", Arm.SHARED), ("u0", Arm.SHARED)):  # u1 and u0 before it began
+        made = turn(f"acme-{user}", "acme", arm, user=user, propensity=1.0)
+        rows += [made, said(made, "accepted")]
+    nobody = turn("acme-x", "acme", Arm.BRANCH, user="anonymous", propensity=1.0)
     with open_log(config) as log, open_run(branch) as run:
         await log.append(*rows, nobody, said(nobody, "rejected"))
         await begin_branch(run, lambda _: None)
@@ -82,7 +86,7 @@ async def test_a_branch_has_a_line_a_row_and_metrics(tmp_path):
         (seen,) = await BranchReader(opened).now(found)
     assert (seen.tenant, seen.version, seen.parent.number, seen.learned, seen.step) == ("acme", own, 0, learned, 1)
     assert seen.troubles == ("train@acme waits: the disk is full", "alarm coarse: few items")
-    assert (seen.answered, seen.stayed) == (16, 16), "people without a name are nobody's contrast"
+    assert (seen.answered, seen.stayed) == (16, 16), "people who were not dealt by chance are nobody's contrast"
     assert seen.contrast.mean == pytest.approx(15 / 16)
     assert 0.0 < seen.contrast.lower < seen.contrast.mean < seen.contrast.upper
     line = branch_line(seen)

@@ -190,6 +190,25 @@ async def test_a_ref_that_cannot_be_read_just_now_is_a_store_that_is_away(tmp_pa
     assert await store.read_ref("live") == ONE
 
 
+@pytest.mark.parametrize(
+    ("code", "error"), [(errno.EMFILE, Unavailable), (errno.ENFILE, Unavailable), (errno.EIO, Corrupt)]
+)
+async def test_an_object_is_not_damaged_because_too_many_files_are_open(tmp_path, monkeypatch, code, error):
+    """A trainer would publish it whole again, and an erasure leave out a version that knew somebody."""
+    store, opened = DirectoryStore(tmp_path), Path.open
+    name = await store.put(b"data")
+
+    def refused(path, *args, **more):
+        if path.name == name[2:]:
+            raise OSError(code, os.strerror(code))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    for work in (store.get(name), store.get_range(name, 0, 4)):
+        with pytest.raises(error, match=f"{name} cannot be read"):
+            await work
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
 async def test_no_ref_is_hidden_by_a_directory_that_cannot_be_listed(tmp_path, monkeypatch, code):
     """As one that `sudo ostinato weights pin` made: what was pinned would be collected."""

@@ -323,3 +323,23 @@ async def test_the_order_of_use_is_kept_without_touching_when_a_file_was_written
     at = file(tmp_path, ONE).stat()
     assert at.st_mtime_ns == 7
     assert at.st_atime_ns > 1e18
+
+
+async def test_too_many_open_files_drop_nothing_from_the_cache(upstream, tmp_path, monkeypatch):
+    name, clock, opened = await upstream.put(b"weights"), Time(), Path.open
+    store = relay(upstream, tmp_path, clock)
+    await store.get(name)
+    clock.now += 3600.0
+    upstream.away = True
+
+    def refused(path, *args, **more):
+        if path == file(tmp_path, name):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(path, *args, **more)
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(Path, "open", refused)
+        for call in (store.get, lambda name: read(store, name)):
+            with pytest.raises(Unavailable, match="cannot be read now"):
+                await call(name)
+    assert await store.get(name) == await read(store, name) == b"weights"

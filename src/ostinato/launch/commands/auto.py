@@ -50,7 +50,8 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
         )
     wanted = parse_shares(shares)
     with open_log(config) as log:
-        folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto)
+        episodes = config.serve.auto.episodes
+        folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto, episodes)
         await folded.catch_up(telling=False)
         dealing = (await ReleaseLedger(log, wall_clock).refresh()).dealing
         there = _there(config.serve.auto.arms, dealing)

@@ -7,6 +7,7 @@ show`: is a release better, how sure is that, what changed, why did it not ship.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Generator
 from typing import cast
@@ -23,7 +24,7 @@ from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_of
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
-from ostinato.core.errors import BadConfig, BadRequest, NotFound, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
@@ -119,11 +120,22 @@ async def refuse(config: Config, version: str | None, reason: str, actor: str | 
     say(console, f"{event.policy} never ships by itself; live is still {event.previous}")
 
 
+_JUST_S = 60.0
+"""So long after a rollback the next one must name its version: it may have been asked for before that one was seen."""
+
+
 async def roll_back(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
-    """Move `live` back. Raises NotFound for a version that was never released."""
+    """Move `live` back. Raises NotFound for a version that was never released; Conflict if none is named and live has just gone back."""
     with _deciding(config, "roll back", version, actor) as (run, who):
-        target = None if version is None else await _released(run.log, version)
-        event = await open_releases(run).rollback(target, reason, actor=who)
+        target, releases = None if version is None else await _released(run.log, version), open_releases(run)
+        seen = await releases.ledger.refresh()
+        back_s = wall_clock() - seen.rollbacks[-1].at if seen.rollbacks else math.inf
+        if target is None and 0.0 <= back_s < _JUST_S:
+            raise Conflict(
+                f"live went back to {seen.live} {ago(back_s)} ago: nothing was done; to go back further, name the version "
+                "(`ostinato rollback v7`)"
+            )
+        event = await releases.rollback(target, reason, actor=who, expected=seen.live if target is None else None)
     follow = f"engines follow within {config.follow.interval_s:g} s"
     say(console, f"live is {event.policy} again (was {event.previous}); {follow}")
 

@@ -12,6 +12,7 @@ from ostinato.app.evaluation import (
     note_hearing,
     note_resolution,
     note_suite,
+    note_switched_off,
     open_evaluation,
     open_monitors,
     open_releases,
@@ -50,6 +51,7 @@ async def _judge(run: Run, life: Life) -> None:
     await unless(life.stopping, prepared(run))
     await note_suite(run)
     await note_hearing(run)
+    await note_switched_off(run)
     evaluation, steps = None, None
     if suite is None:
         life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")

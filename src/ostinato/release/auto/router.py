@@ -11,11 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.core.arm_assignment import EpisodePicks
 from ostinato.core.errors import OstinatoError
 from ostinato.core.fold import FoldFollower
-from ostinato.core.notices import Alarm, AlarmState, Forgotten
+from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Row, Turn
 from ostinato.core.seams import Clock, Cursor, Folds, Log
+from ostinato.release.alarms import note
 from ostinato.release.auto.config import Metric, RouterConfig
 from ostinato.release.auto.offpolicy import PropensityTest
 from ostinato.release.auto.posterior import Belief, Posterior, Worth, drawn, probabilities, utility, with_failures
@@ -25,7 +27,6 @@ _RELEASES = 16  # releases remembered beside the arms' present ones: a rollback 
 _FAILED = "failed"
 _RARE = 0.1  # failures are rare: a made-up one counts for a tenth of a turn
 _FORMAT = 3  # of a snapshot; in format 1, failures were among the rewards, and up to 2 it kept who was forgotten
-_EPISODES = 50_000  # episodes whose draw is remembered, so that it is counted once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class Router:
     Args:
         arms: the names of the arms; rows about other arms are ignored.
         config: the router's settings.
+        episodes: how many keep their arm. Were one's draw forgotten before, it would be counted again, and so oftener for an arm whose
+            people come back.
 
     Example::
 
@@ -69,8 +72,8 @@ class Router:
         router.odds({"live", "large"})  # {"live": 0.83, "large": 0.17}
     """
 
-    def __init__(self, arms: Sequence[str], config: RouterConfig) -> None:
-        self._names, self._config = tuple(arms), config
+    def __init__(self, arms: Sequence[str], config: RouterConfig, episodes: int = 100_000) -> None:
+        self._names, self._config, self._episodes = tuple(arms), config, episodes
         self._worth = Worth(
             weights={str(metric): weight for metric, weight in config.weights.items()}, price=config.price
         )
@@ -83,7 +86,7 @@ class Router:
         self._releases: OrderedDict[str, dict[str, Posterior]] = OrderedDict()  # by metric; the latest seen last
         self._live = ""
         self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn: the release and the person
-        self._drawn: OrderedDict[Person, Pick] = OrderedDict()  # by tenant and episode
+        self._drawn = EpisodePicks(self._episodes)
         self._odds: dict[frozenset[str], dict[str, float]] = {}
 
     def odds(self, available: Collection[str]) -> Mapping[str, float]:
@@ -140,7 +143,7 @@ class Router:
             ],
             "live": self._live,
             "waiting": [[turn, release, *person] for turn, (release, person) in self._waiting.items()],
-            "drawn": [[*episode, pick.arm, dict(pick.odds)] for episode, pick in self._drawn.items()],
+            "drawn": [[tenant, episode, pick.arm, dict(pick.odds)] for tenant, episode, pick in self._drawn],
             "propensities": self.propensities.state(),
         }
 
@@ -165,9 +168,9 @@ class Router:
         self._waiting = OrderedDict(
             (turn, (release, (tenant, user))) for turn, release, tenant, user in state["waiting"]
         )
-        self._drawn = OrderedDict(
-            ((tenant, episode), Pick(arm=arm, odds=dict(odds))) for tenant, episode, arm, odds in state["drawn"]
-        )
+        self._drawn = EpisodePicks(self._episodes)
+        for tenant, episode, arm, odds in state["drawn"]:
+            self._drawn.put(tenant, episode, Pick(arm=arm, odds=dict(odds)))
         self.propensities.restore(state["propensities"])
         self._odds.clear()
 
@@ -216,7 +219,7 @@ class Router:
             self._odds.clear()
 
     def _turn(self, turn: Turn, pick: Pick) -> None:
-        self._draw((turn.tenant, turn.episode), Pick(arm=pick.arm, odds=pick.odds))
+        self._draw(turn, Pick(arm=pick.arm, odds=pick.odds))
         arm = self._arms.get(pick.arm)
         if arm is None:
             return
@@ -242,14 +245,11 @@ class Router:
                 self._waiting.popitem(last=False)
         self._odds.clear()
 
-    def _draw(self, episode: Person, pick: Pick) -> None:
+    def _draw(self, turn: Turn, pick: Pick) -> None:
         """Count an episode's draw once, and once more whenever its arm was not available and another was drawn."""
-        if self._drawn.get(episode) != pick:
+        if self._drawn.get(turn.tenant, turn.episode) != pick:
             self.propensities.add(pick.arm, pick.odds)
-        self._drawn[episode] = pick
-        self._drawn.move_to_end(episode)
-        if len(self._drawn) > _EPISODES:
-            self._drawn.popitem(last=False)
+        self._drawn.put(turn.tenant, turn.episode, pick)
 
 
 class _Arm:
@@ -279,6 +279,8 @@ class _Arm:
 logger = logging.getLogger(__name__)
 
 NAME = "auto"
+REFUTED = f"{NAME}:propensities"
+"""The name of the alarm that stands once propensities are refuted."""
 
 
 class _Fold:
@@ -314,6 +316,7 @@ class FoldedRouter:
         clock: Unix seconds, for alarms.
         arms: the names of the arms.
         config: the router's settings.
+        episodes: how many keep their arm (`serve.auto.episodes`).
 
     Example::
 
@@ -322,8 +325,16 @@ class FoldedRouter:
         folded.router.odds({"live", "large"})
     """
 
-    def __init__(self, log: Log, folds: Folds, clock: Clock, arms: Sequence[str], config: RouterConfig) -> None:
-        self.router = Router(arms, config)
+    def __init__(
+        self,
+        log: Log,
+        folds: Folds,
+        clock: Clock,
+        arms: Sequence[str],
+        config: RouterConfig,
+        episodes: int = 100_000,
+    ) -> None:
+        self.router = Router(arms, config, episodes)
         self._log, self._clock, self._config = log, clock, config
         self._follower = FoldFollower(log, _Fold(self.router), name=NAME, folds=folds, every=config.fold_rows)
         self._refuted: list[str] = []
@@ -348,16 +359,9 @@ class FoldedRouter:
             await asyncio.sleep(self._config.poll_s)
 
     async def _tell(self) -> None:
-        """Raise an alarm for propensities that are refuted; the same one is in the log once."""
+        """Raise an alarm for propensities that are refuted."""
         wrong = self.router.propensities.wrong(self._config.alpha)
         if wrong != self._refuted:
-            await self._log.append(
-                Alarm(
-                    id=f"{NAME}:propensities:{','.join(wrong)}",
-                    name=f"{NAME}:propensities",
-                    state=AlarmState.RAISED,
-                    reason=f"the logged propensities of {', '.join(wrong)} are not what was drawn; trust no estimate of them",
-                    at=self._clock(),
-                )
-            )
+            why = f"the logged propensities of {', '.join(wrong)} are not what was drawn; trust no estimate of them"
+            await note(self._log, REFUTED, raised=True, why=why, at=self._clock())
             self._refuted = wrong

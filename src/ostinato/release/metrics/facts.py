@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from ostinato.core.pending_signals import happened_at
 from ostinato.core.records import Finish, Signal, Turn
 from ostinato.release.monitors.rates import broken_tool_call
 from ostinato.release.monitors.turn_text import take_apart
@@ -181,7 +182,7 @@ class _Kept:
 
     name: str = ""
     value: float = math.nan
-    occurred_at: float = 0.0
+    happened_at: float = 0.0
     received_at: float = math.inf
     retracted_at: float | None = None
 
@@ -215,12 +216,12 @@ class Said:
             kept.retracted_at = min(before, signal.received_at)
         elif not kept.name:
             kept.name, kept.value = signal.name, signal.value
-            kept.occurred_at, kept.received_at = signal.occurred_at, signal.received_at
+            kept.happened_at, kept.received_at = happened_at(signal), signal.received_at
 
     def values(self, until: float = math.inf) -> dict[str, float]:
         """By name, the value that stood at `until`: signals and retractions received later are ignored."""
         standing = [
-            (kept.occurred_at, id, kept)
+            (kept.happened_at, id, kept)
             for id, kept in self._by_id.items()
             if kept.received_at <= until
             and (kept.retracted_at is None or kept.retracted_at > until)

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable
-from ostinato.weights.store.disk import LOCK_WAIT_S, AtomicFiles, Disk, stamp_of, storage_refusals
+from ostinato.weights.store.disk import LOCK_WAIT_S, AtomicFiles, Disk, stamp_of, storage_refusals, unread
 from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
@@ -68,7 +68,7 @@ class DirectoryStore:
         return await asyncio.to_thread(self._put, data)
 
     async def get(self, hash: str) -> bytes:
-        """The bytes with this hash, verified. Raises NotFound or Corrupt."""
+        """The bytes with this hash, verified. Raises NotFound, Corrupt, or Unavailable with too many files open."""
         return await asyncio.to_thread(self._get, check_hash(hash))
 
     async def has(self, hash: str) -> bool:
@@ -152,7 +152,7 @@ class DirectoryStore:
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"object {name} is not in the weight store. {remedy}", field="hash") from None
         except OSError as error:
-            raise Corrupt(f"object {name} cannot be read: {error}. {remedy}") from error
+            raise unread(name, error) from error
         if hash_of(data) != name:
             raise Corrupt(f"object {name} does not have the bytes that its name promises. {remedy}")
         return data
@@ -166,7 +166,7 @@ class DirectoryStore:
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"object {name} is not in the weight store", field="hash") from None
         except OSError as error:
-            raise Corrupt(f"object {name} cannot be read: {error}") from error
+            raise unread(name, error) from error
         if short or len(data) < length:
             raise Corrupt(f"object {name} ends before byte {start + length}. Restore it, or publish again")
         return data

@@ -18,8 +18,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from ostinato.core.errors import StorageFull, Unavailable
-from ostinato.core.files import REFUSALS
+from ostinato.core.errors import Corrupt, StorageFull, Unavailable
+from ostinato.core.files import EXHAUSTED, REFUSALS
 
 LOCK_WAIT_S: Final = 10.0
 """How long a call waits for a lock before it raises Unavailable."""
@@ -231,3 +231,10 @@ def storage_refusals(doing: str) -> Generator[None]:
         raise StorageFull(
             f"{doing}: {os.strerror(error.errno or 0)}. Nothing was acknowledged; free some space and try again"
         ) from error
+
+
+def unread(name: str, error: OSError) -> Corrupt | Unavailable:
+    """The error for an object that cannot be read: Unavailable if that says nothing about what is stored."""
+    if error.errno in EXHAUSTED:
+        return Unavailable(f"object {name} cannot be read now: {error}. Raise the limit (ulimit -n), or free memory")
+    return Corrupt(f"object {name} cannot be read: {error}. Restore it from a copy, or publish the version again")

@@ -510,6 +510,7 @@ class SingleRuns:
         self.config = config or SandboxConfig()
         self._turns = asyncio.Semaphore(self.config.concurrency)
         self._zygote = Zygote(full=False, gives_way=gives_way)
+        self._answered = 0  # runs so far
         config = self.config
         limits = Limits(
             memory_mb=config.memory_mb, disk_mb=config.disk_mb, processes=config.processes, open_files=config.open_files
@@ -564,9 +565,11 @@ class SingleRuns:
         packed = spec_validation.pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
         async with self._turns:
             for _ in range(2):  # a zygote that was killed is replaced once
+                answered = self._answered
                 with contextlib.suppress(Unavailable):
                     return await self._exchange(spec_validation.pack_files(placed), flags, packed, stdin, timeout)
-                self.close()
+                if answered == self._answered:  # one that answers others lives, and its end would be theirs
+                    self.close()
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def _exchange(
@@ -591,11 +594,13 @@ class SingleRuns:
             except Unavailable:
                 if not run.flooded:
                     raise
-                # no answer changes this result, and another try would end all other runs with the zygote
+                # no answer changes this result, and another try might end all other runs with the zygote
                 took = asyncio.get_running_loop().time() - began
                 answer = protocol.BoxReply(
                     operation=protocol.Operation.EXEC, code=-9, reason=0, seconds=took, text="", fds=()
                 )
+            else:
+                self._answered += 1
             if answer.operation == protocol.Operation.REFUSED:
                 raise protocol.refusal(answer.text, os.strerror(answer.code))
             return run.result(answer)

@@ -9,8 +9,10 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm
 from ostinato.core.records import Pick
 from ostinato.record.folds import FileFolds
+from ostinato.release.alarms import note
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.router import FoldedRouter
+from ostinato.release.monitors.watcher import standing
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 
@@ -139,6 +141,9 @@ async def test_wrong_propensities_raise_one_alarm(log, folded):
     (alarm,) = [row for row in log.rows if isinstance(row, Alarm)]
     assert (alarm.name, alarm.at) == ("auto:propensities", 5.0)
     assert "large" in alarm.reason
+    await note(log, alarm.name, raised=False, why="Auto was off", at=6.0)
+    await folded().catch_up()
+    assert [*await standing(log)] == [alarm.name], "the log is as it was"
 
 
 async def test_an_alarm_that_could_not_be_written_is_written_later(log, folded, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from pydantic import ValidationError
 from ostinato.core.records import Arm, Consent, Finish, Pick, Reward, Turn
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.posterior import drawn
-from ostinato.release.auto.router import Router
+from ostinato.release.auto.router import FoldedRouter, Router
+from ostinato.serve.config import AutoConfig
 from ostinato.testing.records import a_turn
 
 EVEN = {"live": 0.5, "large": 0.5}
@@ -273,3 +275,22 @@ def test_what_answers_cost_is_a_mean_over_those_that_had_a_price():
         router.apply(a_dealt_turn(f"a{number}:0", "large", cost=cost))
     (view,) = (view for view in router.views() if view.arm == "large")
     assert view.cost == 3.0
+
+
+def test_a_draw_is_counted_once_however_many_episodes_of_others_come_between():
+    """As the gateway, whose episodes keep their arm: else whoever comes back would be counted for their arm again."""
+    router, back = (
+        Router(["live", "large"], RouterConfig(), episodes=8),
+        a_dealt_turn("back:0", "large", episode="back"),
+    )
+    router.apply(back)
+    for number in range(40):
+        router.apply(replace(a_dealt_turn(f"{number}:0", "live", episode=f"e{number}"), tenant="other"))
+        router.apply(replace(back, id=f"back:{number}"))
+        router.restore(json.loads(json.dumps(router.state())))
+    assert {balance.arm: balance.draws for balance in router.propensities.balances()} == {"large": 41, "live": 41}
+
+
+def test_by_default_as_many_episodes_are_remembered_as_keep_their_arm():
+    for kind in (Router, FoldedRouter):
+        assert signature(kind).parameters["episodes"].default == AutoConfig().episodes
