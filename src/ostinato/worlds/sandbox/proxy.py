@@ -67,9 +67,7 @@ class Proxy:
         self._tasks.add(task)
         try:
             await self._serve(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        except asyncio.CancelledError:
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
@@ -87,7 +85,7 @@ class Proxy:
         try:
             async with asyncio.timeout(_HEAD_S):
                 far_reader, far_writer = await asyncio.open_connection(name.strip("[]"), int(port))
-        except (OSError, TimeoutError):
+        except OSError:
             writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             await writer.drain()
             return
