@@ -22,7 +22,7 @@ from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls, build_sandbox
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
 from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_directory, check_spec, pack_files
 
 # ---------------------------------------------------------------- the box
@@ -219,11 +219,6 @@ def configuration(
     }
 
 
-def whom_programs_are(owner: int | None) -> int:
-    """The programs' user inside the sandbox. If root did not start it, only the sandbox's root is the owner of our files."""
-    return 0 if owner is None else INSIDE
-
-
 # ---------------------------------------------------------------- the backend
 
 
@@ -344,8 +339,7 @@ class GVisorBoxes:
             )  # fmt: skip
             ports.sent()
             await line.sent()
-            env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-            box = GVisorBox(spec, line, ports, process, place, env)
+            box = GVisorBox(spec, line, ports, process, place, environment_of(spec))
             try:
                 box.report = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:
@@ -363,7 +357,7 @@ class GVisorBoxes:
     ) -> dict[str, Any]:
         filter = (await asyncio.to_thread(system_call_filter)).hex()
         files = await asyncio.to_thread(pack_files, spec.files)
-        user = whom_programs_are(owner)
+        user = 0 if owner is None else INSIDE  # if root did not start it, only its root is the owner of our files
         said = await build_sandbox(spec, line, files, owner=user, alone=alone, filter=filter, within=_START_S)
         if said["error"]:
             raise Unavailable(f"the sandbox could not be built: step {said.get('step')!r}: {said.get('told')}")
