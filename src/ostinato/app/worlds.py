@@ -43,7 +43,7 @@ from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
 from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind, open_groups, set_back
-from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, renewing, worker_context
+from ostinato.worlds.rollout.mutual_tls import door_context, renewing, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
@@ -395,17 +395,7 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
     config = run.config.worlds.door
     context = door_context(config.certificate, config.key, config.authority)
     async with WorldGateway(url, run.home.admin_key(), temperature=run.config.worlds.temperature) as gateway:
-        door = Door(
-            gateway,
-            OwnTurns(run.log),
-            listener,
-            context,
-            names=config.names,
-            refused=RefusedSerials(config.refused),
-            connections=config.connections,
-            calls=config.calls,
-            body_bytes=config.body_bytes,
-        )
+        door = Door(gateway, OwnTurns(run.log), listener, context, config)
         async with renewing(context, config.certificate, config.key), door:
             yield
 

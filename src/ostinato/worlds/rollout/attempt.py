@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +27,14 @@ from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.agent import CodingAgent
 from ostinato.worlds.harness.gateway import EpisodeModel, WorldGateway
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, ModelAnswer, OutOfTime, Rollout
-from ostinato.worlds.rollout.finished import Finished, finished_of
+from ostinato.worlds.rollout.finished import Finished, shown_changes
 from ostinato.worlds.rollout.groups import measured
 from ostinato.worlds.tasks.task import Task, Taskset
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 30.0
-_MOST_BYTES = 1 << 20
+_MOST_BYTES, _MOST_WORDS = 1 << 20, 2_000
 _T = TypeVar("_T")
 
 Given = tuple[tuple[Message, ...], ModelAnswer]
@@ -157,17 +158,28 @@ class FinishedRollout:
 
     def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
         """The record to keep of it. Reads the task's own files at the changed paths."""
-        return finished_of(
-            self.task,
-            self.rollout,
-            self.grade,
+        task, rollout, grade = self.task, self.rollout, self.grade or Grade(value=0.0)
+        return Finished(
             at=clock(),
             taskset=tasks.hash,
-            episode=self.episode,
-            policies=self.policies,
-            original=lambda path: original_of(self.task.spec, path),
+            task=task.id,
+            family=task.family,
+            split=task.split,
+            harness=rollout.harness,
             group=group,
             member=member,
+            episode=self.episode,
+            turns=self.turns,
+            policy=min(self.policies, default=None),
+            policy_last=max(self.policies, default=None),
+            value=self.value,
+            solved=self.solved,
+            why=(self.why if self.grade is None else grade.why)[:_MOST_WORDS],
+            ended=rollout.ended,
+            parts=_finite(grade.parts),
+            cheated=tuple(each[:_MOST_WORDS] for each in grade.cheated),
+            effort=_finite(rollout.effort),
+            changes=shown_changes(rollout.changes, lambda path: original_of(task.spec, path)),
         )
 
 
@@ -295,6 +307,10 @@ class Trying:
         if pause is None:
             raise Unavailable(f"given up after {self._policy.total_s:g} s (worlds.patience_s): {error}") from error
         await asyncio.sleep(pause)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
 def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:

@@ -23,6 +23,7 @@ from ostinato.testing.records import a_turn
 from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
 from ostinato.worlds.rollout import rollout_server
+from ostinato.worlds.rollout.config import DoorConfig
 from ostinato.worlds.rollout.groups import Spending
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes, OwnTurns
@@ -61,7 +62,7 @@ async def site(tmp_path, script="hello", engine=None, days=1, **more):
         gateway, log = await stack.enter_async_context(world_gateway(script, engine=engine))
         listener = socket.create_server(("127.0.0.1", 0))
         context = door_context(signed.certificate, signed.key, authority.file)
-        door = await stack.enter_async_context(Door(gateway, OwnTurns(log), listener, context, **more))
+        door = await stack.enter_async_context(Door(gateway, OwnTurns(log), listener, context, DoorConfig(**more)))
         port = listener.getsockname()[1]
         yield Site(authority, f"https://127.0.0.1:{port}", gateway, log, door, signed, context)
 
