@@ -39,17 +39,6 @@ _LITERALS: tuple[tuple[type[cst.BaseExpression], str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stub:
-    r"""A function's lines with one trivial return statement as its body; `returns` is the returned expression.
-
-    Example: ``Stub(returns="False", block="def f(x):\n    return False\n")``
-    """
-
-    returns: str
-    block: str
-
-
 def _type_of(value: cst.BaseExpression | None) -> str:
     """An expression's type as its syntax suggests: a key of `_OF_TYPE`, or "" if unknown."""
     if value is None:
@@ -108,13 +97,15 @@ def _values(function: cst.FunctionDef) -> Iterator[str]:
         yield from _given(function)[:2]
 
 
-def stubs(block: str) -> list[Stub]:
-    """Trivial stubs for a function, doing nothing first. The choice depends on what the real body returns.
+def stubs(block: str) -> dict[str, str]:
+    r"""Trivial stubs for a function, doing nothing first: the expression that each returns -> the function's lines with it as the body.
 
-    Raises ValueError if the lines are not one function.
+    Which there are depends on what the real body returns. Raises ValueError if the lines are not one function.
+
+    Example: ``stubs("def f(x):\n    return x > 1\n")["False"] == "def f(x):\n    return False\n"``
     """
     _, function = mutations.parse_block(block)
-    return [Stub(returns=value, block=mutations.with_body(block, [f"return {value}\n"])) for value in _values(function)]
+    return {value: mutations.with_body(block, [f"return {value}\n"]) for value in _values(function)}
 
 
 # ---------------------------------------------------------------- weak tests
@@ -161,15 +152,14 @@ def _jobs(asked: FunctionTask, text: str, group: str) -> list[tuple[str, SuiteJo
     files = dict.fromkeys(test.split("::")[0] for test in tests)
     known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing has been tried and does not pass
     jobs: list[tuple[str, SuiteJob]] = []
-    for stub in stubs(function.block(text)):
-        if known and stub.returns == "None":
+    for returns, block in stubs(function.block(text)).items():
+        if known and returns == "None":
             continue
         job = SuiteJob(
-            id=f"{function.key} {stub.returns}", targets=tuple(files), tests=tests,
-            edits={function.path: function.replaced(text, stub.block)}, most_failing=0,
-            seconds=2 * asked.seconds + _WEAKNESS_MARGIN_SECONDS, group=group,
+            id=f"{function.key} {returns}", targets=tuple(files), tests=tests, edits={function.path: function.replaced(text, block)},
+            most_failing=0, seconds=2 * asked.seconds + _WEAKNESS_MARGIN_SECONDS, group=group,
         )  # fmt: skip
-        jobs.append((stub.returns, job))
+        jobs.append((returns, job))
     return jobs
 
 
@@ -267,11 +257,7 @@ class Attempts:
     def _changed(self, function: mutations.Function, block: str) -> dict[str, str] | None:
         """The edited file as path -> text, with `block` in the function's place; None if it does not compile."""
         text = function.replaced(self.sources[function.path], block)
-        try:
-            compile(text, function.path, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        return {function.path: text}
+        return {function.path: text} if mutations.compiles(text) else None
 
     def _job(self, selected: Selected, edits: Mapping[str, str], most_failing: int | None) -> SuiteJob:
         return SuiteJob(
@@ -391,20 +377,15 @@ class Attempts:
             fate = filters.judge_first(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
             if fate is filters.ChangeFate.VALID:
                 fate = self._repeated(change, noticed, [each for each, *_ in again])
-            judged = replace(change, fate=fate, noticed=noticed if fate is filters.ChangeFate.VALID else _NOTHING)
             if fate is filters.ChangeFate.VALID:
-                again.append((judged, job, selected))
+                again.append((replace(change, noticed=noticed), job, selected))
             else:
-                tried.append(judged)
+                tried.append(replace(change, fate=fate))
         second = await self.runs.run([job for _, job, _ in again], 1)
         sure: list[tuple[Attempt, Selected]] = []
         for (change, _, selected), outcome in zip(again, second, strict=True):
-            same = (
-                outcome is not None
-                and outcome.code is not None
-                and filters.split_tests(selected.tests, outcome) == change.noticed
-            )
-            if same:
+            split = None if outcome is None or outcome.code is None else filters.split_tests(selected.tests, outcome)
+            if split == change.noticed:
                 sure.append((change, selected))
             else:
                 tried.append(replace(change, fate=filters.ChangeFate.UNSTABLE, noticed=_NOTHING))

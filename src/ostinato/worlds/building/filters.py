@@ -167,13 +167,12 @@ class Elsewhere:
     """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.shapes: Counter[str] = Counter()
         for path, data in files.items():
             if b"\0" not in data[:4096]:
                 text = data.decode("utf-8", "replace")
-                for window in _windows(text.splitlines()):
-                    self.counts[window] = self.counts.get(window, 0) + 1
+                self.counts.update(_windows(text.splitlines()))
                 if path.endswith(".py"):
                     self.shapes.update(shape_of(each, text) for each in functions_of(path, text))
 
@@ -182,9 +181,8 @@ class Elsewhere:
         if function.code_lines >= _WINDOW and self.shapes[shape_of(function, text)] > 1:
             return True
         windows = _windows(body_lines(function, text))
-        return bool(windows) and 2 * sum(
-            self.counts.get(window, 0) > windows.count(window) for window in windows
-        ) >= len(windows)
+        known = sum(self.counts[window] > windows.count(window) for window in windows)
+        return bool(windows) and 2 * known >= len(windows)
 
 
 def body_lines(function: Function, text: str) -> list[str]:
