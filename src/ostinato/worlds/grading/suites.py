@@ -176,17 +176,13 @@ def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[t
     found: set[tuple[str, Place]] = set()
     for heard in tests:
         earlier = before.tests.get(heard.id) if before is not None else None
-        again = earlier.at() if earlier is not None else {}
-        times: dict[tuple[str, Place], int] = {}
-        faulty: set[tuple[str, Place]] = set()
-        for where, site, shown in heard.saw:
-            index = times[where] = times.get(where, -1) + 1
-            seen = again.get(where, [])
-            against = seen[index] if index < len(seen) else (None if earlier is not None else shown)
-            if not holds(site, shown, against):
-                faulty.add(where)
+        faulty = {
+            where
+            for where, site, shown, again in heard.beside(earlier)
+            if not holds(site, shown, shown if earlier is None else again)
+        }
         if heard.failed and not faulty:  # code after a claim needed something that sealing removed
-            faulty.update(where for where, _, _ in heard.saw)
+            faulty = {where for where, _, _ in heard.saw}
         found |= faulty
     return found
 
@@ -310,25 +306,17 @@ class PytestGrader:
         """A task's rehearsal, started by the first grading, shared by the others, and forgotten if it fails."""
         key = sha256(repr((task.id, task.spec, asked, sorted(task.grading.hidden.items()))).encode()).hexdigest()
         if key not in self._rehearsals:
-            begun = asyncio.get_running_loop().create_task(rehearse(self._apart, task, asked))
-            begun.add_done_callback(_heard)
-            self._rehearsals[key] = begun
+
+            def forget(ended: asyncio.Task[Rehearsal]) -> None:
+                if ended.cancelled() or ended.exception() is not None:  # also if its waiters were cancelled
+                    self._rehearsals.pop(key, None)
+
+            self._rehearsals[key] = asyncio.create_task(rehearse(self._apart, task, asked))
+            self._rehearsals[key].add_done_callback(forget)
             while len(self._rehearsals) > _KNOWN:
                 self._rehearsals.popitem(last=False)
         self._rehearsals.move_to_end(key)
-        try:
-            return await asyncio.shield(self._rehearsals[key])
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            self._rehearsals.pop(key, None)
-            raise
-
-
-def _heard(ended: asyncio.Task[Rehearsal]) -> None:
-    """Retrieve the exception of a rehearsal that is no longer awaited because its waiters were cancelled."""
-    if not ended.cancelled():
-        ended.exception()
+        return await asyncio.shield(self._rehearsals[key])
 
 
 def _texts(filtered: FilteredChanges) -> Mapping[str, str | None]:
