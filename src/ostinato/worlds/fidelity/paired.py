@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
+from ostinato.worlds.fidelity.observation import Columns, Floats, Observation, columns_of, deal_folds
 from ostinato.worlds.fidelity.probe import FEWEST, PENALTY, Probed, Tell, newton, with_holm
 
 # ---------------------------------------------------------------- matching
@@ -101,7 +101,6 @@ def _nothing_shared(first: dict[str, list[Observation]], second: dict[str, list[
 # ---------------------------------------------------------------- the classifier of pairs
 
 
-Floats = NDArray[np.float64]
 FOLDS = 3
 """Folds of each side's groups: nine parts in all, each tested by a classifier trained on pairs that share no group with it."""
 REPEATS = 2

@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
-
-Floats = NDArray[np.float64]
+from ostinato.worlds.fidelity.observation import Columns, Floats, Observation, columns_of, deal_folds
 
 BOUND = 0.55
 """The largest AUC that is still called faithful (0.5 is a coin)."""
