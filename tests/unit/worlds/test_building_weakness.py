@@ -1,4 +1,4 @@
-from ostinato.worlds.building.attempts import FunctionTask, passing_for_nothing, stubs
+from ostinato.worlds.building.attempts import Selected, passing_for_nothing, stubs
 from ostinato.worlds.building.mutations import functions_of
 from ostinato.worlds.building.runs import SuiteRun
 
@@ -73,15 +73,14 @@ class Runs:
         return outcomes
 
 
-def asked(function, tests=("t.py::a", "t.py::b"), **known):
-    return FunctionTask(
-        function=function, tests=tests, **{"seconds": 0.5, "lazy": frozenset({"t.py::a"}), "bare": frozenset(), **known}
-    )
+def asked(function, lazy=frozenset({"t.py::a"})):
+    return Selected(function=function, tests=("t.py::a", "t.py::b"), targets=("t.py",), seconds=0.5, lazy=lazy)
 
 
-async def found(passes, *each):
+async def found(passes, *each, bare=frozenset()):
     runs = Runs(passes)
-    return await passing_for_nothing(runs, {"scale.py": SOURCE}, each), runs.jobs
+    without = {"scale.py::Scale.of": bare}
+    return await passing_for_nothing(runs, {"scale.py": SOURCE}, each, without), runs.jobs
 
 
 async def test_a_stub_that_passes_every_test_is_named_and_one_that_passes_some_is_not():
@@ -106,8 +105,8 @@ async def test_doing_nothing_is_not_tried_again_where_it_is_known_to_fail():
 
 
 async def test_tests_that_pass_without_the_function_cost_no_run():
-    cheap, jobs = await found({}, asked(OF, bare=frozenset({"t.py::a", "t.py::b", "t.py::c"})))
+    cheap, jobs = await found({}, asked(OF), bare=frozenset({"t.py::a", "t.py::b", "t.py::c"}))
     assert (cheap, jobs) == (["nothing in its place"], [])
-    cheap, jobs = await found({}, asked(OF, bare=frozenset({"t.py::a"})))
+    cheap, jobs = await found({}, asked(OF), bare=frozenset({"t.py::a"}))
     assert cheap == [""]
     assert jobs

@@ -115,24 +115,32 @@ _WEAKNESS_MARGIN_SECONDS = 1.0  # CPU time: a stub is either quick or hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionTask:
-    """A function to be written, and the tests that must then pass. They take `seconds` with the original function.
+class Selected:
+    """The tests to run for a function: those that enter it, and some others from the same files. They take `seconds` with the function.
 
-    `lazy` are tests that fail when the function does nothing, None if that run gave no failed test; `bare` are tests that pass without it.
+    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
 
-    Example: ``FunctionTask(function=function, tests=("test_a.py::test_b",), seconds=0.1, lazy=frozenset(), bare=frozenset())``
+    Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """
 
     function: mutations.Function
     tests: tuple[str, ...]
+    targets: tuple[str, ...]
     seconds: float
-    lazy: frozenset[str] | None
-    bare: frozenset[str]
+    lazy: frozenset[str] | None = None
 
 
-async def passing_for_nothing(runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[FunctionTask]) -> list[str]:
-    """For each, a trivial stub that passes its tests, such as "return False"; "" if none was found."""
-    found = ["nothing in its place" if each.bare.issuperset(each.tests) else "" for each in asked]
+async def passing_for_nothing(
+    runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[Selected], bare: Mapping[str, frozenset[str]]
+) -> list[str]:
+    """For each function to be written, a trivial stub that passes its tests, such as "return False"; "" if none was found.
+
+    `bare` is function -> the tests that pass without it, for example because an inherited method does as well.
+    """
+    found = [
+        "nothing in its place" if bare.get(each.function.key, frozenset()).issuperset(each.tests) else ""
+        for each in asked
+    ]
     jobs = [
         (at, returns, job)
         for at, each in enumerate(asked)
@@ -146,17 +154,16 @@ async def passing_for_nothing(runs: SuiteRuns, sources: Mapping[str, str], asked
     return found
 
 
-def _jobs(asked: FunctionTask, text: str, group: str) -> list[tuple[str, SuiteJob]]:
+def _jobs(asked: Selected, text: str, group: str) -> list[tuple[str, SuiteJob]]:
     """One job per stub. A job stops at its first failing test, and the group stops at the first stub that passes."""
     function, tests = asked.function, asked.tests
-    files = dict.fromkeys(test.split("::")[0] for test in tests)
     known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing has been tried and does not pass
     jobs: list[tuple[str, SuiteJob]] = []
     for returns, block in stubs(function.block(text)).items():
         if known and returns == "None":
             continue
         job = SuiteJob(
-            id=f"{function.key} {returns}", targets=tuple(files), tests=tests, edits={function.path: function.replaced(text, block)},
+            id=f"{function.key} {returns}", targets=_files(tests), tests=tests, edits={function.path: function.replaced(text, block)},
             most_failing=0, seconds=2 * asked.seconds + _WEAKNESS_MARGIN_SECONDS, group=group,
         )  # fmt: skip
         jobs.append((returns, job))
@@ -187,39 +194,21 @@ class Attempt:
     noticed: filters.Noticed = field(default=_NOTHING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
-    """The tests to run for a function: those that enter it, and some others from the same files.
-
-    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
-
-    Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
-    """
-
-    function: mutations.Function
-    tests: tuple[str, ...]
-    targets: tuple[str, ...]
-    seconds: float
-    lazy: frozenset[str] | None = None
-
-
 def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> Selected | None:
     """The tests to run for a function; None if no test enters it."""
     entering = baseline.tests_of(function.path, function.first)
     if not entering:
         return None
-    files = dict.fromkeys(test.split("::")[0] for test in entering)
-    chosen = set(entering)
+    files, chosen = _files(entering), set(entering)
     others = [test for test in baseline.stable if test not in chosen and test.split("::")[0] in files]
     others.sort(key=lambda test: baseline.seconds.get(test, 0.0))
     chosen |= set(others[:beside])
     tests = tuple(test for test in baseline.stable if test in chosen)
-    return Selected(
-        function=function,
-        tests=tests,
-        targets=tuple(files),
-        seconds=sum(baseline.seconds.get(test, 0.0) for test in tests),
-    )
+    return Selected(function=function, tests=tests, targets=files, seconds=baseline.seconds_of(tests))
+
+
+def _files(tests: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(test.split("::")[0] for test in tests))
 
 
 class Attempts:
@@ -396,16 +385,15 @@ class Attempts:
     ) -> list[Attempt]:
         """The same changes, marked as weak if a function is to be written and a trivial stub passes its fail-to-pass tests.
 
-        `bare` is function -> the tests that pass without it, for example because an inherited method does as well.
+        `bare` is as in `passing_for_nothing`.
         """
-        asked = {
-            (change.function, change.noticed.fail_to_pass): self._asked(change, selected, bare)
-            for change, selected in sure
-            if change.kind is not filters.TaskKind.BUG
-        }
-        passing = dict(
-            zip(asked, await passing_for_nothing(self.runs, self.sources, list(asked.values())), strict=True)
-        )
+        asked: dict[tuple[str, tuple[str, ...]], Selected] = {}
+        for change, selected in sure:
+            if change.kind is not filters.TaskKind.BUG:
+                tests = change.noticed.fail_to_pass
+                asked[change.function, tests] = replace(selected, tests=tests, seconds=self.baseline.seconds_of(tests))
+        stubbed = await passing_for_nothing(self.runs, self.sources, list(asked.values()), bare)
+        passing = dict(zip(asked, stubbed, strict=True))
         judged: list[Attempt] = []
         for change, _ in sure:
             cheap = passing.get((change.function, change.noticed.fail_to_pass), "")
@@ -414,16 +402,6 @@ class Attempts:
                 replace(change, fate=filters.ChangeFate.WEAK, noticed=_NOTHING, detail=cheap) if weak else change
             )
         return judged
-
-    def _asked(self, change: Attempt, selected: Selected, bare: Mapping[str, frozenset[str]]) -> FunctionTask:
-        tests = change.noticed.fail_to_pass
-        return FunctionTask(
-            function=selected.function,
-            tests=tests,
-            seconds=sum(self.baseline.seconds.get(test, 0.0) for test in tests),
-            lazy=selected.lazy,
-            bare=bare.get(change.function, frozenset()),
-        )
 
     def _repeated(self, change: Attempt, noticed: filters.Noticed, kept: Sequence[Attempt]) -> filters.ChangeFate:
         """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""

@@ -208,6 +208,10 @@ class GreenSuite:
             return self.stable
         return tuple(test for test in self.stable if where in self.ran.get(test, frozenset()))
 
+    def seconds_of(self, tests: Sequence[str]) -> float:
+        """The wall time of these tests, in seconds."""
+        return sum(self.seconds.get(test, 0.0) for test in tests)
+
 
 def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
     """The tests that passed in every run, the number that passed in only some, and the number that never passed (skipped tests left out).
