@@ -160,10 +160,8 @@ class _Simulation:
         if self.packing is Packing.PRESSURE:
             coming = machine.coming * self.burst.taken_gb
             return machine.gb + coming + self.burst.taken_gb <= _RESERVE * self.fleet.memory_gb
-        return (machine.promised + 1) * self._asked() <= 1.0
-
-    def _asked(self) -> float:
-        return max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
+        asked = max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
+        return (machine.promised + 1) * asked <= 1.0
 
     def _key(self, at: int, machine: _Machine) -> float:
         if self.packing is Packing.FIRST_FIT:

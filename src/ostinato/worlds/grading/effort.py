@@ -26,7 +26,7 @@ from ostinato.worlds.tasks.task import Split, Task
 EFFORTS = (
     "thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "calls", "turns", "summaries", "summary_tokens",
 )  # fmt: skip
-"""The keys of `Rollout.effort` that are counted, and the fields of `EffortConfig` with their units; a missing key counts as 0."""
+"""The keys of `Rollout.effort` that are counted; a missing key counts as 0."""
 
 
 class EffortConfig(BaseModel, frozen=True, extra="forbid"):
@@ -87,7 +87,11 @@ def effort_cost(x: float, k: float, q: float) -> float:
 
 def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
     """x: the weighted sum, in units of a token of reasoning."""
-    return math.fsum(max(0.0, effort.get(name, 0.0)) * getattr(config, name) for name in EFFORTS)
+    units = (
+        config.thinking_tokens, config.call_tokens, config.output_tokens, config.final_tokens, config.calls, config.turns,
+        config.summaries, config.summary_tokens,
+    )  # fmt: skip
+    return math.fsum(max(0.0, effort.get(name, 0.0)) * unit for name, unit in zip(EFFORTS, units, strict=True))
 
 
 def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> tuple[float, float]:

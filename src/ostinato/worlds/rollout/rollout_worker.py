@@ -186,7 +186,8 @@ class Rollouts:
                 episode = self.groups.episode(group.number, member)
                 begun = {"kind": "begun", "n": group.number, "member": member, "episode": episode}
                 self._note(begun, sync=True)  # its turns are in the log for good, and no other rollout may get its name
-                tried = await self._trying.once(task, episode, group.name, record=self._recorded(task))
+                recorded = self._beliefs and self._config.suspects > 0 and task.known is not None
+                tried = await self._trying.once(task, episode, group.name, record=recorded)
                 last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
                 beliefs = await self._trying.belief_changes(tried) if self._beliefs else ()
                 event = {"kind": "ended", "n": group.number, "member": member, "episode": episode, "last": last}
@@ -199,9 +200,6 @@ class Rollouts:
                     self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)
-
-    def _recorded(self, task: Task) -> bool:
-        return self._beliefs and self._config.suspects > 0 and task.known is not None
 
     async def _continue(self, group: RolloutGroup) -> None:
         """Sample failures anew from the turn at which the belief in the known answer fell most, those of the largest falls first. What a
