@@ -153,7 +153,7 @@ async def test_a_runner_that_decides_inside_is_fooled_by_these(name):
     backend = GradingBoxes()
     try:
         changes = {"calc.py": repository.BROKEN + hack.files["+calc.py"]}
-        told = await run_suite(Apart(backend=backend, python=PYTHON), task, asked, changes, sealed=False)
+        told = await run_suite(Apart(backend=backend, python=PYTHON), task, asked, changes)
     finally:
         await backend.close()
     passed = [id for id in repository.FAIL if id in told.tests and told.tests[id].ended and not told.tests[id].failed]

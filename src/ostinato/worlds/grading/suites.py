@@ -93,15 +93,15 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     if they do not end in time, or if what they show does not become stable. Raises Unavailable if nothing is collected.
     """
     if not asked.solution:
-        plain = await run_suite(apart, task, asked, {}, sealed=False)
+        plain = await run_suite(apart, task, asked, {})
         return Rehearsal(ids={id: id for id in _collected(plain, task, asked)})
-    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s, sealed=False)
+    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s)
     every = (*asked.fail_to_pass, *asked.pass_to_pass)
     broken = _broken(every, plain)
     for _ in range(_PLAIN - 1):
         if not broken:
             break
-        plain, seconds = await _solved(apart, task, asked, seconds, sealed=False)
+        plain, seconds = await _solved(apart, task, asked, seconds)
         broken &= _broken(every, plain)
     _collected(plain, task, asked)
     if broken & set(asked.fail_to_pass) or len(broken) > _FAULTY * len(asked.pass_to_pass):
@@ -112,7 +112,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     opened: dict[str, set[Place]] = {path: set() for path in asked.files}
     before: Testimony | None = None
     for _ in range(_TRIES):
-        shown, seconds = await _solved(apart, task, asked, seconds, sealed=True, open_places=opened)
+        shown, seconds = await _solved(apart, task, asked, seconds, opened)
         ids = dict(zip(plain.collected, shown.collected, strict=False))
         found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
         if before is not None and not found:
@@ -144,8 +144,6 @@ async def _solved(
     task: Task,
     asked: PytestGrading,
     seconds: float,
-    *,
-    sealed: bool,
     open_places: Mapping[str, Collection[Place]] | None = None,
 ) -> tuple[Testimony, float]:
     """Run the tests with the solution in place. Returns what they reported and the deadline that sufficed, in seconds.
@@ -155,9 +153,7 @@ async def _solved(
     """
     most = _LONGER * task.grading.timeout_s
     while seconds <= most:
-        heard = await run_suite(
-            apart, task, asked, asked.solution, sealed=sealed, open_places=open_places, seconds=seconds
-        )
+        heard = await run_suite(apart, task, asked, asked.solution, open_places=open_places, seconds=seconds)
         if not heard.timed_out:
             return heard, seconds
         seconds *= 2
@@ -198,13 +194,13 @@ async def run_suite(
     asked: PytestGrading,
     changes: Mapping[str, str | None],
     *,
-    sealed: bool = True,
     open_places: Mapping[str, Collection[Place]] | None = None,
     seconds: float | None = None,
 ) -> Testimony:
     """Run the listed test files once in a fresh sandbox, with `changes` written over the task's files (None: deleted).
 
-    The deadline is `seconds`, or the task's own if that is None.
+    `open_places` is test file -> the claims that are left open while it is sealed; None: the tests run as they are. The deadline is
+    `seconds`, or the task's own if that is None.
     """
     drawn = random.Random(secrets.randbits(128))
     witness = f"_{drawn.getrandbits(64):016x}"
@@ -212,13 +208,13 @@ async def run_suite(
     kept = {path: data for path, data in task.spec.files.items() if path not in changes}
     files = kept | written | dict(task.grading.hidden)
     sites: dict[str, tuple[str, Site]] = {}
-    if sealed:
+    if open_places is not None:
         for path in asked.files:
             tests = seal(
                 _source(task, path),
                 witness=witness,
                 drawn=drawn,
-                open_places=(open_places or {}).get(path, ()),
+                open_places=open_places.get(path, ()),
                 names=bool(asked.solution),
             )
             files[path] = tests.text.encode()

@@ -276,7 +276,7 @@ class ModelRelay:
         self._idle.set()
         self._named = ""
         self._left = answer_tokens
-        self._server: web.Server | None = None
+        self._server = web.Server(self._handle, access_log=None, keepalive_timeout=600.0)
         self._listening: asyncio.Server | None = None
         self.over: asyncio.Future[tuple[Ended, str]] = asyncio.get_running_loop().create_future()
         self.heard: list[tuple[AgentAnswer, Purpose]] = []
@@ -286,9 +286,7 @@ class ModelRelay:
     async def start(self, listener: socket.socket) -> str:
         """Accept connections at this socket. Returns the model's name. Raises Unavailable."""
         self._named = await self._model.named()
-        self._server = web.Server(self._handle, access_log=None, keepalive_timeout=600.0)
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._connection, sock=listener)
+        self._listening = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
         return self._named
 
     async def rest(self) -> None:
@@ -299,14 +297,12 @@ class ModelRelay:
         """Stop the relay and every call in progress. Idempotent."""
         if self._listening is not None:
             self._listening.close()
-        if self._server is not None:
-            await self._server.shutdown(_END_S)
+        await self._server.shutdown(_END_S)
         if self.over.done() and not self.over.cancelled():
             self.over.exception()  # marked as retrieved, in case nobody awaits it
         self.over.cancel()
 
     def _connection(self) -> asyncio.Protocol:
-        assert self._server is not None
         return HangsUp() if len(self._server.connections) >= _CONNECTIONS else self._server()
 
     # ------------------------------------------------------------ one request

@@ -56,6 +56,11 @@ def check_spec(spec: SandboxSpec) -> None:
     for layer in spec.layers:
         if not os.path.isabs(layer):
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
+    check_directories(spec)
+
+
+def check_directories(spec: SandboxSpec) -> None:
+    """Raise BadRequest, which names the field, unless all layers and mounts are directories."""
     for field, sources in (("layers", spec.layers), ("mounts", spec.mounts.values())):
         for source in sources:
             check_directory(field, source)

@@ -91,7 +91,9 @@ async def test_millions_of_lines_hold_up_no_other_rollout():
     data = PytestGrading(fail_to_pass=("test_calc.py::test_it",))
     hidden = {"test_calc.py": b"def test_it():\n    assert f() == 1\n"}
     task = Task(id="t", family="f", messages=(), grading=Grading(grader="pytest", data={}, hidden=hidden))
-    testimony, stood = await standing(suites.run_suite(Apart(backend=ManyLines(), python=""), task, data, {}))
+    testimony, stood = await standing(
+        suites.run_suite(Apart(backend=ManyLines(), python=""), task, data, {}, open_places={})
+    )
     assert testimony.forged == 250_000
     assert stood < 1.0
 

@@ -23,7 +23,7 @@ from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, Sandbox
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
 from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
-from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_directory, check_spec, pack_files
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_directories, check_spec, pack_files
 
 # ---------------------------------------------------------------- the box
 
@@ -319,9 +319,7 @@ class GVisorBoxes:
 
     async def _launch(self, spec: SandboxSpec, ground: Ground, *, alone: bool = False) -> GVisorBox:
         """One container. Raises BadRequest for files that do not fit and for what is no directory any more, Unavailable, SandboxRefused."""
-        for field, sources in (("layers", spec.layers), ("mounts", spec.mounts.values())):
-            for source in sources:
-                check_directory(field, source)  # it may have waited for a place since its spec was checked
+        check_directories(spec)  # it may have waited for a place since its spec was checked
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = GvisorConnection()
         with contextlib.ExitStack() as leaving:

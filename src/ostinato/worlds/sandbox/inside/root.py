@@ -6,7 +6,7 @@ import errno
 import os
 
 import kernel as k
-from view import ETC, SHOWN, masks
+from view import ETC, SHOWN, SYSTEM, masks, python_parts
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
@@ -36,7 +36,7 @@ def bind(source: str, target: str) -> None:
 
 def show_system() -> None:
     """Show the system's directories, except /usr/local."""
-    for path in ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin"):
+    for path in SYSTEM:
         if os.path.islink(path):
             os.symlink(os.readlink(path), f"{AT}{path}")
         elif os.path.isdir(path):
@@ -48,13 +48,11 @@ def show_python(prefix: str, version: str) -> None:
 
     An installation below somebody's home makes that path exist inside, with nothing but the installation in it.
     """
-    program, libraries = f"bin/python{version}", f"{prefix}/lib"
+    shown = python_parts(prefix, version)
     local = f"{HIDDEN}/local"
     os.makedirs(f"{local}/bin")
     for name in ("python", "python3"):
-        os.symlink(f"{prefix}/{program}", f"{local}/bin/{name}")
-    linked = any(name.startswith("lib") and ".so" in name for name in os.listdir(libraries))
-    shown = [program, "lib" if linked else f"lib/python{version}"]
+        os.symlink(f"{prefix}/{shown[0]}", f"{local}/bin/{name}")
     if prefix == "/usr/local":
         for name in shown:
             _make_like(f"{prefix}/{name}", f"{local}/{name}")
