@@ -32,7 +32,7 @@ class TaskKind(StrEnum):
     BUG = "bug"
 
 
-def _tests(fail_to_pass: Sequence[str], called: str = "") -> str:
+def _tests(fail_to_pass: Sequence[str], called: str) -> str:
     """A list of some of the tests. Those named after the function to be written come first, as they say most about it."""
     named = called.rpartition(".")[2].strip("_").lower()
     ordered = sorted(fail_to_pass, key=lambda test: named not in test.rpartition("::")[2].lower())
@@ -126,13 +126,12 @@ class Noticed:
     pass_to_pass: tuple[str, ...]
 
 
-def split_tests(selected: Iterable[str], outcome: SuiteRun) -> Noticed:
+def split_tests(selected: Sequence[str], outcome: SuiteRun) -> Noticed:
     """Split the selected tests by a run's outcome. A test that did not pass, or could no longer be collected, counts as failed."""
-    chosen = tuple(selected)
     passed = outcome.passed
     return Noticed(
-        fail_to_pass=tuple(test for test in chosen if test not in passed),
-        pass_to_pass=tuple(test for test in chosen if test in passed),
+        fail_to_pass=tuple(test for test in selected if test not in passed),
+        pass_to_pass=tuple(test for test in selected if test in passed),
     )
 
 

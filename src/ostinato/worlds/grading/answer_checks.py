@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validat
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.worlds.grading.grade import MAX_PATTERN, MAX_TEXT, Grade, last_answer
 from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.rows import unrepeated
 from ostinato.worlds.tasks.task import Task
 
 OPENING = 300
@@ -230,17 +231,10 @@ def is_form(text: str, wanted: Any) -> bool:
     """True if the whole answer is this JSON value, alone or in one fenced block: no key twice, and true is not 1, nor 1 1.0."""
     fenced = re.fullmatch(r"\s*```[a-z]*\n(.*?)\n?```\s*", text, re.DOTALL)
     try:
-        found = json.loads(fenced[1] if fenced else text, object_pairs_hook=_unrepeated)
+        found = json.loads(fenced[1] if fenced else text, object_pairs_hook=unrepeated)
     except (ValueError, RecursionError):
         return False
     return json.dumps(found, sort_keys=True) == json.dumps(wanted, sort_keys=True)
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key twice")
-    return found
 
 
 def _read(task: Task) -> AnswerChecks:

@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadConfig, Unavailable
-from ostinato.core.sandbox import ChangeKind, SandboxSpec
+from ostinato.core.sandbox import ChangeKind
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
 from ostinato.worlds.grading.functions import Apart, read_data
 from ostinato.worlds.grading.grade import Grade
@@ -226,12 +226,9 @@ async def run_suite(
         "deleted": [path for path, text in changes.items() if text is None],
         "fresh": [*changes, *asked.files],
     }
-    spec = SandboxSpec(
-        layers=task.spec.layers, files=files, workdir=task.spec.workdir, env=task.spec.env, limits=task.spec.limits
-    )
     result = await apart.run(
         "witnessing",
-        spec,
+        replace(task.spec, files=files, mounts={}),
         stdin=json.dumps(job).encode(),
         timeout=task.grading.timeout_s if seconds is None else seconds,
         env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},

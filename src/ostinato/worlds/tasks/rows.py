@@ -232,7 +232,7 @@ class SuiteRow(BaseModel, frozen=True, extra="allow"):
 def parse_object(where: str, line: str) -> dict[str, Any]:
     """A line that is one JSON object: no key twice, no number that JSON lacks. Raises BadConfig that begins with `where`."""
     try:
-        value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
+        value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=unrepeated)
     except (ValueError, RecursionError) as error:
         raise BadConfig(
             f"{where}: not JSON ({error}); one line is one JSON object, without a list around them (jq -c '.[]' takes one apart)"
@@ -424,7 +424,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON text, for `json.loads`. Raises ValueError for a key that occurs twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

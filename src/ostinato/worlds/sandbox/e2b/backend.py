@@ -29,7 +29,7 @@ from ostinato.core.sandbox import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox, listen_at
 from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
 from ostinato.worlds.sandbox.spec_validation import check_spec, pack_files
 
@@ -143,15 +143,7 @@ class E2BBox(SandboxCalls):
     def _open_port(self, port: int) -> socket.socket:
         if port in self.wire.ports:
             raise OSError(errno.EADDRINUSE, "it is listened at already")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
-        try:
-            listener.bind(path)
-            listener.listen(128)
-            listener.setblocking(False)
-        except OSError:
-            listener.close()
-            raise
+        listener, path = listen_at(self._place, port)
         self.wire.listen(port, path)
         return listener
 

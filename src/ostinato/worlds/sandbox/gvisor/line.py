@@ -297,6 +297,20 @@ def _killed(reason: str, begun: float) -> ExecResult:
 # ---------------------------------------------------------------- ports
 
 
+def listen_at(place: int, port: int) -> tuple[socket.socket, str]:
+    """A listener for a port of the sandbox, and its path below the open directory `place`. Raises OSError."""
+    path = f"/proc/self/fd/{place}/{port}"  # a socket's path has at most 107 bytes
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener, path
+
+
 class Ports:
     """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has. `place` is private, for the sockets' names."""
 
@@ -315,14 +329,10 @@ class Ports:
 
         Raises OSError.
         """
-        name = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener, name = listen_at(self._place, port)
         ours, theirs = socket.socketpair()
         try:
-            listener.bind(name)
-            listener.listen(128)
-            for each in (listener, ours):
-                each.setblocking(False)
+            ours.setblocking(False)
             socket.send_fds(self._ours, [CONNECTED], [theirs.fileno()])
         except OSError:
             listener.close()
