@@ -223,12 +223,14 @@ logger = logging.getLogger(__name__)
 
 
 _END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit
-_MODELS, _COUNTING = "/v1/models", "/v1/messages/count_tokens"
-_PATHS: Mapping[Dialect, tuple[str, ...]] = {
-    "chat": ("/v1/chat/completions",),
-    "messages": ("/v1/messages", _COUNTING),
-    "responses": ("/v1/responses",),
+_MODELS, COUNTING = "/v1/models", "/v1/messages/count_tokens"
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "messages",
+    COUNTING: "messages",
+    "/v1/responses": "responses",
 }
+"""The paths that an agent may call, and which API each belongs to."""
 _TOO_LONG = ("context_length_exceeded", "prompt is too long")
 _CONNECTIONS = 64  # at once; further ones are closed
 _BODY_BYTES = 2 << 20  # the gateway's default limit
@@ -314,7 +316,7 @@ class ModelRelay:
                 raise self._end(Ended.TURNS, "it sends request after request")
             if request.method in ("GET", "HEAD") and request.path == _MODELS:
                 return web.json_response({"object": "list", "data": [{"id": self._named, "object": "model"}]})
-            if request.method != "POST" or request.path not in _PATHS[self._dialect]:
+            if request.method != "POST" or DIALECTS.get(request.path) != self._dialect:
                 raise _Refused(404, f"there is nothing at {request.path[:200]!r}")
             return await self._call(request)
         except _Refused as refused:
@@ -329,7 +331,7 @@ class ModelRelay:
 
     async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = await self._read(request)
-        counting = request.path == _COUNTING
+        counting = request.path == COUNTING
         if not counting:
             self.told |= tool_results(self._dialect, asked)
             self._check_budgets()

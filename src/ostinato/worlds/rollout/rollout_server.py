@@ -29,7 +29,7 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Purpose, 
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.worlds.harness.gateway import LEFT, PURPOSE, WorldGateway
-from ostinato.worlds.harness.relay import Dialect, pass_on, passed_headers, ruled_request
+from ostinato.worlds.harness.relay import COUNTING, DIALECTS, pass_on, passed_headers, ruled_request
 from ostinato.worlds.rollout.config import DoorConfig
 from ostinato.worlds.rollout.groups import MOST_EVENTS
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
@@ -37,11 +37,6 @@ from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, seri
 # ---------------------------------------------------------------- what a worker may send
 
 
-DIALECTS: Mapping[str, Dialect] = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "messages",
-    "/v1/responses": "responses",
-}
 _MOST_TOKENS = 10_000_000  # of an answer: the gateway's own bound
 _NAMED = ("X-Ostinato-Episode", "X-Ostinato-Group", "Idempotency-Key")
 _NAME_CHARS = 300
@@ -75,7 +70,7 @@ def call_body(worker: str, path: str, body: Any, *, model: str, temperature: flo
         raise BadRequest(
             "previous_response_id is not taken from afar; send the whole input", field="previous_response_id"
         )
-    if path not in DIALECTS:
+    if path == COUNTING:
         return {**body, "model": model}
     return ruled_request(
         DIALECTS[path], body, model=model, temperature=temperature, tokens=_MOST_TOKENS, user=f"world/{worker}"
@@ -304,7 +299,6 @@ _T = TypeVar("_T")
 _Given = TypeVar("_Given")
 
 OUTCOMES = "/v1/worlds/outcomes"
-_COUNTING = "/v1/messages/count_tokens"
 _GRADED = 100_000  # rollouts whose grade is remembered
 _MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
 _BODY_S = 30.0
@@ -410,7 +404,7 @@ class Door:
             return web.json_response(await self._outcomes(worker, request.query.get("after", "")))
         if where == ("POST", "/v1/feedback"):
             return web.json_response(await self._tell(worker, await self._body(request)), status=202)
-        if request.method == "POST" and (request.path in DIALECTS or request.path == _COUNTING):
+        if request.method == "POST" and request.path in DIALECTS:
             return await self._call(worker, request)
         raise NoSuchPath(f"there is nothing at {request.path[:200]!r} for workers")
 
