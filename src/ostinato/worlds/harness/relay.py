@@ -60,14 +60,12 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
             return None
         told = last.get("ostinato") or _inner(last)["ostinato"]
         message, cut = _READERS[dialect](events)
-        tokens = sum(int(span[2]) for span in told["spans"])
-        policies = frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"])
         return AgentAnswer(
             turn=str(told["turns"][0]),
-            tokens=tokens,
+            tokens=sum(int(span[2]) for span in told["spans"]),
             cut=cut,
             message=message,
-            policies=policies,
+            policies=frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"]),
             overran=bool(told.get("deadline")),
             window=int(told.get("window", {}).get("number", 0)),
         )
@@ -77,10 +75,10 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
 
 def tool_results(dialect: Dialect, body: Json) -> dict[str, Message]:
     """The tool results in a request, by call id."""
-    found: dict[str, Message] = {}
-    for id, content, failed in _told(dialect, body):
-        found[str(id)] = Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
-    return found
+    return {
+        str(id): Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
+        for id, content, failed in _told(dialect, body)
+    }
 
 
 def _told(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
