@@ -258,7 +258,7 @@ class Box:
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
         answer = await self._asked(protocol.Operation.READ, spec_validation.inside_workdir(path, self.spec.workdir))
-        spec_validation.check_read(path, answer.code if answer.fds else answer.code or errno.EIO)
+        spec_validation.check_read(path, answer.code or (0 if answer.fds else errno.EIO))
         try:
             return await asyncio.to_thread(_read_all, answer.fds[0], path, most)
         finally:
