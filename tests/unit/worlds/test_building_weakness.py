@@ -1,4 +1,4 @@
-from ostinato.worlds.building.attempts import Selected, passing_for_nothing, stubs
+from ostinato.worlds.building.attempts import SelectedTests, passing_for_nothing, stubs
 from ostinato.worlds.building.mutations import functions_of
 from ostinato.worlds.building.runs import SuiteRun
 
@@ -74,7 +74,7 @@ class Runs:
 
 
 def asked(function, lazy=frozenset({"t.py::a"})):
-    return Selected(function=function, tests=("t.py::a", "t.py::b"), targets=("t.py",), seconds=0.5, lazy=lazy)
+    return SelectedTests(function=function, tests=("t.py::a", "t.py::b"), targets=("t.py",), seconds=0.5, lazy=lazy)
 
 
 async def found(passes, *each, bare=frozenset()):

@@ -115,12 +115,12 @@ _WEAKNESS_MARGIN_SECONDS = 1.0  # CPU time: a stub is either quick or hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
+class SelectedTests:
     """The tests to run for a function: those that enter it, and some others from the same files. They take `seconds` with the function.
 
     `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
 
-    Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
+    Example: ``SelectedTests(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """
 
     function: mutations.Function
@@ -131,7 +131,7 @@ class Selected:
 
 
 async def passing_for_nothing(
-    runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[Selected], bare: Mapping[str, frozenset[str]]
+    runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[SelectedTests], bare: Mapping[str, frozenset[str]]
 ) -> list[str]:
     """For each function to be written, a trivial stub that passes its tests, such as "return False"; "" if none was found.
 
@@ -154,7 +154,7 @@ async def passing_for_nothing(
     return found
 
 
-def _jobs(asked: Selected, text: str, group: str) -> list[tuple[str, SuiteJob]]:
+def _jobs(asked: SelectedTests, text: str, group: str) -> list[tuple[str, SuiteJob]]:
     """One job per stub. A job stops at its first failing test, and the group stops at the first stub that passes."""
     function, tests = asked.function, asked.tests
     known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing has been tried and does not pass
@@ -173,7 +173,7 @@ def _jobs(asked: Selected, text: str, group: str) -> list[tuple[str, SuiteJob]]:
 # ---------------------------------------------------------------- attempts
 
 
-_NOTHING = filters.Noticed(fail_to_pass=(), pass_to_pass=())
+_NOTHING = filters.NoticedTests(fail_to_pass=(), pass_to_pass=())
 _MARGIN_SECONDS = 2.0  # CPU time for a run's own overhead and for what a change may add
 
 
@@ -191,10 +191,10 @@ class Attempt:
     detail: str
     block: str
     fate: filters.ChangeFate
-    noticed: filters.Noticed = field(default=_NOTHING)
+    noticed: filters.NoticedTests = field(default=_NOTHING)
 
 
-def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> Selected | None:
+def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> SelectedTests | None:
     """The tests to run for a function; None if no test enters it."""
     entering = baseline.tests_of(function.path, function.first)
     if not entering:
@@ -204,7 +204,7 @@ def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> S
     others.sort(key=lambda test: baseline.seconds.get(test, 0.0))
     chosen |= set(others[:beside])
     tests = tuple(test for test in baseline.stable if test in chosen)
-    return Selected(function=function, tests=tests, targets=files, seconds=baseline.seconds_of(tests))
+    return SelectedTests(function=function, tests=tests, targets=files, seconds=baseline.seconds_of(tests))
 
 
 def _files(tests: Sequence[str]) -> tuple[str, ...]:
@@ -248,15 +248,15 @@ class Attempts:
         text = function.replaced(self.sources[function.path], block)
         return {function.path: text} if mutations.compiles(text) else None
 
-    def _job(self, selected: Selected, edits: Mapping[str, str], most_failing: int | None) -> SuiteJob:
+    def _job(self, selected: SelectedTests, edits: Mapping[str, str], most_failing: int | None) -> SuiteJob:
         return SuiteJob(
             id=selected.function.key, targets=selected.targets, tests=selected.tests, edits=edits, most_failing=most_failing,
             seconds=2 * selected.seconds + _MARGIN_SECONDS,
         )  # fmt: skip
 
-    def _selections(self, functions: Sequence[mutations.Function]) -> tuple[list[Selected], list[Attempt]]:
+    def _selections(self, functions: Sequence[mutations.Function]) -> tuple[list[SelectedTests], list[Attempt]]:
         """The functions worth trying, and an attempt for each of the others with the reason for leaving it out."""
-        chosen: list[Selected] = []
+        chosen: list[SelectedTests] = []
         left_out: list[Attempt] = []
         for function in functions:
             selected = select(function, self.baseline, self.config.beside)
@@ -301,10 +301,12 @@ class Attempts:
             undocumented_lines=self.config.undocumented_lines,
         )
 
-    def _changes(self, needed: Sequence[Selected]) -> tuple[list[tuple[Selected, Attempt, SuiteJob]], list[Attempt]]:
+    def _changes(
+        self, needed: Sequence[SelectedTests]
+    ) -> tuple[list[tuple[SelectedTests, Attempt, SuiteJob]], list[Attempt]]:
         """The changes to run, with their jobs, and those left out because the prompt would say too little."""
         limit = int(self.config.most_failing * len(self.baseline.stable))
-        open_: list[tuple[Selected, Attempt, SuiteJob]] = []
+        open_: list[tuple[SelectedTests, Attempt, SuiteJob]] = []
         left_out: list[Attempt] = []
         for selected in needed:
             function = selected.function
@@ -318,12 +320,12 @@ class Attempts:
                     open_.append((selected, change, self._job(selected, edits, limit)))
         return open_, left_out
 
-    async def _needed(self, chosen: Sequence[Selected]) -> tuple[list[Selected], list[Attempt]]:
+    async def _needed(self, chosen: Sequence[SelectedTests]) -> tuple[list[SelectedTests], list[Attempt]]:
         """The functions that some test needs, with the tests that fail when they do nothing, and attempts for the other functions.
 
         Only tests that also pass when the selection is run by itself stay selected.
         """
-        jobs: list[tuple[Selected, SuiteJob]] = []
+        jobs: list[tuple[SelectedTests, SuiteJob]] = []
         for selected in chosen:
             block = selected.function.block(self.sources[selected.function.path])
             edits = self._changed(selected.function, mutations.doing_nothing(block))
@@ -339,7 +341,7 @@ class Attempts:
         unneeded = [each.function for each in chosen if each.function.key not in known]
         left_out = [_left_out(function, filters.ChangeFate.UNTESTED) for function in unneeded]
         plain = await self.runs.run([self._job(selected, {}, None) for selected, _ in needed], 2)
-        found: list[Selected] = []
+        found: list[SelectedTests] = []
         for (selected, outcome), alone in zip(needed, plain, strict=True):
             sure = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
@@ -356,7 +358,7 @@ class Attempts:
         open_, untold = self._changes(needed)
         tried += untold
         first = await self.runs.run([job for *_, job in open_], 0)
-        again: list[tuple[Attempt, SuiteJob, Selected]] = []
+        again: list[tuple[Attempt, SuiteJob, SelectedTests]] = []
         bare: dict[str, frozenset[str]] = {}
         for (selected, change, job), outcome in zip(open_, first, strict=True):
             noticed = filters.split_tests(selected.tests, outcome or SuiteRun())
@@ -371,7 +373,7 @@ class Attempts:
             else:
                 tried.append(replace(change, fate=fate))
         second = await self.runs.run([job for _, job, _ in again], 1)
-        sure: list[tuple[Attempt, Selected]] = []
+        sure: list[tuple[Attempt, SelectedTests]] = []
         for (change, _, selected), outcome in zip(again, second, strict=True):
             split = None if outcome is None or outcome.code is None else filters.split_tests(selected.tests, outcome)
             if split == change.noticed:
@@ -381,13 +383,13 @@ class Attempts:
         return tried + await self._unless_weak(sure, bare)
 
     async def _unless_weak(
-        self, sure: Sequence[tuple[Attempt, Selected]], bare: Mapping[str, frozenset[str]]
+        self, sure: Sequence[tuple[Attempt, SelectedTests]], bare: Mapping[str, frozenset[str]]
     ) -> list[Attempt]:
         """The same changes, marked as weak if a function is to be written and a trivial stub passes its fail-to-pass tests.
 
         `bare` is as in `passing_for_nothing`.
         """
-        asked: dict[tuple[str, tuple[str, ...]], Selected] = {}
+        asked: dict[tuple[str, tuple[str, ...]], SelectedTests] = {}
         for change, selected in sure:
             if change.kind is not filters.TaskKind.BUG:
                 tests = change.noticed.fail_to_pass
@@ -403,7 +405,7 @@ class Attempts:
             )
         return judged
 
-    def _repeated(self, change: Attempt, noticed: filters.Noticed, kept: Sequence[Attempt]) -> filters.ChangeFate:
+    def _repeated(self, change: Attempt, noticed: filters.NoticedTests, kept: Sequence[Attempt]) -> filters.ChangeFate:
         """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
@@ -416,7 +418,7 @@ def _left_out(function: mutations.Function, why: filters.ChangeFate) -> Attempt:
     return Attempt(function=function.key, kind=filters.TaskKind.REMOVAL, detail="", block="", fate=why)
 
 
-def _is_noticed(selected: Selected, outcome: SuiteRun | None) -> bool:
+def _is_noticed(selected: SelectedTests, outcome: SuiteRun | None) -> bool:
     """True if the tests notice that the function does nothing: one does not pass, or the run does not complete."""
     if outcome is None or outcome.code is None:
         return True

@@ -116,27 +116,27 @@ class ChangeFate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noticed:
+class NoticedTests:
     """The tests that a change makes fail, and those that pass with and without it, in the suite's order.
 
-    Example: ``Noticed(fail_to_pass=("test_a.py::test_pop",), pass_to_pass=("test_a.py::test_push",))``
+    Example: ``NoticedTests(fail_to_pass=("test_a.py::test_pop",), pass_to_pass=("test_a.py::test_push",))``
     """
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
 
 
-def split_tests(selected: Sequence[str], outcome: SuiteRun) -> Noticed:
+def split_tests(selected: Sequence[str], outcome: SuiteRun) -> NoticedTests:
     """Split the selected tests by a run's outcome. A test that did not pass, or could no longer be collected, counts as failed."""
     passed = outcome.passed
-    return Noticed(
+    return NoticedTests(
         fail_to_pass=tuple(test for test in selected if test not in passed),
         pass_to_pass=tuple(test for test in selected if test in passed),
     )
 
 
 def judge_first(
-    outcome: SuiteRun | None, split: Noticed, *, stable: int, most_failing: float, lazy: frozenset[str] | None
+    outcome: SuiteRun | None, split: NoticedTests, *, stable: int, most_failing: float, lazy: frozenset[str] | None
 ) -> ChangeFate:
     """Judge a change by its first run.
 

@@ -28,7 +28,7 @@ from ostinato.core.files import install_directory, write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import ChangeFate, Noticed, TaskKind, gives_away, instruct
+from ostinato.worlds.building.filters import ChangeFate, NoticedTests, TaskKind, gives_away, instruct
 from ostinato.worlds.building.mutations import Function
 from ostinato.worlds.building.runs import BuildPlace, GreenSuite, SuiteRuns, run_baseline
 from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_tree, unpack, without_top
@@ -54,7 +54,7 @@ def _attempt_of(row: Mapping[str, Any]) -> Attempt:
         detail=row["detail"],
         block=row.get("block", ""),
         fate=ChangeFate(row["fate"]),
-        noticed=Noticed(fail_to_pass=tuple(row.get("fail", ())), pass_to_pass=tuple(row.get("pass", ()))),
+        noticed=NoticedTests(fail_to_pass=tuple(row.get("fail", ())), pass_to_pass=tuple(row.get("pass", ()))),
     )
 
 

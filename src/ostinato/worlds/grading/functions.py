@@ -40,10 +40,10 @@ _DIRECTORIES = 2048  # the most directories that files may lie in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
+class IsolatedPrograms:
     """Runs programs in isolation, on `backend`. `python` is the interpreter's path inside a sandbox.
 
-    Example: ``await Apart(backend=backend, python="/usr/bin/python3").run("answering", spec, stdin=job, timeout=10.0)``
+    Example: ``await IsolatedPrograms(backend=backend, python="/usr/bin/python3").run("answering", spec, stdin=job, timeout=10.0)``
     """
 
     backend: Backend
@@ -160,7 +160,7 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
 class FunctionGrader:
     """Implements `Grader` for function tasks. Each grading draws its inputs from another seed."""
 
-    def __init__(self, apart: Apart) -> None:
+    def __init__(self, apart: IsolatedPrograms) -> None:
         self._apart = apart
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:

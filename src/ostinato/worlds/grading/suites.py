@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import ChangeKind
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
-from ostinato.worlds.grading.functions import Apart, read_data
+from ostinato.worlds.grading.functions import IsolatedPrograms, read_data
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.hidden_values import Place, Site, seal
 from ostinato.worlds.grading.test_report import TestHeard, Testimony, holds, passes, read_testimony
@@ -86,7 +86,7 @@ class Rehearsal:
     seconds: float | None = None
 
 
-async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
+async def rehearse(apart: IsolatedPrograms, task: Task, asked: PytestGrading) -> Rehearsal:
     """Run the tests unsealed, then sealed until what they show is stable, each time under another hash seed.
 
     Raises BadConfig if fail-to-pass tests, or many pass-to-pass tests, do not pass with the solution (a few of the latter are left out),
@@ -140,7 +140,7 @@ def _collected(plain: Testimony, task: Task, asked: PytestGrading) -> Sequence[s
 
 
 async def _solved(
-    apart: Apart,
+    apart: IsolatedPrograms,
     task: Task,
     asked: PytestGrading,
     seconds: float,
@@ -189,7 +189,7 @@ def _agrees(heard: TestHeard, before: Testimony) -> bool:
 
 
 async def run_suite(
-    apart: Apart,
+    apart: IsolatedPrograms,
     task: Task,
     asked: PytestGrading,
     changes: Mapping[str, str | None],
@@ -279,7 +279,7 @@ class PytestGrader:
     The first grading of a task rehearses it, which takes three or more runs of its tests. Later gradings take one run each.
     """
 
-    def __init__(self, apart: Apart) -> None:
+    def __init__(self, apart: IsolatedPrograms) -> None:
         self._apart = apart
         self._rehearsals: OrderedDict[str, asyncio.Task[Rehearsal]] = OrderedDict()
 

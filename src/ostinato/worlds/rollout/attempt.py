@@ -183,7 +183,7 @@ class FinishedRollout:
         )
 
 
-class Trying:
+class RolloutAttempts:
     """Tries tasks.
 
     What is unavailable is retried after `pause_s` seconds, then twice as many, and so on, for `patience_s`. A rollout that is lost in its
@@ -349,7 +349,7 @@ class Measurement:
     """Tries each of some tasks `tries` times, `concurrency` rollouts at once.
 
     `token` is the prefix of the episodes' names. A rollout that something other than the policy ends is tried `again` times at most. The
-    others are `pause_s` and `patience_s` of `Trying`.
+    others are `pause_s` and `patience_s` of `RolloutAttempts`.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class Measurement:
         self._tasks, self._shop, self._tries = tasks, shop, tries
         self._token, self._again = token, again
         self._places = asyncio.Semaphore(concurrency)
-        self._trying = Trying(shop, pause_s=pause_s, patience_s=patience_s)
+        self._attempts = RolloutAttempts(shop, pause_s=pause_s, patience_s=patience_s)
 
     async def results(self) -> AsyncGenerator[FinishedRollout]:
         """Each rollout as it ends; all tasks are begun once before any of them twice.
@@ -392,7 +392,7 @@ class Measurement:
         async with self._places:
             number = 0
             while True:
-                tried = await self._trying.measure(task, episode if not number else f"{episode}.again{number}")
+                tried = await self._attempts.measure(task, episode if not number else f"{episode}.again{number}")
                 number += 1
                 if tried.value is not None or number >= self._again:
                     return tried

@@ -498,7 +498,7 @@ _UNKNOWN = PolicyVersion(number=0, hash="")
 
 
 class FarOutcomes:
-    """Outcomes of this worker's turns, read through the door as `Spending` reads them in a log. Batches have a step and our turns only."""
+    """Outcomes of this worker's turns, read through the door as `SpentGroups` reads a log. Batches have a step and our turns only."""
 
     def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway

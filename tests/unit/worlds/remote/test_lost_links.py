@@ -25,7 +25,7 @@ from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
 from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.config import DoorConfig, WorldsConfig
-from ostinato.worlds.rollout.groups import EventFile, Spending
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts, Workshop
@@ -91,7 +91,7 @@ async def work(path, taskset, url, context, chance, grader):
     try:
         async with WorldGateway(url, "", timeout_s=PATIENT_S, context=context) as gateway:
             after = max((event["after"] for event in events if "after" in event), default=0)
-            spending = Spending(FarOutcomes(gateway), after=after)
+            spending = SpentGroups(FarOutcomes(gateway), after=after)
             shop = Workshop(harnesses={"single": Steps(chance)}, backend=None, grader=grader, gateway=gateway)
             await Rollouts(taskset, shop, journal, events, spending, CONFIG, lambda kind, **more: None).run()
     finally:
