@@ -55,14 +55,14 @@ class Workshop:
 
     async def work(self, task: Task, model: Model) -> Rollout:
         """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
-        harness, sandbox = self.harnesses[task.harness], None
+        harness = self.harnesses[task.harness]
+        if self.backend is None or (spec := harness.spec(task)) is None:
+            return await harness.run(task, model, None)
+        sandbox = await self.backend.start(spec)
         try:
-            if self.backend is not None and (spec := harness.spec(task)) is not None:
-                sandbox = await self.backend.start(spec)
             return await harness.run(task, model, sandbox)
         finally:
-            if sandbox is not None:
-                await sandbox.stop()
+            await sandbox.stop()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
         """A rollout's grade: 0 if it ran out of time or broke its sandbox, whatever it left behind; otherwise the grader's.

@@ -211,16 +211,12 @@ class SuiteRow(BaseModel, frozen=True, extra="allow"):
     grader: str = Field(min_length=1, max_length=64, description="Name of the function that scores the answer.")
 
     @model_validator(mode="after")
-    def _check_fields(self) -> SuiteRow:
+    def _check(self) -> SuiteRow:
         if astray := sorted({*(self.model_extra or {})} & {*TaskRow.model_fields}):
             raise ValueError(
                 f"{', '.join(astray)}: of a whole task, whose grader stands in 'grading'; an item's 'sampling' has max_tokens, "
                 "temperature, top_p and stop"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_end(self) -> SuiteRow:
         if self.continue_final_message != (self.messages[-1].role == "assistant"):
             raise ValueError(
                 "continue_final_message: an answer continues the last message if, and only if, that is the assistant's; "
