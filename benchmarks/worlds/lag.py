@@ -52,7 +52,7 @@ from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.harnesses import SingleAnswer
 from ostinato.worlds.harness.rollout import Model, Rollout, harness_hash
 from ostinato.worlds.rollout.attempt import Workshop
-from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups, most_steps_behind
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
@@ -124,7 +124,9 @@ class Slow:
     name = "slow"
     hash = harness_hash(name, 1)
 
-    def __init__(self, seed: int, gateway: WorldGateway, spending: Spending, *, lockstep: bool, scale: float) -> None:
+    def __init__(
+        self, seed: int, gateway: WorldGateway, spending: SpentGroups, *, lockstep: bool, scale: float
+    ) -> None:
         self._seed, self._gateway, self._spending = seed, gateway, spending
         self._lockstep, self._scale = lockstep, scale
         self._answer, self._count, self._served = SingleAnswer(), 0, 0
@@ -151,7 +153,7 @@ async def rollouts(run: Run, url: str, seed: int, *, lockstep: bool, scale: floa
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
         async with WorldGateway(url, run.home.admin_key()) as gateway:
-            spending = Spending(run.log, after=0)
+            spending = SpentGroups(run.log, after=0)
             harness = Slow(seed, gateway, spending, lockstep=lockstep, scale=scale)
             shop = Workshop(harnesses={"slow": harness}, backend=None, grader=PatternGrader(), gateway=gateway)
             yield Rollouts(tasks(), shop, journal, events, spending, run.config.worlds, lambda *_, **__: None)

@@ -49,7 +49,7 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.groups import EventFile, Spending
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Task
 from ostinato.worlds.tasks.tasksets import taskset_of
@@ -155,7 +155,7 @@ class Learning:
                 print(finished.line(), file=kept, flush=True)
 
             worker = Rollouts(
-                tasks, shop, journal, events, Spending(self.log, after=0), config, lambda *_, **__: None, keep
+                tasks, shop, journal, events, SpentGroups(self.log, after=0), config, lambda *_, **__: None, keep
             )
             work = asyncio.create_task(worker.run())
             try:

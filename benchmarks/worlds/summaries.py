@@ -66,7 +66,7 @@ from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.groups import EventFile, Spending
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
@@ -205,7 +205,7 @@ class Run:
         )
         harness = StreamReader()
         shop = Workshop(harnesses={harness.name: harness}, backend=None, grader=PatternGrader(), gateway=gateway)
-        spending = Spending(self.log, after=0)
+        spending = SpentGroups(self.log, after=0)
         return Rollouts(tasks, shop, self.journal, [], spending, config, lambda *_, **__: None, self.finished.append)
 
     async def steps(self, count: int, until: float) -> list[dict[str, float]]:

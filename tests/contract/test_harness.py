@@ -12,7 +12,7 @@ from ostinato.core.sandbox import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.harnesses import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import OVERRAN, Ended, OutOfTime
-from ostinato.worlds.rollout.attempt import Trying, Workshop
+from ostinato.worlds.rollout.attempt import RolloutAttempts, Workshop
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -267,7 +267,7 @@ async def continued(boxes: Boxes, first: str, *then):
     """A rollout whose first call is this, and what became of it when it was sampled anew behind that, with the model that was asked."""
     gateway = Scripts((shell(first), shell("echo three >> log"), says("Done.")), then)
     shop = Workshop(harnesses={"tools": open_harness("tools")}, backend=boxes, grader=Written(), gateway=gateway)
-    trying, task = Trying(shop, pause_s=0.1), replace(TASK, harness="tools")
+    trying, task = RolloutAttempts(shop, pause_s=0.1), replace(TASK, harness="tools")
     tried = await trying.once(task, "w.0.0.0", "w.0", record=True)
     assert (tried.value, len(tried.turns)) == (0.0, 3)
     return tried, await trying.continued(tried, "w.0", 1, 7), gateway.models[-1]

@@ -20,7 +20,7 @@ from ostinato.testing.engine import decode
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
-from ostinato.worlds.rollout.attempt import Trying, Workshop
+from ostinato.worlds.rollout.attempt import RolloutAttempts, Workshop
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -113,7 +113,7 @@ async def test_a_rollout_that_was_to_be_recorded_is_worked_on_like_any_other(box
     harness = open_harness("agent", agent_settings(environment={"DIALECT": "chat", "STREAM": ""}, dialect="chat"))
     async with world_gateway(MENDED) as (gateway, _):
         shop = Workshop(harnesses={"agent": harness}, backend=boxes, grader=Written(), gateway=gateway)
-        tried = await Trying(shop, pause_s=0.1).once(TASK, "w.0.0.0", "w.0", record=True)
+        tried = await RolloutAttempts(shop, pause_s=0.1).once(TASK, "w.0.0.0", "w.0", record=True)
     assert (tried.value, len(tried.turns), tried.given) == (1.0, 2, ())
 
 

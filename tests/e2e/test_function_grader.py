@@ -8,7 +8,7 @@ from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.grading.functions import Apart, FunctionGrader
+from ostinato.worlds.grading.functions import FunctionGrader, IsolatedPrograms
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader():
     backend = GradingBoxes()
-    yield FunctionGrader(Apart(backend=backend, python=PYTHON))
+    yield FunctionGrader(IsolatedPrograms(backend=backend, python=PYTHON))
     await backend.close()
 
 

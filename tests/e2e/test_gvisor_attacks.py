@@ -20,7 +20,7 @@ from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
-from ostinato.worlds.rollout.attempt import Trying, Workshop
+from ostinato.worlds.rollout.attempt import RolloutAttempts, Workshop
 from ostinato.worlds.sandbox import SandboxConfig, gvisor
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Grading, Task
@@ -148,7 +148,7 @@ async def test_who_ends_its_own_sandbox_is_worth_nothing_and_not_tried_again(box
     begun = []
     gateway = SimpleNamespace(model=lambda *_, **__: begun.append(Greedy(monkeypatch)) or begun[-1])
     shop = Workshop(harnesses={"tools": open_harness("tools")}, backend=boxes, grader=None, gateway=gateway)
-    tried = await Trying(shop, pause_s=0.01).once(TASK, "e", "g")
+    tried = await RolloutAttempts(shop, pause_s=0.01).once(TASK, "e", "g")
     assert (tried.value, tried.rollout.ended, len(begun)) == (0.0, Ended.BROKEN, 1)
     assert tried.rollout.turns[0] == "t0:0"
     assert "its kernel needed more" in tried.rollout.detail["why"]

@@ -9,7 +9,7 @@ from tests.fakes.reward_hacks import BEYOND
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
-from ostinato.worlds.grading.functions import Apart
+from ostinato.worlds.grading.functions import IsolatedPrograms
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
@@ -119,7 +119,7 @@ def wrote(*changes):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader():
     backend = GradingBoxes()
-    yield PytestGrader(Apart(backend=backend, python=PYTHON))
+    yield PytestGrader(IsolatedPrograms(backend=backend, python=PYTHON))
     await backend.close()
 
 

@@ -17,7 +17,7 @@ from tests.fakes.reward_hacks import BEYOND, FUNCTION, RUNS, TRACE
 from ostinato.app.worlds import open_graders
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.grading.functions import Apart
+from ostinato.worlds.grading.functions import IsolatedPrograms
 from ostinato.worlds.grading.suites import PytestGrading, run_suite
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Split, Task
@@ -153,7 +153,7 @@ async def test_a_runner_that_decides_inside_is_fooled_by_these(name):
     backend = GradingBoxes()
     try:
         changes = {"calc.py": repository.BROKEN + hack.files["+calc.py"]}
-        told = await run_suite(Apart(backend=backend, python=PYTHON), task, asked, changes, sealed=False)
+        told = await run_suite(IsolatedPrograms(backend=backend, python=PYTHON), task, asked, changes)
     finally:
         await backend.close()
     passed = [id for id in repository.FAIL if id in told.tests and told.tests[id].ended and not told.tests[id].failed]

@@ -44,7 +44,7 @@ from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.harness.gateway import WorldGateway
-from ostinato.worlds.rollout.groups import EventFile, Spending
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 
 class Turnabout:
@@ -62,7 +62,7 @@ async def main(url, place):
     log = SqlLog.open(place / "log.db")
     async with WorldGateway(url, {KEY!r}) as gateway:
         shop = Workshop(harnesses={{"stream": StreamReader()}}, backend=None, grader=Turnabout(), gateway=gateway)
-        spending = Spending(log, after=max((event.get("after", 0) for event in events), default=0))
+        spending = SpentGroups(log, after=max((event.get("after", 0) for event in events), default=0))
         await Rollouts(streams(3, {TASKS}, (3, 3)), shop, journal, events, spending, config, lambda *_, **__: None).run()
 
 asyncio.run(main(sys.argv[1], Path(sys.argv[2])))

@@ -31,7 +31,7 @@ from ostinato.worlds.building.runs import BuildPlace
 from ostinato.worlds.grading.answer_checks import ChecksGrader, read_checks
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
-from ostinato.worlds.grading.functions import Apart, FunctionGrader, FunctionGrading, read_data
+from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, IsolatedPrograms, read_data
 from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
@@ -42,8 +42,8 @@ from ostinato.worlds.harness.harnesses import HARNESSES, ToolLoop, is_agent, no_
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
-from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind, open_groups, set_back
-from ostinato.worlds.rollout.mutual_tls import RefusedSerials, door_context, renewing, worker_context
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups, most_steps_behind, open_groups, set_back
+from ostinato.worlds.rollout.mutual_tls import door_context, renewing, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
@@ -197,7 +197,7 @@ def open_graders(
     """
     graders: dict[str, Grader] = {}
     if backend is not None:
-        apart = Apart(backend=backend, python=python)
+        apart = IsolatedPrograms(backend=backend, python=python)
         graders |= {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
         if judge is not None:
             graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
@@ -311,14 +311,14 @@ async def open_rollouts(
     with contextlib.closing(journal):
         events = await _known_to(run.log, journal, events)
         async with open_workshop(run.config, run.home, url, tasks) as shop:
-            spending = Spending(run.log, after=_read_upto(events) or 0)
+            spent = SpentGroups(run.log, after=_read_upto(events) or 0)
             reward = run.config.reward
             yield Rollouts(
                 tasks,
                 shop,
                 journal,
                 events,
-                spending,
+                spent,
                 run.config.worlds,
                 tell,
                 keep,
@@ -354,9 +354,9 @@ async def open_far_rollouts(
                 after = end
                 events.append({"kind": "linked", "n": -1, "after": after})
                 journal.append(events[-1], sync=True)
-            spending = Spending(outcomes, after=after)
+            spent = SpentGroups(outcomes, after=after)
             flat_count = config.reward.flat_groups == "train"
-            yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)
+            yield Rollouts(tasks, shop, journal, events, spent, worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager
@@ -395,17 +395,7 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
     config = run.config.worlds.door
     context = door_context(config.certificate, config.key, config.authority)
     async with WorldGateway(url, run.home.admin_key(), temperature=run.config.worlds.temperature) as gateway:
-        door = Door(
-            gateway,
-            OwnTurns(run.log),
-            listener,
-            context,
-            names=config.names,
-            refused=RefusedSerials(config.refused),
-            connections=config.connections,
-            calls=config.calls,
-            body_bytes=config.body_bytes,
-        )
+        door = Door(gateway, OwnTurns(run.log), listener, context, config)
         async with renewing(context, config.certificate, config.key), door:
             yield
 

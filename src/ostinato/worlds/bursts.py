@@ -7,7 +7,7 @@ decision at the logarithm of the number of machines.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -123,7 +123,7 @@ class _Machine:
     gb: float = 0.0
     promised: float = 0.0
     free_at: float = 0.0
-    here: dict[int, None] = field(default_factory=dict[int, None])
+    here: int = 0
     coming: int = 0
     version: int = 0
 
@@ -160,10 +160,8 @@ class _Simulation:
         if self.packing is Packing.PRESSURE:
             coming = machine.coming * self.burst.taken_gb
             return machine.gb + coming + self.burst.taken_gb <= _RESERVE * self.fleet.memory_gb
-        return (machine.promised + 1) * self._asked() <= 1.0
-
-    def _asked(self) -> float:
-        return max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
+        asked = max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
+        return (machine.promised + 1) * asked <= 1.0
 
     def _key(self, at: int, machine: _Machine) -> float:
         if self.packing is Packing.FIRST_FIT:
@@ -199,11 +197,7 @@ class _Simulation:
     def _ask(self, now: float, who: int) -> None:
         at = self._choose()
         if at is None:
-            self.tries[who] += 1
-            if self.tries[who] > _MOST_TRIES:
-                self.unplaced += 1
-            else:
-                self._at(now + _WAIT_S, _ASK, who)
+            self._retry(now + _WAIT_S, who)
             return
         machine, burst = self.machines[at], self.burst
         cluster = machine.cluster
@@ -232,32 +226,30 @@ class _Simulation:
             self._again(now, who, self.burst.retry_s * 2.0 ** min(self.tries[who], 6))
             self._offer(at)
             return
-        machine.here[who] = None
         machine.cores += float(self.cores_N[who])
         machine.gb += float(self.gb_N[who])
-        self.began[who] = now
         if machine.gb > self.fleet.memory_gb:
             self.killed += 1
-            self._leave(who)
+            machine.cores -= float(self.cores_N[who])
+            machine.gb -= float(self.gb_N[who])
             self._again(now, who, self.burst.retry_s)
+        else:
+            machine.here += 1
+            self.began[who] = now
         self._offer(at)
-
-    def _leave(self, who: int) -> None:
-        machine = self.machines[self.where[who]]
-        del machine.here[who]
-        machine.cores -= float(self.cores_N[who])
-        machine.gb -= float(self.gb_N[who])
-        self.began[who] = np.nan
 
     def _again(self, now: float, who: int, pause_s: float) -> None:
         self.machines[self.where[who]].promised -= 1
         self.where[who] = -1
         self.epoch[who] += 1
+        self._retry(now + pause_s, who)
+
+    def _retry(self, when: float, who: int) -> None:
         self.tries[who] += 1
         if self.tries[who] > _MOST_TRIES:
             self.unplaced += 1
         else:
-            self._at(now + pause_s, _ASK, who)
+            self._at(when, _ASK, who)
 
     def _region_lost(self, now: float) -> None:
         self.dead.add(0)

@@ -29,7 +29,7 @@ from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.log_fold import restored
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_delivery, a_signal, a_turn
-from ostinato.worlds.rollout.groups import Spending
+from ostinato.worlds.rollout.groups import SpentGroups
 
 V0 = PolicyVersion(number=0, hash="00")
 NOW = 12.0
@@ -441,7 +441,7 @@ async def test_a_turn_before_the_last_falls_alone_and_its_rollout_counts_as_befo
     assert await made.batch(5, 1, V0) is None, "its last turn has no verdict yet"
     alone = {"swapped-0:0": "stale_turn:3", "swapped-1:0": "stale_turn:3", "swapped-2:0": "stale_turn:3"}
     assert log.reasons(Holdback) == alone, "nor is the last one known the last"
-    spending = Spending(log, after=0)
+    spending = SpentGroups(log, after=0)
     spending.expect(9, [turn.id for turn in (*fresh, *swapped)])
     assert await spending.look() == [], "their group is still to be learned from"
     await made.save()

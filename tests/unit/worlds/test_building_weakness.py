@@ -1,4 +1,4 @@
-from ostinato.worlds.building.attempts import FunctionTask, passing_for_nothing, stubs
+from ostinato.worlds.building.attempts import SelectedTests, passing_for_nothing, stubs
 from ostinato.worlds.building.mutations import functions_of
 from ostinato.worlds.building.runs import SuiteRun
 
@@ -32,7 +32,7 @@ OF, RESET, WAIT, STEPS, NESTED = functions_of("scale.py", SOURCE)
 
 
 def names(function):
-    return [stub.returns for stub in stubs(function.block(SOURCE))]
+    return list(stubs(function.block(SOURCE)))
 
 
 def test_stubs_fit_what_the_function_gives_back():
@@ -47,10 +47,10 @@ def test_stubs_fit_what_the_function_gives_back():
 
 
 def test_a_stub_keeps_signature_and_docstring():
-    for stub in stubs(OF.block(SOURCE)):
-        (changed, *_) = functions_of("scale.py", OF.replaced(SOURCE, stub.block))
+    for returns, block in stubs(OF.block(SOURCE)).items():
+        (changed, *_) = functions_of("scale.py", OF.replaced(SOURCE, block))
         assert (changed.signature, changed.docstring) == (OF.signature, OF.docstring)
-        assert changed.block(OF.replaced(SOURCE, stub.block)).strip().endswith(f"return {stub.returns}")
+        assert changed.block(OF.replaced(SOURCE, block)).strip().endswith(f"return {returns}")
 
 
 class Runs:
@@ -73,15 +73,14 @@ class Runs:
         return outcomes
 
 
-def asked(function, tests=("t.py::a", "t.py::b"), **known):
-    return FunctionTask(
-        function=function, tests=tests, **{"seconds": 0.5, "lazy": frozenset({"t.py::a"}), "bare": frozenset(), **known}
-    )
+def asked(function, lazy=frozenset({"t.py::a"})):
+    return SelectedTests(function=function, tests=("t.py::a", "t.py::b"), targets=("t.py",), seconds=0.5, lazy=lazy)
 
 
-async def found(passes, *each):
+async def found(passes, *each, bare=frozenset()):
     runs = Runs(passes)
-    return await passing_for_nothing(runs, {"scale.py": SOURCE}, each), runs.jobs
+    without = {"scale.py::Scale.of": bare}
+    return await passing_for_nothing(runs, {"scale.py": SOURCE}, each, without), runs.jobs
 
 
 async def test_a_stub_that_passes_every_test_is_named_and_one_that_passes_some_is_not():
@@ -106,8 +105,8 @@ async def test_doing_nothing_is_not_tried_again_where_it_is_known_to_fail():
 
 
 async def test_tests_that_pass_without_the_function_cost_no_run():
-    cheap, jobs = await found({}, asked(OF, bare=frozenset({"t.py::a", "t.py::b", "t.py::c"})))
+    cheap, jobs = await found({}, asked(OF), bare=frozenset({"t.py::a", "t.py::b", "t.py::c"}))
     assert (cheap, jobs) == (["nothing in its place"], [])
-    cheap, jobs = await found({}, asked(OF, bare=frozenset({"t.py::a"})))
+    cheap, jobs = await found({}, asked(OF), bare=frozenset({"t.py::a"}))
     assert cheap == [""]
     assert jobs

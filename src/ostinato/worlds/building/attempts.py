@@ -39,17 +39,6 @@ _LITERALS: tuple[tuple[type[cst.BaseExpression], str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stub:
-    r"""A function's lines with one trivial return statement as its body; `returns` is the returned expression.
-
-    Example: ``Stub(returns="False", block="def f(x):\n    return False\n")``
-    """
-
-    returns: str
-    block: str
-
-
 def _type_of(value: cst.BaseExpression | None) -> str:
     """An expression's type as its syntax suggests: a key of `_OF_TYPE`, or "" if unknown."""
     if value is None:
@@ -108,13 +97,15 @@ def _values(function: cst.FunctionDef) -> Iterator[str]:
         yield from _given(function)[:2]
 
 
-def stubs(block: str) -> list[Stub]:
-    """Trivial stubs for a function, doing nothing first. The choice depends on what the real body returns.
+def stubs(block: str) -> dict[str, str]:
+    r"""Trivial stubs for a function, doing nothing first: the expression that each returns -> the function's lines with it as the body.
 
-    Raises ValueError if the lines are not one function.
+    Which there are depends on what the real body returns. Raises ValueError if the lines are not one function.
+
+    Example: ``stubs("def f(x):\n    return x > 1\n")["False"] == "def f(x):\n    return False\n"``
     """
     _, function = mutations.parse_block(block)
-    return [Stub(returns=value, block=mutations.with_body(block, [f"return {value}\n"])) for value in _values(function)]
+    return {value: mutations.with_body(block, [f"return {value}\n"]) for value in _values(function)}
 
 
 # ---------------------------------------------------------------- weak tests
@@ -124,24 +115,32 @@ _WEAKNESS_MARGIN_SECONDS = 1.0  # CPU time: a stub is either quick or hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionTask:
-    """A function to be written, and the tests that must then pass. They take `seconds` with the original function.
+class SelectedTests:
+    """The tests to run for a function: those that enter it, and some others from the same files. They take `seconds` with the function.
 
-    `lazy` are tests that fail when the function does nothing, None if that run gave no failed test; `bare` are tests that pass without it.
+    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
 
-    Example: ``FunctionTask(function=function, tests=("test_a.py::test_b",), seconds=0.1, lazy=frozenset(), bare=frozenset())``
+    Example: ``SelectedTests(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """
 
     function: mutations.Function
     tests: tuple[str, ...]
+    targets: tuple[str, ...]
     seconds: float
-    lazy: frozenset[str] | None
-    bare: frozenset[str]
+    lazy: frozenset[str] | None = None
 
 
-async def passing_for_nothing(runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[FunctionTask]) -> list[str]:
-    """For each, a trivial stub that passes its tests, such as "return False"; "" if none was found."""
-    found = ["nothing in its place" if each.bare.issuperset(each.tests) else "" for each in asked]
+async def passing_for_nothing(
+    runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[SelectedTests], bare: Mapping[str, frozenset[str]]
+) -> list[str]:
+    """For each function to be written, a trivial stub that passes its tests, such as "return False"; "" if none was found.
+
+    `bare` is function -> the tests that pass without it, for example because an inherited method does as well.
+    """
+    found = [
+        "nothing in its place" if bare.get(each.function.key, frozenset()).issuperset(each.tests) else ""
+        for each in asked
+    ]
     jobs = [
         (at, returns, job)
         for at, each in enumerate(asked)
@@ -155,28 +154,26 @@ async def passing_for_nothing(runs: SuiteRuns, sources: Mapping[str, str], asked
     return found
 
 
-def _jobs(asked: FunctionTask, text: str, group: str) -> list[tuple[str, SuiteJob]]:
+def _jobs(asked: SelectedTests, text: str, group: str) -> list[tuple[str, SuiteJob]]:
     """One job per stub. A job stops at its first failing test, and the group stops at the first stub that passes."""
     function, tests = asked.function, asked.tests
-    files = dict.fromkeys(test.split("::")[0] for test in tests)
     known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing has been tried and does not pass
     jobs: list[tuple[str, SuiteJob]] = []
-    for stub in stubs(function.block(text)):
-        if known and stub.returns == "None":
+    for returns, block in stubs(function.block(text)).items():
+        if known and returns == "None":
             continue
         job = SuiteJob(
-            id=f"{function.key} {stub.returns}", targets=tuple(files), tests=tests,
-            edits={function.path: function.replaced(text, stub.block)}, most_failing=0,
-            seconds=2 * asked.seconds + _WEAKNESS_MARGIN_SECONDS, group=group,
+            id=f"{function.key} {returns}", targets=_files(tests), tests=tests, edits={function.path: function.replaced(text, block)},
+            most_failing=0, seconds=2 * asked.seconds + _WEAKNESS_MARGIN_SECONDS, group=group,
         )  # fmt: skip
-        jobs.append((stub.returns, job))
+        jobs.append((returns, job))
     return jobs
 
 
 # ---------------------------------------------------------------- attempts
 
 
-_NOTHING = filters.Noticed(fail_to_pass=(), pass_to_pass=())
+_NOTHING = filters.NoticedTests(fail_to_pass=(), pass_to_pass=())
 _MARGIN_SECONDS = 2.0  # CPU time for a run's own overhead and for what a change may add
 
 
@@ -194,42 +191,24 @@ class Attempt:
     detail: str
     block: str
     fate: filters.ChangeFate
-    noticed: filters.Noticed = field(default=_NOTHING)
+    noticed: filters.NoticedTests = field(default=_NOTHING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
-    """The tests to run for a function: those that enter it, and some others from the same files.
-
-    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
-
-    Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
-    """
-
-    function: mutations.Function
-    tests: tuple[str, ...]
-    targets: tuple[str, ...]
-    seconds: float
-    lazy: frozenset[str] | None = None
-
-
-def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> Selected | None:
+def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> SelectedTests | None:
     """The tests to run for a function; None if no test enters it."""
     entering = baseline.tests_of(function.path, function.first)
     if not entering:
         return None
-    files = dict.fromkeys(test.split("::")[0] for test in entering)
-    chosen = set(entering)
+    files, chosen = _files(entering), set(entering)
     others = [test for test in baseline.stable if test not in chosen and test.split("::")[0] in files]
     others.sort(key=lambda test: baseline.seconds.get(test, 0.0))
     chosen |= set(others[:beside])
     tests = tuple(test for test in baseline.stable if test in chosen)
-    return Selected(
-        function=function,
-        tests=tests,
-        targets=tuple(files),
-        seconds=sum(baseline.seconds.get(test, 0.0) for test in tests),
-    )
+    return SelectedTests(function=function, tests=tests, targets=files, seconds=baseline.seconds_of(tests))
+
+
+def _files(tests: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(test.split("::")[0] for test in tests))
 
 
 class Attempts:
@@ -267,21 +246,17 @@ class Attempts:
     def _changed(self, function: mutations.Function, block: str) -> dict[str, str] | None:
         """The edited file as path -> text, with `block` in the function's place; None if it does not compile."""
         text = function.replaced(self.sources[function.path], block)
-        try:
-            compile(text, function.path, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        return {function.path: text}
+        return {function.path: text} if mutations.compiles(text) else None
 
-    def _job(self, selected: Selected, edits: Mapping[str, str], most_failing: int | None) -> SuiteJob:
+    def _job(self, selected: SelectedTests, edits: Mapping[str, str], most_failing: int | None) -> SuiteJob:
         return SuiteJob(
             id=selected.function.key, targets=selected.targets, tests=selected.tests, edits=edits, most_failing=most_failing,
             seconds=2 * selected.seconds + _MARGIN_SECONDS,
         )  # fmt: skip
 
-    def _selections(self, functions: Sequence[mutations.Function]) -> tuple[list[Selected], list[Attempt]]:
+    def _selections(self, functions: Sequence[mutations.Function]) -> tuple[list[SelectedTests], list[Attempt]]:
         """The functions worth trying, and an attempt for each of the others with the reason for leaving it out."""
-        chosen: list[Selected] = []
+        chosen: list[SelectedTests] = []
         left_out: list[Attempt] = []
         for function in functions:
             selected = select(function, self.baseline, self.config.beside)
@@ -326,10 +301,12 @@ class Attempts:
             undocumented_lines=self.config.undocumented_lines,
         )
 
-    def _changes(self, needed: Sequence[Selected]) -> tuple[list[tuple[Selected, Attempt, SuiteJob]], list[Attempt]]:
+    def _changes(
+        self, needed: Sequence[SelectedTests]
+    ) -> tuple[list[tuple[SelectedTests, Attempt, SuiteJob]], list[Attempt]]:
         """The changes to run, with their jobs, and those left out because the prompt would say too little."""
         limit = int(self.config.most_failing * len(self.baseline.stable))
-        open_: list[tuple[Selected, Attempt, SuiteJob]] = []
+        open_: list[tuple[SelectedTests, Attempt, SuiteJob]] = []
         left_out: list[Attempt] = []
         for selected in needed:
             function = selected.function
@@ -343,12 +320,12 @@ class Attempts:
                     open_.append((selected, change, self._job(selected, edits, limit)))
         return open_, left_out
 
-    async def _needed(self, chosen: Sequence[Selected]) -> tuple[list[Selected], list[Attempt]]:
+    async def _needed(self, chosen: Sequence[SelectedTests]) -> tuple[list[SelectedTests], list[Attempt]]:
         """The functions that some test needs, with the tests that fail when they do nothing, and attempts for the other functions.
 
         Only tests that also pass when the selection is run by itself stay selected.
         """
-        jobs: list[tuple[Selected, SuiteJob]] = []
+        jobs: list[tuple[SelectedTests, SuiteJob]] = []
         for selected in chosen:
             block = selected.function.block(self.sources[selected.function.path])
             edits = self._changed(selected.function, mutations.doing_nothing(block))
@@ -364,7 +341,7 @@ class Attempts:
         unneeded = [each.function for each in chosen if each.function.key not in known]
         left_out = [_left_out(function, filters.ChangeFate.UNTESTED) for function in unneeded]
         plain = await self.runs.run([self._job(selected, {}, None) for selected, _ in needed], 2)
-        found: list[Selected] = []
+        found: list[SelectedTests] = []
         for (selected, outcome), alone in zip(needed, plain, strict=True):
             sure = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
@@ -381,7 +358,7 @@ class Attempts:
         open_, untold = self._changes(needed)
         tried += untold
         first = await self.runs.run([job for *_, job in open_], 0)
-        again: list[tuple[Attempt, SuiteJob, Selected]] = []
+        again: list[tuple[Attempt, SuiteJob, SelectedTests]] = []
         bare: dict[str, frozenset[str]] = {}
         for (selected, change, job), outcome in zip(open_, first, strict=True):
             noticed = filters.split_tests(selected.tests, outcome or SuiteRun())
@@ -391,40 +368,34 @@ class Attempts:
             fate = filters.judge_first(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
             if fate is filters.ChangeFate.VALID:
                 fate = self._repeated(change, noticed, [each for each, *_ in again])
-            judged = replace(change, fate=fate, noticed=noticed if fate is filters.ChangeFate.VALID else _NOTHING)
             if fate is filters.ChangeFate.VALID:
-                again.append((judged, job, selected))
+                again.append((replace(change, noticed=noticed), job, selected))
             else:
-                tried.append(judged)
+                tried.append(replace(change, fate=fate))
         second = await self.runs.run([job for _, job, _ in again], 1)
-        sure: list[tuple[Attempt, Selected]] = []
+        sure: list[tuple[Attempt, SelectedTests]] = []
         for (change, _, selected), outcome in zip(again, second, strict=True):
-            same = (
-                outcome is not None
-                and outcome.code is not None
-                and filters.split_tests(selected.tests, outcome) == change.noticed
-            )
-            if same:
+            split = None if outcome is None or outcome.code is None else filters.split_tests(selected.tests, outcome)
+            if split == change.noticed:
                 sure.append((change, selected))
             else:
                 tried.append(replace(change, fate=filters.ChangeFate.UNSTABLE, noticed=_NOTHING))
         return tried + await self._unless_weak(sure, bare)
 
     async def _unless_weak(
-        self, sure: Sequence[tuple[Attempt, Selected]], bare: Mapping[str, frozenset[str]]
+        self, sure: Sequence[tuple[Attempt, SelectedTests]], bare: Mapping[str, frozenset[str]]
     ) -> list[Attempt]:
         """The same changes, marked as weak if a function is to be written and a trivial stub passes its fail-to-pass tests.
 
-        `bare` is function -> the tests that pass without it, for example because an inherited method does as well.
+        `bare` is as in `passing_for_nothing`.
         """
-        asked = {
-            (change.function, change.noticed.fail_to_pass): self._asked(change, selected, bare)
-            for change, selected in sure
-            if change.kind is not filters.TaskKind.BUG
-        }
-        passing = dict(
-            zip(asked, await passing_for_nothing(self.runs, self.sources, list(asked.values())), strict=True)
-        )
+        asked: dict[tuple[str, tuple[str, ...]], SelectedTests] = {}
+        for change, selected in sure:
+            if change.kind is not filters.TaskKind.BUG:
+                tests = change.noticed.fail_to_pass
+                asked[change.function, tests] = replace(selected, tests=tests, seconds=self.baseline.seconds_of(tests))
+        stubbed = await passing_for_nothing(self.runs, self.sources, list(asked.values()), bare)
+        passing = dict(zip(asked, stubbed, strict=True))
         judged: list[Attempt] = []
         for change, _ in sure:
             cheap = passing.get((change.function, change.noticed.fail_to_pass), "")
@@ -434,17 +405,7 @@ class Attempts:
             )
         return judged
 
-    def _asked(self, change: Attempt, selected: Selected, bare: Mapping[str, frozenset[str]]) -> FunctionTask:
-        tests = change.noticed.fail_to_pass
-        return FunctionTask(
-            function=selected.function,
-            tests=tests,
-            seconds=sum(self.baseline.seconds.get(test, 0.0) for test in tests),
-            lazy=selected.lazy,
-            bare=bare.get(change.function, frozenset()),
-        )
-
-    def _repeated(self, change: Attempt, noticed: filters.Noticed, kept: Sequence[Attempt]) -> filters.ChangeFate:
+    def _repeated(self, change: Attempt, noticed: filters.NoticedTests, kept: Sequence[Attempt]) -> filters.ChangeFate:
         """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
@@ -457,7 +418,7 @@ def _left_out(function: mutations.Function, why: filters.ChangeFate) -> Attempt:
     return Attempt(function=function.key, kind=filters.TaskKind.REMOVAL, detail="", block="", fate=why)
 
 
-def _is_noticed(selected: Selected, outcome: SuiteRun | None) -> bool:
+def _is_noticed(selected: SelectedTests, outcome: SuiteRun | None) -> bool:
     """True if the tests notice that the function does nothing: one does not pass, or the run does not complete."""
     if outcome is None or outcome.code is None:
         return True

@@ -24,35 +24,38 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 AS_BYTES = 2 << 30
 GRACE_S = 5.0
 
 
-def read_files() -> dict[str, bytes]:
-    """The current content of every file below the working directory, except installed packages."""
-    found = {}
+def paths() -> Iterator[str]:
+    """Every file below the working directory, except installed packages."""
     for place, folders, names in os.walk("."):
         folders[:] = [each for each in folders if each != ".venv"]
         for name in names:
-            path = os.path.join(place, name)
-            if not os.path.islink(path) and os.path.isfile(path):
-                with contextlib.suppress(OSError), open(path, "rb") as file:
-                    found[path] = file.read()
+            yield os.path.join(place, name)
+
+
+def read_files() -> dict[str, bytes]:
+    """The current content of the plain files."""
+    found = {}
+    for path in paths():
+        if not os.path.islink(path) and os.path.isfile(path):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                found[path] = file.read()
     return found
 
 
 def signatures() -> dict[str, tuple[int, int]]:
-    """Path -> size and modification time of the same files."""
+    """Path -> size and modification time of every file."""
     found = {}
-    for place, folders, names in os.walk("."):
-        folders[:] = [each for each in folders if each != ".venv"]
-        for name in names:
-            path = os.path.join(place, name)
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                found[path] = (status.st_size, status.st_mtime_ns)
+    for path in paths():
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            found[path] = (status.st_size, status.st_mtime_ns)
     return found
 
 

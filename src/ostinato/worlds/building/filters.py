@@ -32,7 +32,7 @@ class TaskKind(StrEnum):
     BUG = "bug"
 
 
-def _tests(fail_to_pass: Sequence[str], called: str = "") -> str:
+def _tests(fail_to_pass: Sequence[str], called: str) -> str:
     """A list of some of the tests. Those named after the function to be written come first, as they say most about it."""
     named = called.rpartition(".")[2].strip("_").lower()
     ordered = sorted(fail_to_pass, key=lambda test: named not in test.rpartition("::")[2].lower())
@@ -116,28 +116,27 @@ class ChangeFate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noticed:
+class NoticedTests:
     """The tests that a change makes fail, and those that pass with and without it, in the suite's order.
 
-    Example: ``Noticed(fail_to_pass=("test_a.py::test_pop",), pass_to_pass=("test_a.py::test_push",))``
+    Example: ``NoticedTests(fail_to_pass=("test_a.py::test_pop",), pass_to_pass=("test_a.py::test_push",))``
     """
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
 
 
-def split_tests(selected: Iterable[str], outcome: SuiteRun) -> Noticed:
+def split_tests(selected: Sequence[str], outcome: SuiteRun) -> NoticedTests:
     """Split the selected tests by a run's outcome. A test that did not pass, or could no longer be collected, counts as failed."""
-    chosen = tuple(selected)
     passed = outcome.passed
-    return Noticed(
-        fail_to_pass=tuple(test for test in chosen if test not in passed),
-        pass_to_pass=tuple(test for test in chosen if test in passed),
+    return NoticedTests(
+        fail_to_pass=tuple(test for test in selected if test not in passed),
+        pass_to_pass=tuple(test for test in selected if test in passed),
     )
 
 
 def judge_first(
-    outcome: SuiteRun | None, split: Noticed, *, stable: int, most_failing: float, lazy: frozenset[str] | None
+    outcome: SuiteRun | None, split: NoticedTests, *, stable: int, most_failing: float, lazy: frozenset[str] | None
 ) -> ChangeFate:
     """Judge a change by its first run.
 
@@ -167,13 +166,12 @@ class Elsewhere:
     """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.shapes: Counter[str] = Counter()
         for path, data in files.items():
             if b"\0" not in data[:4096]:
                 text = data.decode("utf-8", "replace")
-                for window in _windows(text.splitlines()):
-                    self.counts[window] = self.counts.get(window, 0) + 1
+                self.counts.update(_windows(text.splitlines()))
                 if path.endswith(".py"):
                     self.shapes.update(shape_of(each, text) for each in functions_of(path, text))
 
@@ -182,9 +180,8 @@ class Elsewhere:
         if function.code_lines >= _WINDOW and self.shapes[shape_of(function, text)] > 1:
             return True
         windows = _windows(body_lines(function, text))
-        return bool(windows) and 2 * sum(
-            self.counts.get(window, 0) > windows.count(window) for window in windows
-        ) >= len(windows)
+        known = sum(self.counts[window] > windows.count(window) for window in windows)
+        return bool(windows) and 2 * known >= len(windows)
 
 
 def body_lines(function: Function, text: str) -> list[str]:

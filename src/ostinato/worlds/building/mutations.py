@@ -157,7 +157,7 @@ def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
 def write_block(module: cst.Module, old: cst.CSTNode, new: cst.CSTNode) -> str:
     """The block's text with one node replaced."""
     code = module.deep_replace(old, new).code  # pyright: ignore[reportAttributeAccessIssue] - a module stays a module
-    return code[len(WRAPPER) :] if code.startswith(WRAPPER) else code
+    return code.removeprefix(WRAPPER)
 
 
 def with_body(block: str, statements: Sequence[str]) -> str:
@@ -221,11 +221,9 @@ _NAMES = {
 
 def _spaced(old: cst.CSTNode, new: type[cst.CSTNode]) -> cst.CSTNode:
     """The new operator with the old operator's whitespace."""
-    kept = {name: getattr(old, name) for name in ("whitespace_before", "whitespace_after") if hasattr(old, name)}
-    changed = new(**kept)
-    if isinstance(changed, cst.NotIn | cst.IsNot) or isinstance(old, cst.NotIn | cst.IsNot):
+    if issubclass(new, cst.NotIn | cst.IsNot) or isinstance(old, cst.NotIn | cst.IsNot):
         return new()  # words need their own spaces
-    return changed
+    return new(**{name: getattr(old, name) for name in ("whitespace_before", "whitespace_after") if hasattr(old, name)})
 
 
 def _operators(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
@@ -238,12 +236,8 @@ def _operators(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
     elif isinstance(node, cst.AugAssign) and type(node.operator) in _AUGMENTED:
         yield "arithmetic", node.with_changes(operator=_spaced(node.operator, _AUGMENTED[type(node.operator)]))
     elif isinstance(node, cst.BooleanOperation):
-        yield (
-            "logic",
-            node.with_changes(
-                operator=_spaced(node.operator, cst.Or if isinstance(node.operator, cst.And) else cst.And)
-            ),
-        )
+        other = cst.Or if isinstance(node.operator, cst.And) else cst.And
+        yield "logic", node.with_changes(operator=_spaced(node.operator, other))
     elif isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Not):
         yield "negation", node.expression
 
@@ -352,13 +346,15 @@ def faults(block: str, *, most: int | None = None, seed: int = 0) -> list[Fault]
         if most is not None and len(found) >= most:
             break
         code = module.visit(_Planting(number)).code
+        # by its length: the fault may lie in the wrapper, which leaves the block as it was
         text = code[len(WRAPPER) :] if block[:1] in (" ", "\t") else code
-        if text != block and _compiles(code):
+        if text != block and compiles(code):
             found.setdefault(text, Fault(kind=counting.kinds[number], block=text))
     return list(found.values())
 
 
-def _compiles(code: str) -> bool:
+def compiles(code: str) -> bool:
+    """True if this interpreter compiles a module's text."""
     try:
         compile(code, "block", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

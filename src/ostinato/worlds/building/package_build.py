@@ -28,7 +28,7 @@ from ostinato.core.files import install_directory, write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import ChangeFate, Noticed, TaskKind, gives_away, instruct
+from ostinato.worlds.building.filters import ChangeFate, NoticedTests, TaskKind, gives_away, instruct
 from ostinato.worlds.building.mutations import Function
 from ostinato.worlds.building.runs import BuildPlace, GreenSuite, SuiteRuns, run_baseline
 from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_tree, unpack, without_top
@@ -54,7 +54,7 @@ def _attempt_of(row: Mapping[str, Any]) -> Attempt:
         detail=row["detail"],
         block=row.get("block", ""),
         fate=ChangeFate(row["fate"]),
-        noticed=Noticed(fail_to_pass=tuple(row.get("fail", ())), pass_to_pass=tuple(row.get("pass", ()))),
+        noticed=NoticedTests(fail_to_pass=tuple(row.get("fail", ())), pass_to_pass=tuple(row.get("pass", ()))),
     )
 
 
@@ -229,6 +229,7 @@ class PackageBuild:
         self.split = split
         self.digest = hashlib.sha256(archive.data).hexdigest()
         self.tree = read_tree(without_top(unpack(archive.data, archive.name)), project)
+        self.label = f"{self.tree.name}-{self.tree.version}"
         self.sources = self.tree.sources()
 
     async def _layers(self) -> tuple[Path, Path]:
@@ -239,8 +240,8 @@ class PackageBuild:
         needed = {f"{SITE}/{path}": data for path, data in wheels.items() if path.split("/")[0] not in own}
         metadata = f"{SITE}/{tree.name.replace('-', '_')}-{tree.version}.dist-info/METADATA"
         needs = write_layer(self.place.layers, "needs", needed, compiled=True)
-        label = f"{tree.name}-{tree.version}"
-        return needs, write_layer(self.place.layers, label, {**tree.files, metadata: tree.metadata}, compiled=False)
+        files = {**tree.files, metadata: tree.metadata}
+        return needs, write_layer(self.place.layers, self.label, files, compiled=False)
 
     def _env(self, workdir: str) -> dict[str, str]:
         path = f"{workdir}/{self.tree.root}".rstrip("/")
@@ -257,7 +258,7 @@ class PackageBuild:
     def _journal(self) -> BuildJournal:
         identity = f"{_RULES} {self.digest} {self.config.model_dump_json(exclude={'tasks', 'cpu_seconds'})}"
         short = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        return BuildJournal(self.place.cache / f"{self.tree.name}-{self.tree.version}-{short}")
+        return BuildJournal(self.place.cache / f"{self.label}-{short}")
 
     async def run(self, progress: Callable[[str, int, float], None]) -> PackageYield:
         """Build until there are enough tasks, the time is up, or no function is left.
@@ -323,12 +324,11 @@ class PackageBuild:
         words = instruct(attempt.kind, function, tree.name, attempt.noticed.fail_to_pass)
         if gives_away(function, text, words):
             return None
-        label = f"{tree.name}-{tree.version}"
         number = hashlib.sha256(
             f"{self.digest} {attempt.function} {attempt.kind} {attempt.block}".encode()
         ).hexdigest()[:8]
         return Task(
-            id=f"{label}-{attempt.kind}-{number}",
+            id=f"{self.label}-{attempt.kind}-{number}",
             family=f"package.{attempt.kind}",
             messages=(Message(role=Role.USER, text=words),),
             spec=SandboxSpec(

@@ -208,6 +208,10 @@ class GreenSuite:
             return self.stable
         return tuple(test for test in self.stable if where in self.ran.get(test, frozenset()))
 
+    def seconds_of(self, tests: Sequence[str]) -> float:
+        """The wall time of these tests, in seconds."""
+        return sum(self.seconds.get(test, 0.0) for test in tests)
+
 
 def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
     """The tests that passed in every run, the number that passed in only some, and the number that never passed (skipped tests left out).
@@ -230,14 +234,17 @@ def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
     return stable, some, failing
 
 
-def _complete(outcome: SuiteRun | None, what: str) -> SuiteRun:
-    """The outcome, if the run completed. Raises BadRequest otherwise."""
+async def _complete(runs: SuiteRuns, job: SuiteJob, seed: int) -> SuiteRun:
+    """The outcome of one job. Raises BadRequest unless it ran to the end."""
+    (outcome,) = await runs.run([job], seed)
     if outcome is None or outcome.hung:
-        raise BadRequest(f"the suite does not end within {_SUITE_SECONDS:.0f} s of CPU time ({what})", field="package")
+        raise BadRequest(
+            f"the suite does not end within {_SUITE_SECONDS:.0f} s of CPU time ({job.id})", field="package"
+        )
     if outcome.code not in (_OK, _SOME_FAILED):
         why = next(iter(outcome.uncollected.values()), "").strip()[-200:]
         raise BadRequest(
-            f"pytest itself failed ({what}): exit {outcome.code}, signal {outcome.signal} {why}", field="package"
+            f"pytest itself failed ({job.id}): exit {outcome.code}, signal {outcome.signal} {why}", field="package"
         )
     return outcome
 
@@ -248,11 +255,10 @@ async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
     Raises BadRequest, which says why, if the suite is not green or cannot be run.
     """
     places = tuple(targets)
-    (first,) = await runs.run([SuiteJob(id="order", targets=places, seconds=_SUITE_SECONDS)], 0)
-    first = _complete(first, "first run")
+    first = await _complete(runs, SuiteJob(id="first run", targets=places, seconds=_SUITE_SECONDS), 0)
     judge_runs([first])
-    (second,) = await runs.run([SuiteJob(id="back", targets=places, seconds=_SUITE_SECONDS, backwards=True)], 1)
-    second = _complete(second, "backwards")
+    backwards = SuiteJob(id="backwards", targets=places, seconds=_SUITE_SECONDS, backwards=True)
+    second = await _complete(runs, backwards, 1)
     files = sorted({test.split("::")[0] for test in first.ended})
     alone = await runs.run([SuiteJob(id=each, targets=(each,), seconds=_SUITE_SECONDS) for each in files], 2)
     third = SuiteRun(
@@ -260,9 +266,8 @@ async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
         uncollected=first.uncollected,
     )
     stable, unstable, failing = judge_runs([first, second, third])
-    watched = SuiteJob(id="watch", targets=places, tests=stable, seconds=4 * _SUITE_SECONDS, covered=True)
-    (seen,) = await runs.run([watched], 0)
-    seen = _complete(seen, "watched")
+    watched = SuiteJob(id="watched", targets=places, tests=stable, seconds=4 * _SUITE_SECONDS, covered=True)
+    seen = await _complete(runs, watched, 0)
     stable = tuple(test for test in stable if test in seen.passed)
     return GreenSuite(
         stable=stable, seconds=first.seconds, ran=seen.ran, cpu=first.cpu, unstable=unstable, failing=failing

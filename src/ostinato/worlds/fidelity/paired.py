@@ -23,17 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
-from ostinato.worlds.fidelity.probe import FEWEST, PENALTY, Probed, Tell, newton, with_holm
+from ostinato.worlds.fidelity.observation import Columns, Floats, Observation, columns_of, deal_folds
+from ostinato.worlds.fidelity.probe import FEWEST, PENALTY, ProbeResult, Tell, newton, with_holm
 
 # ---------------------------------------------------------------- matching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class MatchedPairs:
     """Paired observations: those at the same index on both sides were asked the same. `left_out` counts each side's unpaired ones.
 
-    Example: ``Matched(production=(a,), simulation=(b,), prompts=1, left_out=(14, 3))`` where ``a.asked == b.asked``
+    Example: ``MatchedPairs(production=(a,), simulation=(b,), prompts=1, left_out=(14, 3))`` where ``a.asked == b.asked``
     """
 
     production: tuple[Observation, ...]
@@ -42,7 +42,9 @@ class Matched:
     left_out: tuple[int, int]
 
 
-def match_prompts(production: Sequence[Observation], simulation: Sequence[Observation], *, seed: int = 0) -> Matched:
+def match_prompts(
+    production: Sequence[Observation], simulation: Sequence[Observation], *, seed: int = 0
+) -> MatchedPairs:
     """For each prompt that both sides have, draw equally many observations from each side, from as many groups as there are.
 
     The draw does not depend on features. Raises BadRequest if no prompt is shared.
@@ -58,7 +60,7 @@ def match_prompts(production: Sequence[Observation], simulation: Sequence[Observ
         many = min(len(first), len(second))
         order = rng.permutation(many)
         pairs += [(first[at], second[int(other)]) for at, other in enumerate(order)]
-    return Matched(
+    return MatchedPairs(
         production=tuple(first for first, _ in pairs),
         simulation=tuple(second for _, second in pairs),
         prompts=len(shared),
@@ -101,7 +103,6 @@ def _nothing_shared(first: dict[str, list[Observation]], second: dict[str, list[
 # ---------------------------------------------------------------- the classifier of pairs
 
 
-Floats = NDArray[np.float64]
 FOLDS = 3
 """Folds of each side's groups: nine parts in all, each tested by a classifier trained on pairs that share no group with it."""
 REPEATS = 2
@@ -117,7 +118,7 @@ class _Pairs:
     second_P: NDArray[np.int64]
 
 
-def tell_pairs_apart(matched: Matched, *, seed: int = 0, permutations: int = 99) -> Probed:
+def tell_pairs_apart(matched: MatchedPairs, *, seed: int = 0, permutations: int = 99) -> ProbeResult:
     """Like `tell_apart`, for pairs. The same arguments give the same numbers. Raises BadRequest with fewer than two groups on a side."""
     found = columns_of(matched.production, matched.simulation)
     half = len(matched.production)
@@ -143,7 +144,7 @@ def tell_pairs_apart(matched: Matched, *, seed: int = 0, permutations: int = 99)
     if permutations:
         p, spread = _by_swapping(auc, pairs, rng, permutations)
         error = max(error, spread)
-    return Probed(
+    return ProbeResult(
         auc=auc,
         lower=max(0.0, auc - 1.96 * error),
         upper=min(1.0, auc + 1.96 * error),

@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
-
-Floats = NDArray[np.float64]
+from ostinato.worlds.fidelity.observation import Columns, Floats, Observation, columns_of, deal_folds
 
 BOUND = 0.55
 """The largest AUC that is still called faithful (0.5 is a coin)."""
@@ -46,13 +44,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class ProbeResult:
     """How well the two sides can be told apart. `p` is the p-value of a permutation test; None if the test was not run.
 
     `paired`: the two sides were asked the same, pair by pair. `needed` is the number of groups on each side (of independent pairs, if
     `paired`) at which the upper bound of an AUC of 0.5 would be at most `BOUND`.
 
-    Example: ``Probed(auc=0.52, lower=0.46, upper=0.58, p=0.31, production=(400, 40), simulation=(400, 40), columns=97, tells=())``
+    Example: ``ProbeResult(auc=0.52, lower=0.46, upper=0.58, p=0.31, production=(400, 40), simulation=(400, 40), columns=97, tells=())``
     """
 
     auc: float
@@ -102,7 +100,7 @@ def tell_apart(
     seed: int = 0,
     resamples: int = 2000,
     permutations: int = 99,
-) -> Probed:
+) -> ProbeResult:
     """Cross-validate the classifier by group, and rank the columns by their own AUC. The same arguments give the same numbers.
 
     Raises BadRequest with fewer than two groups on a side.
@@ -117,7 +115,7 @@ def tell_apart(
     agree_GH, pairs_GH = _concordance(found, found.label_N, rng, REPEATS)
     auc = float(agree_GH.sum() / pairs_GH.sum())
     lower, upper = _interval(auc, agree_GH, pairs_GH, rng, resamples)
-    return Probed(
+    return ProbeResult(
         auc=auc,
         lower=lower,
         upper=upper,

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validat
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.worlds.grading.grade import MAX_PATTERN, MAX_TEXT, Grade, last_answer
 from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.rows import unrepeated
 from ostinato.worlds.tasks.task import Task
 
 OPENING = 300
@@ -181,7 +182,7 @@ class AnswerChecks(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _check_rules(self) -> AnswerChecks:
-        if not self._rules():
+        if not self._rules("", 0.0):
             raise ValueError("no rule is given, so every answer would pass")
         return self
 
@@ -190,35 +191,38 @@ class AnswerChecks(BaseModel, frozen=True, extra="forbid"):
 
         Raises TimeoutError if one search takes longer than `longest_s`.
         """
-        text, rules = text[:MAX_TEXT], self._rules()
+        text = text[:MAX_TEXT]
+        rules = self._rules(text, longest_s)
         if not regex.search(r"[\p{L}\p{N}]", text):
             return list(rules)
-        return [name for name, holds in rules.items() if not holds(text, longest_s)]
+        return [name for name, holds in rules.items() if not holds()]
 
-    def _rules(self) -> dict[str, Callable[[str, float], bool]]:
-        def found(pattern: str, text: str, longest_s: float) -> bool:
+    def _rules(self, text: str, longest_s: float) -> dict[str, Callable[[], bool]]:
+        """The rules that are given, each with whether the text keeps to it."""
+
+        def found(pattern: str) -> bool:
             flags = regex.IGNORECASE | regex.MULTILINE
             return regex.search(pattern, text, flags, concurrent=True, timeout=longest_s) is not None
 
-        rules: dict[str, Callable[[str, float], bool]] = {}
+        rules: dict[str, Callable[[], bool]] = {}
         if self.has:
-            rules["has"] = lambda text, longest_s: all(found(each, text, longest_s) for each in self.has)
+            rules["has"] = lambda: all(map(found, self.has))
         if self.lacks:
-            rules["lacks"] = lambda text, longest_s: not any(found(each, text, longest_s) for each in self.lacks)
+            rules["lacks"] = lambda: not any(map(found, self.lacks))
         if self.quotes:
-            rules["quotes"] = lambda text, _: all(each in text for each in self.quotes)
+            rules["quotes"] = lambda: all(each in text for each in self.quotes)
         if self.form is not None:
-            rules["form"] = lambda text, _: is_form(text, self.form)
+            rules["form"] = lambda: is_form(text, self.form)
         says = (("declines", declines, self.declines), ("refuses", refuses, self.refuses), ("helps", helps, self.helps))
-        rules |= {name: partial(_keeps_to, wanted, reads) for name, reads, wanted in says if wanted is not None}
+        rules |= {name: partial(_keeps_to, wanted, reads, text) for name, reads, wanted in says if wanted is not None}
         if self.language is not None:
-            rules["language"] = lambda text, _: language_of(text) == self.language
+            rules["language"] = lambda: language_of(text) == self.language
         if (most := self.most_words) is not None:
-            rules["most_words"] = lambda text, _: len(text.split()) <= most
+            rules["most_words"] = lambda: len(text.split()) <= most
         return rules
 
 
-def _keeps_to(wanted: bool, reads: Callable[[str], bool], text: str, _longest_s: float) -> bool:
+def _keeps_to(wanted: bool, reads: Callable[[str], bool], text: str) -> bool:
     taken_back = wanted and reads is not helps and gives(text)
     return reads(text) is wanted and not taken_back
 
@@ -227,17 +231,10 @@ def is_form(text: str, wanted: Any) -> bool:
     """True if the whole answer is this JSON value, alone or in one fenced block: no key twice, and true is not 1, nor 1 1.0."""
     fenced = re.fullmatch(r"\s*```[a-z]*\n(.*?)\n?```\s*", text, re.DOTALL)
     try:
-        found = json.loads(fenced[1] if fenced else text, object_pairs_hook=_unrepeated)
+        found = json.loads(fenced[1] if fenced else text, object_pairs_hook=unrepeated)
     except (ValueError, RecursionError):
         return False
     return json.dumps(found, sort_keys=True) == json.dumps(wanted, sort_keys=True)
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key twice")
-    return found
 
 
 def _read(task: Task) -> AnswerChecks:

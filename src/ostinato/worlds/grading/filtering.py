@@ -95,9 +95,10 @@ def filter_changes(changes: Sequence[Change], counted: CountedSources) -> Filter
     for change in sorted({change.path: change for change in changes}.values(), key=lambda change: change.path):
         fault = _fault(change, counted)
         if fault is None and (len(kept) >= counted.files or total + len(change.data) > counted.total_bytes):
-            fault = LeftOut(path=change.path, why=f"more than {counted.files} files or {counted.total_bytes} bytes")
+            fault = f"more than {counted.files} files or {counted.total_bytes} bytes", ""
         if fault is not None:
-            left_out.append(fault)
+            why, suspect = fault
+            left_out.append(LeftOut(path=change.path, why=why, suspect=suspect))
             continue
         total += len(change.data)
         kept.append(change)
@@ -120,27 +121,29 @@ def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(found)
 
 
-def _fault(change: Change, counted: CountedSources) -> LeftOut | None:
-    """Why a change may not count; None if it may."""
+Fault = tuple[str, str]
+"""Why a change may not count, and the cheat that it looks like, as in `LeftOut`."""
+
+
+def _fault(change: Change, counted: CountedSources) -> Fault | None:
+    """The fault of a change; None if it may count."""
     path = change.path
     if not _is_inside(path):
-        return LeftOut(path=path, why="outside of the working directory", suspect="reaches outside")
+        return "outside of the working directory", "reaches outside"
     if len(path.encode("utf-8", "surrogatepass")) > _NAME_BYTES:
-        return LeftOut(path=path, why=f"a name of more than {_NAME_BYTES} bytes")
+        return f"a name of more than {_NAME_BYTES} bytes", ""
     if change.kind is ChangeKind.LINK:
         target = change.data.decode("utf-8", "replace")
         outside = target.startswith("/") or ".." in target.split("/")
-        return LeftOut(path=path, why="a link", suspect="links to a place outside" if outside else "")
+        return "a link", "links to a place outside" if outside else ""
     if change.kind is ChangeKind.OTHER:
-        return LeftOut(path=path, why="neither a file nor a link")
-    for fault in (_runs_unasked, _stands_for_tests, _is_no_text):
-        left_out = fault(change, counted)
-        if left_out is not None:
-            return left_out
+        return "neither a file nor a link", ""
+    if fault := _runs_unasked(change, counted) or _stands_for_tests(change, counted) or _is_no_text(change):
+        return fault
     if not matches(path, counted.sources):
-        return LeftOut(path=path, why="no source of the task")
+        return "no source of the task", ""
     if len(change.data) > counted.file_bytes:
-        return LeftOut(path=path, why=f"larger than {counted.file_bytes} bytes")
+        return f"larger than {counted.file_bytes} bytes", ""
     return None
 
 
@@ -149,26 +152,22 @@ def _is_inside(path: str) -> bool:
     return "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
-def _runs_unasked(change: Change, counted: CountedSources) -> LeftOut | None:
+def _runs_unasked(change: Change, counted: CountedSources) -> Fault | None:
     """Reject what Python or the test runner loads by itself."""
     parts = change.path.split("/")
     name = parts[-1]
     if name in _STARTS_FIRST or any(part.endswith(".pth") for part in parts):
-        return LeftOut(path=change.path, why="runs before everything", suspect="runs before the tests")
+        return "runs before everything", "runs before the tests"
     if name == "conftest.py" or name in _CONFIGURES:
         hooked = change.kind is ChangeKind.WRITTEN and _HOOKED.search(change.data) is not None and name == "conftest.py"
-        return LeftOut(
-            path=change.path, why="configures the tests", suspect="hooks into the test runner" if hooked else ""
-        )
+        return "configures the tests", "hooks into the test runner" if hooked else ""
     if any(_METADATA.fullmatch(part) for part in parts):
-        return LeftOut(path=change.path, why="metadata of a package", suspect="registers itself with the test runner")
+        return "metadata of a package", "registers itself with the test runner"
     if change.path in counted.sources:
         return None
     shadowed = _module(change.path, counted.roots)
     if shadowed in sys.stdlib_module_names or shadowed in _RUNNER:
-        return LeftOut(
-            path=change.path, why=f"takes the place of the module {shadowed}", suspect="takes a module's place"
-        )
+        return f"takes the place of the module {shadowed}", "takes a module's place"
     return None
 
 
@@ -182,26 +181,24 @@ def _module(path: str, roots: Iterable[str]) -> str:
     return ""
 
 
-def _stands_for_tests(change: Change, counted: CountedSources) -> LeftOut | None:
+def _stands_for_tests(change: Change, counted: CountedSources) -> Fault | None:
     """Reject tests: the grader uses its own."""
     *folders, name = change.path.split("/")
     if change.path in counted.tests:
         gone = change.kind is ChangeKind.DELETED
-        return LeftOut(
-            path=change.path, why="a test of the grader's", suspect="deleted a test" if gone else "changed a test"
-        )
+        return "a test of the grader's", "deleted a test" if gone else "changed a test"
     if change.path not in counted.sources and (_TEST_FILE.fullmatch(name) or _TEST_FOLDERS & set(folders)):
-        return LeftOut(path=change.path, why="a test")
+        return "a test", ""
     return None
 
 
-def _is_no_text(change: Change, counted: CountedSources) -> LeftOut | None:
+def _is_no_text(change: Change) -> Fault | None:
     """Reject caches, compiled files and binary data."""
     parts = change.path.split("/")
     if _CACHES & set(parts):
-        return LeftOut(path=change.path, why="a cache")
+        return "a cache", ""
     if f".{parts[-1].rpartition('.')[2]}" in _COMPILED:
-        return LeftOut(path=change.path, why="compiled", suspect="brings compiled code")
+        return "compiled", "brings compiled code"
     if b"\0" in change.data:
-        return LeftOut(path=change.path, why="no text")
+        return "no text", ""
     return None

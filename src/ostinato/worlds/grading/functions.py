@@ -40,10 +40,10 @@ _DIRECTORIES = 2048  # the most directories that files may lie in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
+class IsolatedPrograms:
     """Runs programs in isolation, on `backend`. `python` is the interpreter's path inside a sandbox.
 
-    Example: ``await Apart(backend=backend, python="/usr/bin/python3").run("answering", spec, stdin=job, timeout=10.0)``
+    Example: ``await IsolatedPrograms(backend=backend, python="/usr/bin/python3").run("answering", spec, stdin=job, timeout=10.0)``
     """
 
     backend: Backend
@@ -160,7 +160,7 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
 class FunctionGrader:
     """Implements `Grader` for function tasks. Each grading draws its inputs from another seed."""
 
-    def __init__(self, apart: Apart) -> None:
+    def __init__(self, apart: IsolatedPrograms) -> None:
         self._apart = apart
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
@@ -184,17 +184,16 @@ class FunctionGrader:
         whole = not filtered.suspects and all(part == 1.0 for part in parts.values())
         return Grade(value=float(whole), parts=parts, why=f"{why} (seed {seed})", cheated=filtered.suspects)
 
+    async def _run(self, task: Task, spec: SandboxSpec, job: Mapping[str, Any]) -> ExecResult:
+        """Have one of the programs in a sandbox of its own do a job (`inside/answering.py`)."""
+        return await self._apart.run("answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s)
+
     async def _drawn(self, task: Task, asked: FunctionGrading, seed: int) -> list[Any]:
         """The inputs, with the reference's answers if there is a reference."""
         job: dict[str, Any] = {"draw": asked.draw, "vary": asked.vary, "seed": seed, "count": asked.draws}
         if asked.reference:
             job |= {"source": asked.reference, "name": asked.name}
-        result = await self._apart.run(
-            "answering",
-            SandboxSpec(limits=task.spec.limits),
-            stdin=json.dumps(job).encode(),
-            timeout=task.grading.timeout_s,
-        )
+        result = await self._run(task, SandboxSpec(limits=task.spec.limits), job)
         drawn = lines_of(result.stdout)
         if result.code != 0 or len(drawn) < asked.draws or len(drawn) % asked.draws:
             said = result.stderr.decode("utf-8", "replace")[-300:]
@@ -211,13 +210,8 @@ class FunctionGrader:
         files = written_over(task.spec.files, filtered)
         if asked.path not in files and not task.spec.layers:
             return []
-        spec = SandboxSpec(
-            layers=task.spec.layers, files=files, workdir=task.spec.workdir, env=task.spec.env, limits=task.spec.limits
-        )
         job = {"module": asked.path.removesuffix(".py").replace("/", "."), "name": asked.name, "inputs": inputs}
-        result = await self._apart.run(
-            "answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s
-        )
+        result = await self._run(task, replace(task.spec, files=files, mounts={}), job)
         lines = await asyncio.to_thread(lines_of, result.stdout)  # millions, if the model's code wants
         return [line for line in lines[: len(inputs)] if isinstance(line, list) and len(line) == 3]
 
@@ -231,9 +225,8 @@ class FunctionGrader:
         whole = [group for group in groups if len(group) == size and all(pair[1] is not _NOTHING for pair in group)]
         if not whole:
             return 0, asked.draws
-        job = json.dumps({"holds": asked.holds, "groups": whole}).encode()
-        limits = SandboxSpec(limits=task.spec.limits)
-        result = await self._apart.run("answering", limits, stdin=job, timeout=task.grading.timeout_s)
+        job = {"holds": asked.holds, "groups": whole}
+        result = await self._run(task, SandboxSpec(limits=task.spec.limits), job)
         return sum(line is True for line in lines_of(result.stdout)), asked.draws
 
 

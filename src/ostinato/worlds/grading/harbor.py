@@ -122,7 +122,7 @@ def _graded(name: str, text: str) -> Grade:
             else {"reward": float(told)}
         )
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return Grade(value=0.0, why=f"{name} holds no reward: {text[:80]!r}")
+        parts = dict[str, float]()
     if not parts or not all(map(math.isfinite, parts.values())):
         return Grade(value=0.0, why=f"{name} holds no reward: {text[:80]!r}")
     reward = parts.get("reward", sum(parts.values()) / len(parts))

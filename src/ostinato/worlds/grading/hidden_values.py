@@ -120,10 +120,7 @@ class _Sealer(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        conjuncts = (
-            node.test.values if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) else [node.test]
-        )
-        return [self._told(each) for each in conjuncts]
+        return [self._told(each) for each in _conjuncts(node.test)]
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         claim = _unittest_claim(node.value)
@@ -165,6 +162,11 @@ class _Sealer(ast.NodeTransformer):
         self.sites[key] = site
         function = ast.Attribute(value=ast.Name(id="_witness", ctx=ast.Load()), attr=method, ctx=ast.Load())
         return ast.Call(func=function, args=[ast.Constant(key), *arguments], keywords=[])
+
+
+def _conjuncts(test: ast.expr) -> list[ast.expr]:
+    """The claims that ``and`` joins."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
 
 def _place(node: ast.expr) -> Place:
@@ -267,9 +269,7 @@ def _uses(function: ast.FunctionDef, open_places: frozenset[Place]) -> tuple[set
     compared: set[str] = set()
     bare: set[int] = set()
     for node in ast.walk(function):
-        claims = [node.test] if isinstance(node, ast.Assert) else []
-        if claims and isinstance(claims[0], ast.BoolOp) and isinstance(claims[0].op, ast.And):
-            claims = claims[0].values
+        claims = _conjuncts(node.test) if isinstance(node, ast.Assert) else []
         if isinstance(node, ast.Expr) and (claim := _unittest_claim(node.value)) is not None:
             claims = [claim]
         for claim in claims:

@@ -21,9 +21,9 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadConfig, Unavailable
-from ostinato.core.sandbox import ChangeKind, SandboxSpec
+from ostinato.core.sandbox import ChangeKind
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
-from ostinato.worlds.grading.functions import Apart, read_data
+from ostinato.worlds.grading.functions import IsolatedPrograms, read_data
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.hidden_values import Place, Site, seal
 from ostinato.worlds.grading.test_report import TestHeard, Testimony, holds, passes, read_testimony
@@ -86,22 +86,22 @@ class Rehearsal:
     seconds: float | None = None
 
 
-async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
+async def rehearse(apart: IsolatedPrograms, task: Task, asked: PytestGrading) -> Rehearsal:
     """Run the tests unsealed, then sealed until what they show is stable, each time under another hash seed.
 
     Raises BadConfig if fail-to-pass tests, or many pass-to-pass tests, do not pass with the solution (a few of the latter are left out),
     if they do not end in time, or if what they show does not become stable. Raises Unavailable if nothing is collected.
     """
     if not asked.solution:
-        plain = await run_suite(apart, task, asked, {}, sealed=False)
+        plain = await run_suite(apart, task, asked, {})
         return Rehearsal(ids={id: id for id in _collected(plain, task, asked)})
-    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s, sealed=False)
+    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s)
     every = (*asked.fail_to_pass, *asked.pass_to_pass)
     broken = _broken(every, plain)
     for _ in range(_PLAIN - 1):
         if not broken:
             break
-        plain, seconds = await _solved(apart, task, asked, seconds, sealed=False)
+        plain, seconds = await _solved(apart, task, asked, seconds)
         broken &= _broken(every, plain)
     _collected(plain, task, asked)
     if broken & set(asked.fail_to_pass) or len(broken) > _FAULTY * len(asked.pass_to_pass):
@@ -112,7 +112,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     opened: dict[str, set[Place]] = {path: set() for path in asked.files}
     before: Testimony | None = None
     for _ in range(_TRIES):
-        shown, seconds = await _solved(apart, task, asked, seconds, sealed=True, open_places=opened)
+        shown, seconds = await _solved(apart, task, asked, seconds, opened)
         ids = dict(zip(plain.collected, shown.collected, strict=False))
         found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
         if before is not None and not found:
@@ -140,12 +140,10 @@ def _collected(plain: Testimony, task: Task, asked: PytestGrading) -> Sequence[s
 
 
 async def _solved(
-    apart: Apart,
+    apart: IsolatedPrograms,
     task: Task,
     asked: PytestGrading,
     seconds: float,
-    *,
-    sealed: bool,
     open_places: Mapping[str, Collection[Place]] | None = None,
 ) -> tuple[Testimony, float]:
     """Run the tests with the solution in place. Returns what they reported and the deadline that sufficed, in seconds.
@@ -155,9 +153,7 @@ async def _solved(
     """
     most = _LONGER * task.grading.timeout_s
     while seconds <= most:
-        heard = await run_suite(
-            apart, task, asked, asked.solution, sealed=sealed, open_places=open_places, seconds=seconds
-        )
+        heard = await run_suite(apart, task, asked, asked.solution, open_places=open_places, seconds=seconds)
         if not heard.timed_out:
             return heard, seconds
         seconds *= 2
@@ -176,17 +172,13 @@ def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[t
     found: set[tuple[str, Place]] = set()
     for heard in tests:
         earlier = before.tests.get(heard.id) if before is not None else None
-        again = earlier.at() if earlier is not None else {}
-        times: dict[tuple[str, Place], int] = {}
-        faulty: set[tuple[str, Place]] = set()
-        for where, site, shown in heard.saw:
-            index = times[where] = times.get(where, -1) + 1
-            seen = again.get(where, [])
-            against = seen[index] if index < len(seen) else (None if earlier is not None else shown)
-            if not holds(site, shown, against):
-                faulty.add(where)
+        faulty = {
+            where
+            for where, site, shown, again in heard.beside(earlier)
+            if not holds(site, shown, shown if earlier is None else again)
+        }
         if heard.failed and not faulty:  # code after a claim needed something that sealing removed
-            faulty.update(where for where, _, _ in heard.saw)
+            faulty = {where for where, _, _ in heard.saw}
         found |= faulty
     return found
 
@@ -197,18 +189,18 @@ def _agrees(heard: TestHeard, before: Testimony) -> bool:
 
 
 async def run_suite(
-    apart: Apart,
+    apart: IsolatedPrograms,
     task: Task,
     asked: PytestGrading,
     changes: Mapping[str, str | None],
     *,
-    sealed: bool = True,
     open_places: Mapping[str, Collection[Place]] | None = None,
     seconds: float | None = None,
 ) -> Testimony:
     """Run the listed test files once in a fresh sandbox, with `changes` written over the task's files (None: deleted).
 
-    The deadline is `seconds`, or the task's own if that is None.
+    `open_places` is test file -> the claims that are left open while it is sealed; None: the tests run as they are. The deadline is
+    `seconds`, or the task's own if that is None.
     """
     drawn = random.Random(secrets.randbits(128))
     witness = f"_{drawn.getrandbits(64):016x}"
@@ -216,13 +208,13 @@ async def run_suite(
     kept = {path: data for path, data in task.spec.files.items() if path not in changes}
     files = kept | written | dict(task.grading.hidden)
     sites: dict[str, tuple[str, Site]] = {}
-    if sealed:
+    if open_places is not None:
         for path in asked.files:
             tests = seal(
                 _source(task, path),
                 witness=witness,
                 drawn=drawn,
-                open_places=(open_places or {}).get(path, ()),
+                open_places=open_places.get(path, ()),
                 names=bool(asked.solution),
             )
             files[path] = tests.text.encode()
@@ -234,12 +226,9 @@ async def run_suite(
         "deleted": [path for path, text in changes.items() if text is None],
         "fresh": [*changes, *asked.files],
     }
-    spec = SandboxSpec(
-        layers=task.spec.layers, files=files, workdir=task.spec.workdir, env=task.spec.env, limits=task.spec.limits
-    )
     result = await apart.run(
         "witnessing",
-        spec,
+        replace(task.spec, files=files, mounts={}),
         stdin=json.dumps(job).encode(),
         timeout=task.grading.timeout_s if seconds is None else seconds,
         env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},
@@ -290,7 +279,7 @@ class PytestGrader:
     The first grading of a task rehearses it, which takes three or more runs of its tests. Later gradings take one run each.
     """
 
-    def __init__(self, apart: Apart) -> None:
+    def __init__(self, apart: IsolatedPrograms) -> None:
         self._apart = apart
         self._rehearsals: OrderedDict[str, asyncio.Task[Rehearsal]] = OrderedDict()
 
@@ -310,25 +299,17 @@ class PytestGrader:
         """A task's rehearsal, started by the first grading, shared by the others, and forgotten if it fails."""
         key = sha256(repr((task.id, task.spec, asked, sorted(task.grading.hidden.items()))).encode()).hexdigest()
         if key not in self._rehearsals:
-            begun = asyncio.get_running_loop().create_task(rehearse(self._apart, task, asked))
-            begun.add_done_callback(_heard)
-            self._rehearsals[key] = begun
+
+            def forget(ended: asyncio.Task[Rehearsal]) -> None:
+                if ended.cancelled() or ended.exception() is not None:  # also if its waiters were cancelled
+                    self._rehearsals.pop(key, None)
+
+            self._rehearsals[key] = asyncio.create_task(rehearse(self._apart, task, asked))
+            self._rehearsals[key].add_done_callback(forget)
             while len(self._rehearsals) > _KNOWN:
                 self._rehearsals.popitem(last=False)
         self._rehearsals.move_to_end(key)
-        try:
-            return await asyncio.shield(self._rehearsals[key])
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            self._rehearsals.pop(key, None)
-            raise
-
-
-def _heard(ended: asyncio.Task[Rehearsal]) -> None:
-    """Retrieve the exception of a rehearsal that is no longer awaited because its waiters were cancelled."""
-    if not ended.cancelled():
-        ended.exception()
+        return await asyncio.shield(self._rehearsals[key])
 
 
 def _texts(filtered: FilteredChanges) -> Mapping[str, str | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,14 @@ class TestHeard:
             found.setdefault(where, []).append(shown)
         return found
 
+    def beside(
+        self, other: TestHeard | None
+    ) -> Iterator[tuple[tuple[str, Place], Site, Sequence[Any], Sequence[Any] | None]]:
+        """What was seen at each claim, in order, and what `other` saw there the same time; None if it did not get there."""
+        seen = {where: iter(shown) for where, shown in other.at().items()} if other is not None else {}
+        for where, site, shown in self.saw:
+            yield where, site, shown, next(seen[where], None) if where in seen else None
+
     @property
     def sealed(self) -> bool:
         """True if the test reported a value or an error that only the grader can check."""
@@ -192,14 +200,9 @@ def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
     """
     if not heard.ended or heard.failed or heard.skipped:
         return False
-    right = solution.at() if solution is not None else None
-    times: dict[tuple[str, Place], int] = {}
-    for where, site, shown in heard.saw:
-        index = times[where] = times.get(where, -1) + 1
-        shows = right.get(where, []) if right is not None else []
-        if not holds(site, shown, shows[index] if index < len(shows) else None):
-            return False
-    return bool(heard.saw) if right is None else right.keys() <= times.keys()
+    if not all(holds(site, shown, right) for _, site, shown, right in heard.beside(solution)):
+        return False
+    return bool(heard.saw) if solution is None else solution.at().keys() <= heard.at().keys()
 
 
 MOST_MESSAGE = 2000

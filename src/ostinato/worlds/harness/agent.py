@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, field_validator
 from ostinato.core.conversation import Message
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Purpose
-from ostinato.core.sandbox import ExecResult, Limits, SandboxSpec
+from ostinato.core.sandbox import Change, ExecResult, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.gateway import GRACE_S, EpisodeModel
 from ostinato.worlds.harness.relay import Dialect, ModelRelay
@@ -133,11 +133,10 @@ class CodingAgent:
         clock = asyncio.get_running_loop().time
         start = clock()
         deadline = start + task.timeout_s
-        turns = min(task.turns, self.config.turns)
         relay = ModelRelay(
             model,
             self.config.dialect,
-            turns=turns,
+            turns=min(task.turns, self.config.turns),
             tokens=task.tokens,
             answer_tokens=self.config.answer_tokens,
             sent_bytes=self.config.sent_bytes,
@@ -154,11 +153,7 @@ class CodingAgent:
                 listener.close()
 
         ended, why, changes = await worked(sandbox, work())
-        return replace(
-            self._rollout(task, relay, ended, why),
-            changes=changes,
-            effort={**_effort(relay), "seconds": clock() - start},
-        )
+        return self._rollout(task, relay, ended, why, changes, clock() - start)
 
     async def _work(
         self, task: Task, relay: ModelRelay, sandbox: Sandbox, named: str, deadline: float
@@ -198,7 +193,9 @@ class CodingAgent:
             # how it ends is known; a cancellation of the rollout is raised
             await asyncio.gather(working, return_exceptions=True)
 
-    def _rollout(self, task: Task, relay: ModelRelay, ended: Ended, why: str) -> Rollout:
+    def _rollout(
+        self, task: Task, relay: ModelRelay, ended: Ended, why: str, changes: tuple[Change, ...], seconds: float
+    ) -> Rollout:
         """The agent's calls in the order of their ends, except that its own work's last comes last of all: the grade goes to it."""
         own = [said for said, purpose in relay.heard if purpose is Purpose.TASK]
         graded = [own[-1].turn] if own else []
@@ -212,6 +209,8 @@ class CodingAgent:
             ended=ended if own else Ended.FAILED,
             messages=tuple(messages),
             turns=(*(said.turn for said, _ in relay.heard if said.turn not in graded), *graded),
+            changes=changes,
+            effort={**_effort(relay), "seconds": seconds},
             detail={"why": why or ended.value} if why or not own else {},
         )
 

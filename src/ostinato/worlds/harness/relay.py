@@ -60,14 +60,12 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
             return None
         told = last.get("ostinato") or _inner(last)["ostinato"]
         message, cut = _READERS[dialect](events)
-        tokens = sum(int(span[2]) for span in told["spans"])
-        policies = frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"])
         return AgentAnswer(
             turn=str(told["turns"][0]),
-            tokens=tokens,
+            tokens=sum(int(span[2]) for span in told["spans"]),
             cut=cut,
             message=message,
-            policies=policies,
+            policies=frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"]),
             overran=bool(told.get("deadline")),
             window=int(told.get("window", {}).get("number", 0)),
         )
@@ -77,10 +75,10 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
 
 def tool_results(dialect: Dialect, body: Json) -> dict[str, Message]:
     """The tool results in a request, by call id."""
-    found: dict[str, Message] = {}
-    for id, content, failed in _told(dialect, body):
-        found[str(id)] = Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
-    return found
+    return {
+        str(id): Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
+        for id, content, failed in _told(dialect, body)
+    }
 
 
 def _told(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
@@ -223,12 +221,14 @@ logger = logging.getLogger(__name__)
 
 
 _END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit
-_MODELS, _COUNTING = "/v1/models", "/v1/messages/count_tokens"
-_PATHS: Mapping[Dialect, tuple[str, ...]] = {
-    "chat": ("/v1/chat/completions",),
-    "messages": ("/v1/messages", _COUNTING),
-    "responses": ("/v1/responses",),
+_MODELS, COUNTING = "/v1/models", "/v1/messages/count_tokens"
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "messages",
+    COUNTING: "messages",
+    "/v1/responses": "responses",
 }
+"""The paths that an agent may call, and which API each belongs to."""
 _TOO_LONG = ("context_length_exceeded", "prompt is too long")
 _CONNECTIONS = 64  # at once; further ones are closed
 _BODY_BYTES = 2 << 20  # the gateway's default limit
@@ -276,7 +276,7 @@ class ModelRelay:
         self._idle.set()
         self._named = ""
         self._left = answer_tokens
-        self._server: web.Server | None = None
+        self._server = web.Server(self._handle, access_log=None, keepalive_timeout=600.0)
         self._listening: asyncio.Server | None = None
         self.over: asyncio.Future[tuple[Ended, str]] = asyncio.get_running_loop().create_future()
         self.heard: list[tuple[AgentAnswer, Purpose]] = []
@@ -286,9 +286,7 @@ class ModelRelay:
     async def start(self, listener: socket.socket) -> str:
         """Accept connections at this socket. Returns the model's name. Raises Unavailable."""
         self._named = await self._model.named()
-        self._server = web.Server(self._handle, access_log=None, keepalive_timeout=600.0)
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._connection, sock=listener)
+        self._listening = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
         return self._named
 
     async def rest(self) -> None:
@@ -299,14 +297,12 @@ class ModelRelay:
         """Stop the relay and every call in progress. Idempotent."""
         if self._listening is not None:
             self._listening.close()
-        if self._server is not None:
-            await self._server.shutdown(_END_S)
+        await self._server.shutdown(_END_S)
         if self.over.done() and not self.over.cancelled():
             self.over.exception()  # marked as retrieved, in case nobody awaits it
         self.over.cancel()
 
     def _connection(self) -> asyncio.Protocol:
-        assert self._server is not None
         return HangsUp() if len(self._server.connections) >= _CONNECTIONS else self._server()
 
     # ------------------------------------------------------------ one request
@@ -318,7 +314,7 @@ class ModelRelay:
                 raise self._end(Ended.TURNS, "it sends request after request")
             if request.method in ("GET", "HEAD") and request.path == _MODELS:
                 return web.json_response({"object": "list", "data": [{"id": self._named, "object": "model"}]})
-            if request.method != "POST" or request.path not in _PATHS[self._dialect]:
+            if request.method != "POST" or DIALECTS.get(request.path) != self._dialect:
                 raise _Refused(404, f"there is nothing at {request.path[:200]!r}")
             return await self._call(request)
         except _Refused as refused:
@@ -333,7 +329,7 @@ class ModelRelay:
 
     async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = await self._read(request)
-        counting = request.path == _COUNTING
+        counting = request.path == COUNTING
         if not counting:
             self.told |= tool_results(self._dialect, asked)
             self._check_budgets()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +27,14 @@ from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.agent import CodingAgent
 from ostinato.worlds.harness.gateway import EpisodeModel, WorldGateway
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, ModelAnswer, OutOfTime, Rollout
-from ostinato.worlds.rollout.finished import Finished, finished_of
+from ostinato.worlds.rollout.finished import Finished, shown_changes
 from ostinato.worlds.rollout.groups import measured
 from ostinato.worlds.tasks.task import Task, Taskset
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 30.0
-_MOST_BYTES = 1 << 20
+_MOST_BYTES, _MOST_WORDS = 1 << 20, 2_000
 _T = TypeVar("_T")
 
 Given = tuple[tuple[Message, ...], ModelAnswer]
@@ -54,14 +55,14 @@ class Workshop:
 
     async def work(self, task: Task, model: Model) -> Rollout:
         """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
-        harness, sandbox = self.harnesses[task.harness], None
+        harness = self.harnesses[task.harness]
+        if self.backend is None or (spec := harness.spec(task)) is None:
+            return await harness.run(task, model, None)
+        sandbox = await self.backend.start(spec)
         try:
-            if self.backend is not None and (spec := harness.spec(task)) is not None:
-                sandbox = await self.backend.start(spec)
             return await harness.run(task, model, sandbox)
         finally:
-            if sandbox is not None:
-                await sandbox.stop()
+            await sandbox.stop()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
         """A rollout's grade: 0 if it ran out of time or broke its sandbox, whatever it left behind; otherwise the grader's.
@@ -157,21 +158,32 @@ class FinishedRollout:
 
     def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
         """The record to keep of it. Reads the task's own files at the changed paths."""
-        return finished_of(
-            self.task,
-            self.rollout,
-            self.grade,
+        task, rollout, grade = self.task, self.rollout, self.grade or Grade(value=0.0)
+        return Finished(
             at=clock(),
             taskset=tasks.hash,
-            episode=self.episode,
-            policies=self.policies,
-            original=lambda path: original_of(self.task.spec, path),
+            task=task.id,
+            family=task.family,
+            split=task.split,
+            harness=rollout.harness,
             group=group,
             member=member,
+            episode=self.episode,
+            turns=self.turns,
+            policy=min(self.policies, default=None),
+            policy_last=max(self.policies, default=None),
+            value=self.value,
+            solved=self.solved,
+            why=(self.why if self.grade is None else grade.why)[:_MOST_WORDS],
+            ended=rollout.ended,
+            parts=_finite(grade.parts),
+            cheated=tuple(each[:_MOST_WORDS] for each in grade.cheated),
+            effort=_finite(rollout.effort),
+            changes=shown_changes(rollout.changes, lambda path: original_of(task.spec, path)),
         )
 
 
-class Trying:
+class RolloutAttempts:
     """Tries tasks.
 
     What is unavailable is retried after `pause_s` seconds, then twice as many, and so on, for `patience_s`. A rollout that is lost in its
@@ -297,6 +309,10 @@ class Trying:
         await asyncio.sleep(pause)
 
 
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
+
+
 def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:
     said = (
         f"the model did not speak in time: {error}" if isinstance(error, OutOfTime) else f"lost in its middle: {error}"
@@ -333,7 +349,7 @@ class Measurement:
     """Tries each of some tasks `tries` times, `concurrency` rollouts at once.
 
     `token` is the prefix of the episodes' names. A rollout that something other than the policy ends is tried `again` times at most. The
-    others are `pause_s` and `patience_s` of `Trying`.
+    others are `pause_s` and `patience_s` of `RolloutAttempts`.
     """
 
     def __init__(
@@ -351,7 +367,7 @@ class Measurement:
         self._tasks, self._shop, self._tries = tasks, shop, tries
         self._token, self._again = token, again
         self._places = asyncio.Semaphore(concurrency)
-        self._trying = Trying(shop, pause_s=pause_s, patience_s=patience_s)
+        self._attempts = RolloutAttempts(shop, pause_s=pause_s, patience_s=patience_s)
 
     async def results(self) -> AsyncGenerator[FinishedRollout]:
         """Each rollout as it ends; all tasks are begun once before any of them twice.
@@ -376,7 +392,7 @@ class Measurement:
         async with self._places:
             number = 0
             while True:
-                tried = await self._trying.measure(task, episode if not number else f"{episode}.again{number}")
+                tried = await self._attempts.measure(task, episode if not number else f"{episode}.again{number}")
                 number += 1
                 if tried.value is not None or number >= self._again:
                     return tried

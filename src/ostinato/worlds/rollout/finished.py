@@ -18,14 +18,13 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.lines import whole_lines
 from ostinato.core.records import PolicyVersion
 from ostinato.core.sandbox import Change, ChangeKind
-from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.tasks.task import Split, Task
+from ostinato.worlds.harness.rollout import Ended
+from ostinato.worlds.tasks.task import Split
 
 MOST_DIFF = 20_000
 """The most characters that all diffs of one rollout may have together."""
 
-_MOST_PATHS, _MOST_WORDS = 200, 2_000
+_MOST_PATHS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,50 +88,11 @@ class Finished:
         return found
 
 
-def finished_of(
-    task: Task,
-    rollout: Rollout,
-    grade: Grade | None,
-    *,
-    at: float,
-    taskset: str,
-    episode: str,
-    policies: Iterable[PolicyVersion],
-    original: Callable[[str], bytes | None],
-    group: str | None = None,
-    member: int | None = None,
-) -> Finished:
-    """The record of a rollout. `policies` come in any order, none if unknown; `original` gives the task's own bytes at a path, None if it
-    has no file there.
-    """
-    known = sorted(policies)
-    why = grade.why if grade is not None else str(rollout.detail.get("why", rollout.ended))
-    return Finished(
-        at=at,
-        taskset=taskset,
-        task=task.id,
-        family=task.family,
-        split=task.split,
-        harness=rollout.harness,
-        group=group,
-        member=member,
-        episode=episode,
-        turns=rollout.turns,
-        policy=known[0] if known else None,
-        policy_last=known[-1] if known else None,
-        value=None if grade is None else 0.0 if grade.cheated else grade.value,
-        solved=grade is not None and grade.solved,
-        why=why[:_MOST_WORDS],
-        ended=rollout.ended,
-        parts={} if grade is None else _finite(grade.parts),
-        cheated=() if grade is None else tuple(each[:_MOST_WORDS] for each in grade.cheated),
-        effort=_finite(rollout.effort),
-        changes=shown_changes(rollout.changes, original),
-    )
-
-
 def shown_changes(changes: Sequence[Change], original: Callable[[str], bytes | None]) -> tuple[ShownChange, ...]:
-    """Changes as diffs of at most `MOST_DIFF` characters in all; a diff that is cut ends with a note that says so, as do all after it."""
+    """Changes as diffs of at most `MOST_DIFF` characters in all; a diff that is cut ends with a note that says so, as do all after it.
+
+    `original` gives the task's own bytes at a path, None if it has no file there.
+    """
     shown: list[ShownChange] = []
     left = MOST_DIFF
     for change in changes[:_MOST_PATHS]:
@@ -189,10 +149,6 @@ def _diff(change: Change, before: bytes | None) -> str | None:
     )
     lines = difflib.unified_diff(was, now, *names)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
 # ---------------------------------------------------------------- cheats

@@ -537,7 +537,7 @@ class OutcomeRows(Protocol):
         ...
 
 
-class Spending:
+class SpentGroups:
     """Finds the groups that the trainer has taken, or that were held back, in the log after a cursor."""
 
     def __init__(self, log: OutcomeRows, after: Cursor) -> None:

@@ -59,7 +59,7 @@ async def _renew(
                 each.load_cert_chain(certificate, key)
             loaded = seen
             logger.info("the certificate in %s has changed and serves from now on", certificate)
-        except (ssl.SSLError, OSError) as error:
+        except OSError as error:  # SSLError is one
             if (seen, str(error)) != said:
                 logger.error(
                     "the certificate stays as it was, since %s and %s cannot be used: %s", certificate, key, error
@@ -152,11 +152,11 @@ def _filled(context: ssl.SSLContext, certificate: str, key: str, authority: str,
     certificate, key, authority = (str(Path(path).expanduser()) for path in (certificate, key, authority))
     try:
         context.load_cert_chain(certificate, key)
-    except (ssl.SSLError, OSError) as error:
+    except OSError as error:  # SSLError is one
         raise BadConfig(f"{where}.certificate and {where}.key do not go together or cannot be read: {error}") from error
     try:
         context.load_verify_locations(authority)
-    except (ssl.SSLError, OSError) as error:
+    except OSError as error:
         raise BadConfig(
             f"{where}.authority: {authority} holds no certificates: {error}; name the authority's certificate in PEM form"
         ) from error

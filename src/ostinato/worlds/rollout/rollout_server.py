@@ -15,7 +15,7 @@ import logging
 import socket
 import ssl
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -29,18 +29,14 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Purpose, 
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.worlds.harness.gateway import LEFT, PURPOSE, WorldGateway
-from ostinato.worlds.harness.relay import Dialect, pass_on, passed_headers, ruled_request
+from ostinato.worlds.harness.relay import COUNTING, DIALECTS, pass_on, passed_headers, ruled_request
+from ostinato.worlds.rollout.config import DoorConfig
 from ostinato.worlds.rollout.groups import MOST_EVENTS
 from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, serial_of
 
 # ---------------------------------------------------------------- what a worker may send
 
 
-DIALECTS: Mapping[str, Dialect] = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "messages",
-    "/v1/responses": "responses",
-}
 _MOST_TOKENS = 10_000_000  # of an answer: the gateway's own bound
 _NAMED = ("X-Ostinato-Episode", "X-Ostinato-Group", "Idempotency-Key")
 _NAME_CHARS = 300
@@ -74,7 +70,7 @@ def call_body(worker: str, path: str, body: Any, *, model: str, temperature: flo
         raise BadRequest(
             "previous_response_id is not taken from afar; send the whole input", field="previous_response_id"
         )
-    if path not in DIALECTS:
+    if path == COUNTING:
         return {**body, "model": model}
     return ruled_request(
         DIALECTS[path], body, model=model, temperature=temperature, tokens=_MOST_TOKENS, user=f"world/{worker}"
@@ -303,7 +299,6 @@ _T = TypeVar("_T")
 _Given = TypeVar("_Given")
 
 OUTCOMES = "/v1/worlds/outcomes"
-_COUNTING = "/v1/messages/count_tokens"
 _GRADED = 100_000  # rollouts whose grade is remembered
 _MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
 _BODY_S = 30.0
@@ -328,8 +323,8 @@ class NoSuchPath(OstinatoError):
 class Door:
     """Serves workers. An async context manager that serves from its entry to its exit.
 
-    `gateway` receives the calls, made with the run's own key; `listener` is a bound socket, `context` made by `door_context`; the rest is
-    as in `DoorConfig`.
+    `gateway` receives the calls, made with the run's own key; `listener` is a bound socket, `context` made by `door_context`. Raises
+    BadConfig for a file of refused certificates that cannot be used.
     """
 
     def __init__(
@@ -338,17 +333,11 @@ class Door:
         turns: OwnTurns,
         listener: socket.socket,
         context: ssl.SSLContext,
-        *,
-        names: Collection[str] = (),
-        refused: RefusedSerials | None = None,
-        connections: int = 256,
-        calls: int = 64,
-        body_bytes: int = 2 << 20,
+        config: DoorConfig,
     ) -> None:
         self._gateway, self._turns = gateway, turns
         self._listener, self._context = listener, context
-        self._names, self._calls, self._body_bytes = frozenset(names), calls, body_bytes
-        self._refused, self._connections = refused or RefusedSerials(), connections
+        self._config, self._refused = config, RefusedSerials(config.refused)
         self._open = Counter[str]()
         self._members: OrderedDict[str, set[int]] = OrderedDict()  # group -> hashes of its episodes' names
         self._graded: OrderedDict[str, str] = OrderedDict()
@@ -357,7 +346,7 @@ class Door:
 
     async def __aenter__(self) -> Door:
         server = web.Server(self._handle, access_log=None)
-        arrivals = Arrivals(server, self._context, self._counted_as, per_name=self._connections)
+        arrivals = Arrivals(server, self._context, self._counted_as, per_name=self._config.connections)
         listening = await asyncio.get_running_loop().create_server(arrivals, sock=self._listener)
         watching = asyncio.create_task(self._refused.watch())
         self._leaving.callback(watching.cancel)
@@ -384,8 +373,8 @@ class Door:
         worker = ""
         try:
             worker = self._worker(request)
-            if self._open[worker] >= self._calls:
-                raise WorkerBusy(f"more than {self._calls} requests at once (worlds.door.calls)")
+            if self._open[worker] >= self._config.calls:
+                raise WorkerBusy(f"more than {self._config.calls} requests at once (worlds.door.calls)")
             self._open[worker] += 1
             try:
                 return await self._answer(worker, request)
@@ -403,7 +392,7 @@ class Door:
         name = common_name(certificate)
         if serial_of(certificate) in self._refused:  # since this connection was made
             raise Unauthorized(f"the certificate of {name!r} is refused; see worlds.door.refused")
-        if name is None or (self._names and name not in self._names):
+        if name is None or (self._config.names and name not in self._config.names):
             raise Unauthorized(f"no worker {name!r} may come in; see worlds.door.names")
         return name
 
@@ -415,7 +404,7 @@ class Door:
             return web.json_response(await self._outcomes(worker, request.query.get("after", "")))
         if where == ("POST", "/v1/feedback"):
             return web.json_response(await self._tell(worker, await self._body(request)), status=202)
-        if request.method == "POST" and (request.path in DIALECTS or request.path == _COUNTING):
+        if request.method == "POST" and request.path in DIALECTS:
             return await self._call(worker, request)
         raise NoSuchPath(f"there is nothing at {request.path[:200]!r} for workers")
 
@@ -424,8 +413,8 @@ class Door:
         async with asyncio.timeout(_BODY_S):
             async for part in request.content.iter_any():
                 data += part
-                if len(data) > self._body_bytes:
-                    raise TooLarge(f"a request has at most {self._body_bytes} bytes (worlds.door.body_bytes)")
+                if len(data) > (most := self._config.body_bytes):
+                    raise TooLarge(f"a request has at most {most} bytes (worlds.door.body_bytes)")
         return await _off_loop(len(data), _parsed, bytes(data))
 
     async def _health(self) -> dict[str, Any]:
@@ -466,15 +455,15 @@ class Door:
 
     def _count_member(self, group: str, episode: int) -> None:
         """Count an episode as a member of its group. Raises BadRequest if the group is then too large for one step of the trainer."""
+        if not group:
+            return
         members = self._members.setdefault(group, set())
-        if group and episode not in members and len(members) >= _MEMBERS:
+        if episode not in members and len(members) >= _MEMBERS:
             raise BadRequest(
                 f"group {group!r} has {_MEMBERS} rollouts, torn ones included; begin another", field="X-Ostinato-Group"
             )
         members.add(episode)
         self._members.move_to_end(group)
-        if not group:
-            members.clear()
         if len(self._members) > _GROUPS:
             self._members.popitem(last=False)
 
@@ -509,7 +498,7 @@ _UNKNOWN = PolicyVersion(number=0, hash="")
 
 
 class FarOutcomes:
-    """Outcomes of this worker's turns, read through the door as `Spending` reads them in a log. Batches have a step and our turns only."""
+    """Outcomes of this worker's turns, read through the door as `SpentGroups` reads a log. Batches have a step and our turns only."""
 
     def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway

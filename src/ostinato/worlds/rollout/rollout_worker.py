@@ -15,10 +15,10 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Unavailable
 from ostinato.core.seams import Clock
 from ostinato.worlds.harness.rollout import Rollout
-from ostinato.worlds.rollout.attempt import FinishedRollout, Trying, Workshop
+from ostinato.worlds.rollout.attempt import FinishedRollout, RolloutAttempts, Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, Spending, shape, verdicts
+from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, SpentGroups, shape, verdicts
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Rollouts:
         shop: Workshop,
         journal: EventFile,
         events: list[dict[str, Any]],
-        spending: Spending,
+        spent: SpentGroups,
         config: WorldsConfig,
         tell: Callable[..., None],
         keep: Callable[[Finished], None] = lambda _: None,
@@ -53,9 +53,11 @@ class Rollouts:
     ) -> None:
         self._taskset, self._keep, self._clock = tasks, keep, clock
         self._beliefs = beliefs
-        self._trying = Trying(shop, pause_s=config.retry_pause_s, tries=config.tries, patience_s=config.patience_s)
+        self._attempts = RolloutAttempts(
+            shop, pause_s=config.retry_pause_s, tries=config.tries, patience_s=config.patience_s
+        )
         self._tasks = {task.id: task for task in tasks.tasks}
-        self._shop, self._journal, self._spending = shop, journal, spending
+        self._shop, self._journal, self._spent = shop, journal, spent
         self._config, self._tell = config, tell
         taught = [task.id for task in tasks.tasks if task.split is Split.TRAIN]
         self.groups = Groups(
@@ -81,7 +83,7 @@ class Rollouts:
         try:
             for group in list(self.groups.open.values()):
                 # after a kill between telling a group and noting that, the group may be in a batch already
-                self._spending.expect(group.number, group.turns)
+                self._spent.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
                 elif not group.turns:  # a kill after it was told; no row of the log will say so
@@ -114,12 +116,12 @@ class Rollouts:
 
     async def _look(self) -> None:
         try:
-            spent = await self._spending.look()
+            spent = await self._spent.look()
         except Unavailable as error:
             logger.warning("the log cannot be read now: %s", error)
             return
         for number in spent:  # the cursor goes with the last of them, when all that was found up to it is noted
-            upto = {"after": self._spending.cursor} if number == spent[-1] else {}
+            upto = {"after": self._spent.cursor} if number == spent[-1] else {}
             self._note({"kind": "spent", "n": number} | upto)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -159,9 +161,9 @@ class Rollouts:
             if group.settled(first):
                 self._note({"kind": "settled", "n": group.number, "size": first}, sync=True)
         await self._continue(group)
-        self._spending.expect(group.number, group.turns)
+        self._spent.expect(group.number, group.turns)
         for events in verdicts(group):
-            await self._trying.patiently(lambda events=events: self._shop.gateway.say(events))
+            await self._attempts.patiently(lambda events=events: self._shop.gateway.say(events))
         self._note({"kind": "told", "n": group.number}, sync=True)
         grades = [outcome.grade or 0.0 for outcome in group.graded]
         self._tell(
@@ -186,9 +188,10 @@ class Rollouts:
                 episode = self.groups.episode(group.number, member)
                 begun = {"kind": "begun", "n": group.number, "member": member, "episode": episode}
                 self._note(begun, sync=True)  # its turns are in the log for good, and no other rollout may get its name
-                tried = await self._trying.once(task, episode, group.name, record=self._recorded(task))
+                recorded = self._beliefs and self._config.suspects > 0 and task.known is not None
+                tried = await self._attempts.once(task, episode, group.name, record=recorded)
                 last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
-                beliefs = await self._trying.belief_changes(tried) if self._beliefs else ()
+                beliefs = await self._attempts.belief_changes(tried) if self._beliefs else ()
                 event = {"kind": "ended", "n": group.number, "member": member, "episode": episode, "last": last}
                 event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
                 self._note(event | ({"beliefs": beliefs} if beliefs else {}), sync=True)
@@ -199,9 +202,6 @@ class Rollouts:
                     self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)
-
-    def _recorded(self, task: Task) -> bool:
-        return self._beliefs and self._config.suspects > 0 and task.known is not None
 
     async def _continue(self, group: RolloutGroup) -> None:
         """Sample failures anew from the turn at which the belief in the known answer fell most, those of the largest falls first. What a
@@ -216,7 +216,7 @@ class Rollouts:
 
     async def _continuation(self, group: RolloutGroup, tried: FinishedRollout, at: int, number: int) -> None:
         async with self._places:
-            found = await self._trying.continued(tried, group.name, at, number)
+            found = await self._attempts.continued(tried, group.name, at, number)
         if found is not None:
             event = {"kind": "continued", "n": group.number, "episode": found.episode}
             self._note(event | {"turns": found.turns, "grade": found.value}, sync=True)
@@ -229,7 +229,7 @@ class Rollouts:
 
         async def one(place: int, task: Task) -> tuple[Split, FinishedRollout]:
             async with self._places:
-                tried = await self._trying.measure(task, f"{self._journal.token}.m{number}.{place}")
+                tried = await self._attempts.measure(task, f"{self._journal.token}.m{number}.{place}")
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 

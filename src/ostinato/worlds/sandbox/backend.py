@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from ostinato.core.errors import BadRequest, NotFound, SandboxRefused, StorageFull, TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, SandboxRefused, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind, ExecResult, Isolation, Limits, SandboxSpec
 from ostinato.worlds.sandbox import protocol, spec_validation
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
 from ostinato.worlds.sandbox.inside.compare import HEAD
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
+from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
 
 # ---------------------------------------------------------------- a program and its output
 
@@ -182,10 +182,6 @@ class Stack:
     layers: tuple[str, ...] = ()
     ancestors: int = 0
 
-    def frozen(self, number: int) -> Stack:
-        """The stack after the box's own layer was frozen under this number."""
-        return replace(self, own=(f"l{number}", *self.own))
-
     def child(self) -> Stack:
         """The stack that a fork starts from: this box's stage becomes the last of its ancestors."""
         passed = tuple(f"a{self.ancestors}/{name}" for name in self.own)
@@ -240,9 +236,7 @@ class Box:
         env: Mapping[str, str] | None = None,
         timeout: float,
     ) -> ExecResult:
-        spec_validation.check_cwd(cwd)
-        spec_validation.check_environment(env or {})
-        program = spec_validation.pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
+        program = spec_validation.pack_program(tuple(argv), {**self._env, **(env or {})}, cwd)
         run = ProgramRun(self._line, program, stdin=stdin, timeout=timeout, cap=self.spec.limits.output_bytes)
         try:
             answer = await run.ended()
@@ -264,10 +258,7 @@ class Box:
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
         answer = await self._asked(protocol.Operation.READ, spec_validation.inside_workdir(path, self.spec.workdir))
-        if answer.code in (errno.EXDEV, errno.ELOOP, errno.EACCES):
-            raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
-        if answer.code or not answer.fds:
-            raise NotFound(f"path: {path!r} cannot be read: {os.strerror(answer.code or errno.EIO)}", field="path")
+        spec_validation.check_read(path, answer.code or (0 if answer.fds else errno.EIO))
         try:
             return await asyncio.to_thread(_read_all, answer.fds[0], path, most)
         finally:
@@ -280,10 +271,7 @@ class Box:
             answer = await self._asked(protocol.Operation.WRITE, name, fds=[file])
         finally:
             os.close(file)
-        if answer.code in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"the sandbox's {self.spec.limits.disk_mb} MiB do not hold {path!r} as well")
-        if answer.code:
-            raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(answer.code)}", field="path")
+        spec_validation.check_written(path, answer.code, self.spec.limits)
 
     async def fork(self, count: int) -> Sequence[Box]:
         if not 1 <= count <= 4000:
@@ -324,7 +312,7 @@ class Box:
             )
         if answer.code:
             raise Unavailable(f"the sandbox cannot be frozen: {os.strerror(answer.code)}")
-        self._stack = self._stack.frozen(self._frozen)
+        self._stack = replace(self._stack, own=(f"l{self._frozen}", *self._stack.own))
         self._frozen += 1
 
     async def _start_all(self, stack: Stack, mounts: Sequence[tuple[int, ...]]) -> list[Box]:
@@ -479,8 +467,7 @@ class Boxes:
         finally:
             for fd in blobs:
                 os.close(fd)
-        env = spec_validation.ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-        return Box(spec, stack, line, ready, env, self._started)
+        return Box(spec, stack, line, ready, environment_of(spec), self._started)
 
     async def close(self) -> None:
         await self._places.close()

@@ -86,18 +86,17 @@ class Zygote:
                 ours.setblocking(False)
             self._control, self._requests = pairs[0][0], pairs[1][0]
             try:
-                try:
-                    async with asyncio.timeout(_START_S):
-                        heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
-                except TimeoutError as error:
-                    raise Unavailable(
-                        f"the sandbox's keeper did not start in time ({_START_S:g} s); is the machine busy?"
-                    ) from error
+                async with asyncio.timeout(_START_S):
+                    heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
                 if not heard and await asyncio.to_thread(self.process.wait, _START_S) <= 0:
                     raise Unavailable("the sandbox's keeper was killed as it started; is memory short?")
                 self.hello = json.loads(heard or b'{"step": "start the zygote", "error": "it ended at once"}')
                 if "step" in self.hello:
                     raise refusal(self.hello["step"], self.hello["error"])
+            except TimeoutError as error:
+                self.close()
+                why = f"the sandbox's keeper did not start in time ({_START_S:g} s); is the machine busy?"
+                raise Unavailable(why) from error
             except BaseException:
                 self.close()
                 raise

@@ -139,11 +139,10 @@ def _condition(argument: Argument) -> list[Instruction]:
     code = [_argument(argument.index)]
     if argument.mask != 0xFFFFFFFF:
         code.append((MASK, 0, 0, argument.mask))
-    if argument.among:
-        code += [(EQUAL, count - place, 0, value) for place, value in enumerate(values)]
-        return [*code, _answer(argument.error)]
     code += [(EQUAL, count - place, 0, value) for place, value in enumerate(values)]
-    return [*code, (JUMP, 0, 0, 1), _answer(argument.error)]
+    if not argument.among:
+        code.append((JUMP, 0, 0, 1))
+    return [*code, _answer(argument.error)]
 
 
 def _socket_options() -> list[Instruction]:
@@ -187,7 +186,7 @@ def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
     Example: ``compile_filter({"read": 0, "write": 1}, "x86_64")`` allows two calls and answers all others with ENOSYS.
     Raises KeyError for an architecture that has no entry in `ARCHITECTURES`.
     """
-    names = {number: name for name, number in numbers.items() if name in {*PLAIN, *ANSWERED, *RULES, "setsockopt"}}
+    names = {number: name for name, number in numbers.items() if name in NAMES}
     unknown = [_answer(errno.ENOSYS)]
     pieces: list[tuple[int, list[Instruction]]] = [(0, unknown)]
     for number in range(max(names, default=0) + 2):

@@ -112,9 +112,8 @@ async def send(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
         try:
             return _send_now(to, message, fds)
         except BlockingIOError:
-            await asyncio.sleep(
-                _FULL_S
-            )  # the loop tells one task only when a socket has room, and none once it is closed
+            # the loop tells one task only when a socket has room, and none once it is closed
+            await asyncio.sleep(_FULL_S)
 
 
 async def readable(end: socket.socket) -> None:

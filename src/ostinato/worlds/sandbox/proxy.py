@@ -14,7 +14,10 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+from ostinato.core.sandbox import SandboxSpec
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT
 
 PROXY_PORT = 3128
 _HEAD_BYTES = 8192
@@ -31,13 +34,19 @@ METADATA = tuple(map(ipaddress.ip_network, (
 """The addresses at which clouds are known to tell this machine's credentials."""
 
 
+_VARIABLES = dict.fromkeys(
+    ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+    f"http://127.0.0.1:{PROXY_PORT}",
+) | {"NO_PROXY": "localhost,127.0.0.1", "no_proxy": "localhost,127.0.0.1"}
+
+
+def environment_of(spec: SandboxSpec) -> dict[str, str]:
+    """The variables that the programs of a box see, beside those that a call adds."""
+    return ENVIRONMENT | (_VARIABLES if spec.hosts else {}) | dict(spec.env)
+
+
 class Proxy:
     """The proxy of one box. `close` ends it with every connection."""
-
-    VARIABLES: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
-        f"http://127.0.0.1:{PROXY_PORT}",
-    ) | {"NO_PROXY": "localhost,127.0.0.1", "no_proxy": "localhost,127.0.0.1"}
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
         self._listener = listener
@@ -67,9 +76,7 @@ class Proxy:
         self._tasks.add(task)
         try:
             await self._serve(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        except asyncio.CancelledError:
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
@@ -87,7 +94,7 @@ class Proxy:
         try:
             async with asyncio.timeout(_HEAD_S):
                 far_reader, far_writer = await asyncio.open_connection(name.strip("[]"), int(port))
-        except (OSError, TimeoutError):
+        except OSError:
             writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             await writer.drain()
             return

@@ -5,6 +5,7 @@ Directories that programs are shown are searched for what programs must not reac
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from ostinato.core.errors import BadRequest
+from ostinato.core.errors import BadRequest, NotFound, StorageFull
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox.protocol import FILE, START, StartFlag
 
@@ -40,7 +41,12 @@ def check_names(names: Mapping[str, bytes]) -> None:
 def check_spec(spec: SandboxSpec) -> None:
     """Raise BadRequest, which names the field, for a spec that no sandbox can start from."""
     check_names(spec.files)
-    _check_workdir(spec.workdir)
+    if not _is_free(spec.workdir, ()):
+        raise BadRequest(
+            f"workdir: {spec.workdir!r} must be an absolute path outside of {', '.join(TAKEN)} and the interpreter's own place, such as "
+            "'/work'",
+            field="workdir",
+        )
     _check_mounts(spec.mounts, spec.workdir)
     check_environment(spec.env)
     for host in spec.hosts:
@@ -50,6 +56,11 @@ def check_spec(spec: SandboxSpec) -> None:
     for layer in spec.layers:
         if not os.path.isabs(layer):
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
+    check_directories(spec)
+
+
+def check_directories(spec: SandboxSpec) -> None:
+    """Raise BadRequest, which names the field, unless all layers and mounts are directories."""
     for field, sources in (("layers", spec.layers), ("mounts", spec.mounts.values())):
         for source in sources:
             check_directory(field, source)
@@ -59,15 +70,6 @@ def check_directory(field: str, path: str) -> None:
     """Raise BadRequest, which names the field, unless there is a directory."""
     if not os.path.isdir(path):
         raise BadRequest(f"{field}: {path!r} is no directory", field=field)
-
-
-def _check_workdir(workdir: str) -> None:
-    """Raise BadRequest for a working directory that would hide what programs need, or that is no plain path."""
-    if not _is_free(workdir, ()):
-        raise BadRequest(
-            f"workdir: {workdir!r} must be an absolute path outside of {', '.join(TAKEN)} and the interpreter's own place, such as '/work'",
-            field="workdir",
-        )
 
 
 def _check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
@@ -100,12 +102,6 @@ def check_port(port: int) -> None:
         raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
 
 
-def check_cwd(cwd: str | None) -> None:
-    """Raise BadRequest for a program's directory whose path has '..' or NUL in it."""
-    if cwd is not None and (".." in cwd.split("/") or "\0" in cwd):
-        raise BadRequest(f"cwd: {cwd!r} must be a path inside the sandbox, without '..'", field="cwd")
-
-
 def inside_workdir(path: str, workdir: str) -> str:
     """A file's path relative to the working directory. Raises BadRequest for a path that lies outside by its text alone."""
     name = path.removeprefix(f"{workdir}/")
@@ -113,6 +109,22 @@ def inside_workdir(path: str, workdir: str) -> str:
     if not name or name.startswith("/") or ".." in parts or parts[-1] in ("", ".") or "\0" in name or len(name) > 4000:
         raise BadRequest(f"path: {path!r} must be below {workdir}, without '..'", field="path")
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+def check_read(path: str, error: int) -> None:
+    """Raise NotFound if opening a file of the working directory ended with an error number other than 0."""
+    if error in (errno.EXDEV, errno.ELOOP, errno.EACCES):
+        raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
+    if error:
+        raise NotFound(f"path: {path!r} cannot be read: {os.strerror(error)}", field="path")
+
+
+def check_written(path: str, error: int, limits: Limits) -> None:
+    """Raise StorageFull or BadRequest if writing a file of the working directory ended with an error number other than 0."""
+    if error in (errno.ENOSPC, errno.EDQUOT):
+        raise StorageFull(f"the sandbox's {limits.disk_mb} MiB do not hold {path!r} as well")
+    if error:
+        raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(error)}", field="path")
 
 
 def check_environment(variables: Mapping[str, str]) -> None:
@@ -156,9 +168,15 @@ def pack_start(
     return head + b"".join(os.fsencode(text) + b"\0" for text in texts)
 
 
-def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> tuple[int, bytes]:
-    """Pack a program's directory, arguments and variables. Returns the two counts in one number, and the bytes. Raises BadRequest."""
-    texts = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
+def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str | None) -> tuple[int, bytes]:
+    """Check and pack a program's directory, arguments and variables. Returns the two counts in one number, and the bytes.
+
+    Raises BadRequest.
+    """
+    if cwd is not None and (".." in cwd.split("/") or "\0" in cwd):
+        raise BadRequest(f"cwd: {cwd!r} must be a path inside the sandbox, without '..'", field="cwd")
+    check_environment(env)
+    texts = [cwd or "", *argv, *(f"{name}={value}" for name, value in env.items())]
     if not argv or any("\0" in text for text in texts):
         raise BadRequest("argv: must name a program, and hold no NUL", field="argv")
     packed = b"".join(os.fsencode(text) + b"\0" for text in texts)

@@ -6,7 +6,6 @@ A line has one of two forms: a task (`TaskRow`), or a suite's item (`SuiteRow`),
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -40,7 +39,7 @@ class EncodedBytes(BaseModel, frozen=True, extra="forbid"):
     def _check(cls, text: str) -> str:
         try:
             base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"is not base64 ({error})") from None
         return text
 
@@ -212,16 +211,12 @@ class SuiteRow(BaseModel, frozen=True, extra="allow"):
     grader: str = Field(min_length=1, max_length=64, description="Name of the function that scores the answer.")
 
     @model_validator(mode="after")
-    def _check_fields(self) -> SuiteRow:
+    def _check(self) -> SuiteRow:
         if astray := sorted({*(self.model_extra or {})} & {*TaskRow.model_fields}):
             raise ValueError(
                 f"{', '.join(astray)}: of a whole task, whose grader stands in 'grading'; an item's 'sampling' has max_tokens, "
                 "temperature, top_p and stop"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_end(self) -> SuiteRow:
         if self.continue_final_message != (self.messages[-1].role == "assistant"):
             raise ValueError(
                 "continue_final_message: an answer continues the last message if, and only if, that is the assistant's; "
@@ -233,7 +228,7 @@ class SuiteRow(BaseModel, frozen=True, extra="allow"):
 def parse_object(where: str, line: str) -> dict[str, Any]:
     """A line that is one JSON object: no key twice, no number that JSON lacks. Raises BadConfig that begins with `where`."""
     try:
-        value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
+        value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=unrepeated)
     except (ValueError, RecursionError) as error:
         raise BadConfig(
             f"{where}: not JSON ({error}); one line is one JSON object, without a list around them (jq -c '.[]' takes one apart)"
@@ -425,7 +420,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON text, for `json.loads`. Raises ValueError for a key that occurs twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.core.sandbox import ExecResult, SandboxSpec
 from ostinato.worlds.grading import suites
-from ostinato.worlds.grading.functions import Apart, clashing
+from ostinato.worlds.grading.functions import IsolatedPrograms, clashing
 from ostinato.worlds.grading.hidden_values import Claim, Site
 from ostinato.worlds.grading.suites import PytestGrader, PytestGrading, Rehearsal
 from ostinato.worlds.grading.test_report import TestHeard, Testimony, deeper, lines_of
@@ -50,7 +50,9 @@ async def test_a_path_that_would_be_file_and_directory_ends_the_run_before_it_be
     spec = SandboxSpec(files=files)
     assert clashing(spec) == clash
     if clash:
-        result = await Apart(backend=Nowhere(), python="python3").run("answering", spec, stdin=b"", timeout=1.0)
+        result = await IsolatedPrograms(backend=Nowhere(), python="python3").run(
+            "answering", spec, stdin=b"", timeout=1.0
+        )
         assert result.code == 126
         assert clash in result.stderr.decode()
 
@@ -91,7 +93,9 @@ async def test_millions_of_lines_hold_up_no_other_rollout():
     data = PytestGrading(fail_to_pass=("test_calc.py::test_it",))
     hidden = {"test_calc.py": b"def test_it():\n    assert f() == 1\n"}
     task = Task(id="t", family="f", messages=(), grading=Grading(grader="pytest", data={}, hidden=hidden))
-    testimony, stood = await standing(suites.run_suite(Apart(backend=ManyLines(), python=""), task, data, {}))
+    testimony, stood = await standing(
+        suites.run_suite(IsolatedPrograms(backend=ManyLines(), python=""), task, data, {}, open_places={})
+    )
     assert testimony.forged == 250_000
     assert stood < 1.0
 
@@ -114,7 +118,7 @@ async def graded(monkeypatch, pattern: str, *messages: str):
     data = {"fail_to_pass": (id,), "solution": {"calc.py": ""}}
     task = Task(id="t", family="f", messages=(), grading=Grading(grader="pytest", data=data))
     rollout = Rollout(task="t", harness="single@h", ended=Ended.SUBMITTED, messages=(), turns=("c:0",))
-    grade, stood = await standing(PytestGrader(Apart(backend=Nowhere(), python="")).grade(task, rollout))
+    grade, stood = await standing(PytestGrader(IsolatedPrograms(backend=Nowhere(), python="")).grade(task, rollout))
     return grade.value, stood
 
 

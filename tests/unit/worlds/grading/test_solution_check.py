@@ -9,7 +9,7 @@ import pytest
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import ExecResult
-from ostinato.worlds.grading.functions import Apart
+from ostinato.worlds.grading.functions import IsolatedPrograms
 from ostinato.worlds.grading.suites import PytestGrading, read_suite, rehearse
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
@@ -68,7 +68,7 @@ async def rehearsed(*script, given=None):
     given = given or task()
     runs = ScriptedRuns(list(script))
     asked = PytestGrading.model_validate(dict(given.grading.data))
-    return await rehearse(Apart(backend=runs, python="python3"), given, asked), runs.timeouts
+    return await rehearse(IsolatedPrograms(backend=runs, python="python3"), given, asked), runs.timeouts
 
 
 async def test_a_solution_that_passes_everything_makes_everything_gradable():

@@ -23,7 +23,8 @@ from ostinato.testing.records import a_turn
 from ostinato.worlds.harness.gateway import WorldGateway
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
 from ostinato.worlds.rollout import rollout_server
-from ostinato.worlds.rollout.groups import Spending
+from ostinato.worlds.rollout.config import DoorConfig
+from ostinato.worlds.rollout.groups import SpentGroups
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import OUTCOMES, Door, FarOutcomes, OwnTurns
 
@@ -61,7 +62,7 @@ async def site(tmp_path, script="hello", engine=None, days=1, **more):
         gateway, log = await stack.enter_async_context(world_gateway(script, engine=engine))
         listener = socket.create_server(("127.0.0.1", 0))
         context = door_context(signed.certificate, signed.key, authority.file)
-        door = await stack.enter_async_context(Door(gateway, OwnTurns(log), listener, context, **more))
+        door = await stack.enter_async_context(Door(gateway, OwnTurns(log), listener, context, DoorConfig(**more)))
         port = listener.getsockname()[1]
         yield Site(authority, f"https://127.0.0.1:{port}", gateway, log, door, signed, context)
 
@@ -297,7 +298,7 @@ async def test_outcomes_tell_of_own_turns_only(tmp_path):
         assert json.loads((await at.says(eve, "GET", f"{OUTCOMES}?after=0"))[1])["taken"] == []
         for after in ("", "-1", "x", "9" * 30):
             assert (await at.says(gateway, "GET", f"{OUTCOMES}?after={after}"))[0] == 400
-        spending = Spending(FarOutcomes(gateway), after=end)
+        spending = SpentGroups(FarOutcomes(gateway), after=end)
         for number, turn in enumerate(mine):
             spending.expect(number, [turn])
         assert sorted(await spending.look()) == [0, 1]
@@ -311,7 +312,7 @@ async def test_many_outcomes_come_page_by_page_and_a_page_that_is_lost_comes_aga
         await at.log.append(Holdback(turn=mine, reason="world:stale", at=0.0))
         await at.log.append(*(Holdback(turn=f"x{n}:0", reason="arm:live", at=1.0) for n in range(1200)))
         far = FarOutcomes(gateway)
-        spending, asked, call = Spending(far, after=0), 0, gateway.call
+        spending, asked, call = SpentGroups(far, after=0), 0, gateway.call
 
         async def losing(*words, **more):
             nonlocal asked

@@ -137,7 +137,7 @@ async def test_a_handshake_has_a_deadline_and_a_failed_one_is_forgotten(tmp_path
 async def test_a_certificate_is_refused_without_a_restart(tmp_path):
     listed = tmp_path / "refused.txt"
     listed.write_text("# none yet\n")
-    async with site(tmp_path, refused=RefusedSerials(str(listed))) as at:
+    async with site(tmp_path, refused=str(listed)) as at:
         lost, context = papers(at, "acme")
         _, renewed = papers(at, "acme")
         serial = x509.load_pem_x509_certificate(Path(lost.certificate).read_bytes()).serial_number

@@ -24,8 +24,8 @@ from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
 from ostinato.worlds.harness.gateway import WorldGateway
-from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.groups import EventFile, Spending
+from ostinato.worlds.rollout.config import DoorConfig, WorldsConfig
+from ostinato.worlds.rollout.groups import EventFile, SpentGroups
 from ostinato.worlds.rollout.mutual_tls import door_context, worker_context
 from ostinato.worlds.rollout.rollout_server import Door, FarOutcomes, OwnTurns
 from ostinato.worlds.rollout.rollout_worker import Rollouts, Workshop
@@ -91,7 +91,7 @@ async def work(path, taskset, url, context, chance, grader):
     try:
         async with WorldGateway(url, "", timeout_s=PATIENT_S, context=context) as gateway:
             after = max((event["after"] for event in events if "after" in event), default=0)
-            spending = Spending(FarOutcomes(gateway), after=after)
+            spending = SpentGroups(FarOutcomes(gateway), after=after)
             shop = Workshop(harnesses={"single": Steps(chance)}, backend=None, grader=grader, gateway=gateway)
             await Rollouts(taskset, shop, journal, events, spending, CONFIG, lambda kind, **more: None).run()
     finally:
@@ -113,7 +113,7 @@ async def test_a_lost_link_resumes_without_a_reward_twice(tmp_path, seed):
         url = f"https://127.0.0.1:{carrying.sockets[0].getsockname()[1]}"
         training = asyncio.create_task(train(log))
         for left in range(4, -1, -1):
-            async with Door(gateway, OwnTurns(log), listener.dup(), inside):
+            async with Door(gateway, OwnTurns(log), listener.dup(), inside, DoorConfig()):
                 working = asyncio.create_task(work(tmp_path / "j", taskset, url, context, chance, grader))
                 if left:
                     seen = len(log.rows) + chance.randint(5, 40)
@@ -126,7 +126,7 @@ async def test_a_lost_link_resumes_without_a_reward_twice(tmp_path, seed):
                 else:
                     await working
             if not working.done() and left:
-                async with Door(gateway, OwnTurns(log), listener.dup(), inside):
+                async with Door(gateway, OwnTurns(log), listener.dup(), inside, DoorConfig()):
                     seen = len(log.rows) + 3
                     while len(log.rows) < seen and not working.done():
                         await asyncio.sleep(0.005)
@@ -188,7 +188,7 @@ async def test_a_worker_whose_run_was_restored_from_an_older_backup_waits_for_no
             [f"run.directory={tmp_path}", *(f"worlds.connect.{name}='{value}'" for name, value in settings.items())],
         )
         inside = door_context(ours.certificate, ours.key, authority.file)
-        async with Door(gateway, OwnTurns(log), listener, inside):
+        async with Door(gateway, OwnTurns(log), listener, inside, DoorConfig()):
             opening = open_far_rollouts(config, taskset, lambda kind, **more: None, lambda _: None, lambda why: None)
             async with opening as rollouts:
                 assert rollouts.groups.open == {}

@@ -13,9 +13,9 @@ from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
 from ostinato.launch.commands.worlds.run import read_attempts
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.rollout.attempt import original_of
-from ostinato.worlds.rollout.finished import MOST_DIFF, Finished, finished_of, read_finished, shown_changes
-from ostinato.worlds.tasks.task import Grading, Split, Task
+from ostinato.worlds.rollout.attempt import FinishedRollout, original_of
+from ostinato.worlds.rollout.finished import MOST_DIFF, Finished, read_finished, shown_changes
+from ostinato.worlds.tasks.task import Grading, Split, Task, Taskset
 
 V3, V5 = PolicyVersion(number=3, hash="cc"), PolicyVersion(number=5, hash="ee")
 TASK = Task(
@@ -46,10 +46,8 @@ GRADE = Grade(value=0.5, parts={"fail_to_pass": 0.5}, why="1 of 2 tests pass")
 
 
 def a_record(rollout=ROLLOUT, grade=GRADE, policies=(V5, V3), task=TASK, **more) -> Finished:
-    said = {"at": 9.0, "taskset": "9f", "episode": "w.0.1.0"} | more
-    return finished_of(
-        task, rollout, grade, policies=policies, original=lambda path: original_of(task.spec, path), **said
-    )
+    tried = FinishedRollout(task=task, episode="w.0.1.0", rollout=rollout, grade=grade, policies=policies)
+    return tried.record(Taskset(name="repairs", hash="9f", tasks=(task,)), lambda: 9.0, **more)
 
 
 def test_it_says_what_happened_and_comes_back_as_it_was():

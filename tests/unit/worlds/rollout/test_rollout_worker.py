@@ -28,7 +28,7 @@ from ostinato.worlds.harness.memory import Memory, MemoryConfig
 from ostinato.worlds.harness.rollout import Ended, ModelAnswer, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.groups import MOST_BYTES, EventFile, Spending
+from ostinato.worlds.rollout.groups import MOST_BYTES, EventFile, SpentGroups
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, KnownAnswer, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of
@@ -204,7 +204,7 @@ class World:
         self.close()
         self.journal, events = EventFile.open(self.path, self.most_bytes)
         shop = Workshop(harnesses={"single": self.harness}, backend=None, grader=self.grader, gateway=self.gateway)
-        spending = Spending(self.log, after=max((event.get("after", 0) for event in events), default=0))
+        spending = SpentGroups(self.log, after=max((event.get("after", 0) for event in events), default=0))
         return Rollouts(
             self.taskset,
             shop,

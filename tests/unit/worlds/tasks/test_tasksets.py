@@ -10,7 +10,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.tasks import tasksets
 from ostinato.worlds.tasks.places import check_inside, read_tree
-from ostinato.worlds.tasks.rows import _unrepeated
+from ostinato.worlds.tasks.rows import unrepeated
 from ostinato.worlds.tasks.task import KnownAnswer
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 
@@ -112,7 +112,7 @@ def test_a_key_that_stands_twice_is_found_in_one_pass(monkeypatch):
     monkeypatch.setattr(Counted, "compared", 0)
     keys = [f"key-{number}" for number in range(5_000)]
     with pytest.raises(ValueError, match="'key-4999' occurs twice"):
-        _unrepeated([(Counted(key), None) for key in [*keys, keys[-1]]])
+        unrepeated([(Counted(key), None) for key in [*keys, keys[-1]]])
     assert Counted.compared < 5_000
 
 

@@ -28,7 +28,7 @@ from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
 from ostinato.worlds.fidelity.observe import read_observations
 from ostinato.worlds.fidelity.paired import match_prompts, tell_pairs_apart
-from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
+from ostinato.worlds.fidelity.probe import BOUND, FEWEST, ProbeResult, tell_apart
 
 
 def observation_of_this(group: str) -> str:
@@ -118,7 +118,7 @@ def show_probe(
     console.print(table)
 
 
-def verdict(found: Probed) -> str:
+def verdict(found: ProbeResult) -> str:
     """The verdict in words, for an operator."""
     units = "independent pairs" if found.paired else "groups on each side"
     aside = ", the task mix set aside" if found.paired else ""

@@ -29,9 +29,9 @@ from ostinato.core.sandbox import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
-from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_spec, pack_files
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox, listen_at
+from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
+from ostinato.worlds.sandbox.spec_validation import check_spec, pack_files
 
 # ---------------------------------------------------------------- what is sent to a new machine
 
@@ -143,15 +143,7 @@ class E2BBox(SandboxCalls):
     def _open_port(self, port: int) -> socket.socket:
         if port in self.wire.ports:
             raise OSError(errno.EADDRINUSE, "it is listened at already")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
-        try:
-            listener.bind(path)
-            listener.listen(128)
-            listener.setblocking(False)
-        except OSError:
-            listener.close()
-            raise
+        listener, path = listen_at(self._place, port)
         self.wire.listen(port, path)
         return listener
 
@@ -247,8 +239,7 @@ class E2BBoxes:
         try:
             machine = await self._account.machine()
             line = GvisorConnection()
-            env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-            box = E2BBox(spec, machine, line, env, self._ending)
+            box = E2BBox(spec, machine, line, environment_of(spec), self._ending)
             try:
                 place = f"/root/.ostinato-{secrets.token_hex(8)}"
                 await _furnish(machine, place, archive)

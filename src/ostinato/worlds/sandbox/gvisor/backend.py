@@ -22,8 +22,8 @@ from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, Ports, SandboxCalls, build_sandbox
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces
-from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_directory, check_spec, pack_files
+from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_directories, check_spec, pack_files
 
 # ---------------------------------------------------------------- the box
 
@@ -219,11 +219,6 @@ def configuration(
     }
 
 
-def whom_programs_are(owner: int | None) -> int:
-    """The programs' user inside the sandbox. If root did not start it, only the sandbox's root is the owner of our files."""
-    return 0 if owner is None else INSIDE
-
-
 # ---------------------------------------------------------------- the backend
 
 
@@ -324,9 +319,7 @@ class GVisorBoxes:
 
     async def _launch(self, spec: SandboxSpec, ground: Ground, *, alone: bool = False) -> GVisorBox:
         """One container. Raises BadRequest for files that do not fit and for what is no directory any more, Unavailable, SandboxRefused."""
-        for field, sources in (("layers", spec.layers), ("mounts", spec.mounts.values())):
-            for source in sources:
-                check_directory(field, source)  # it may have waited for a place since its spec was checked
+        check_directories(spec)  # it may have waited for a place since its spec was checked
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = GvisorConnection()
         with contextlib.ExitStack() as leaving:
@@ -344,8 +337,7 @@ class GVisorBoxes:
             )  # fmt: skip
             ports.sent()
             await line.sent()
-            env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-            box = GVisorBox(spec, line, ports, process, place, env)
+            box = GVisorBox(spec, line, ports, process, place, environment_of(spec))
             try:
                 box.report = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:
@@ -363,7 +355,7 @@ class GVisorBoxes:
     ) -> dict[str, Any]:
         filter = (await asyncio.to_thread(system_call_filter)).hex()
         files = await asyncio.to_thread(pack_files, spec.files)
-        user = whom_programs_are(owner)
+        user = 0 if owner is None else INSIDE  # if root did not start it, only its root is the owner of our files
         said = await build_sandbox(spec, line, files, owner=user, alone=alone, filter=filter, within=_START_S)
         if said["error"]:
             raise Unavailable(f"the sandbox could not be built: step {said.get('step')!r}: {said.get('told')}")

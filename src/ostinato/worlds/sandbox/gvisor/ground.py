@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox.host import VERSION
-from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, masks
+from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, SYSTEM, masks, python_parts
 from ostinato.worlds.sandbox.launcher import compiled
 from ostinato.worlds.sandbox.spec_validation import roots_own
 
@@ -24,7 +24,6 @@ NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"
 _MOST_COVERED = 64
 _PACKAGE = Path(__file__).parents[1]
-_LINKED = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _STATX = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -64,7 +63,7 @@ class Ground:
         for name in ("root/etc", "code", "local/bin", "empty"):
             (self.place / name).mkdir(parents=True)
         (self.place / "blank").touch()
-        for path in _LINKED:
+        for path in SYSTEM:
             if os.path.islink(path):
                 (self.root / path[1:]).symlink_to(os.readlink(path))
         for name, text in ETC.items():
@@ -109,15 +108,14 @@ class Ground:
 
     def shown(self) -> Iterator[tuple[str, str]]:
         """What every sandbox sees of the host, read-only: (host path, path in the sandbox). Later entries cover earlier ones."""
-        prefix, libraries = sys.base_prefix, f"{sys.base_prefix}/lib"
-        for path in _LINKED:
+        prefix = sys.base_prefix
+        for path in SYSTEM:
             if os.path.isdir(path) and not os.path.islink(path):
                 yield path, path
         if os.path.isdir("/usr/local"):
             yield str(self.place / "local"), "/usr/local"
         if prefix != "/usr":
-            linked = any(name.startswith("lib") and ".so" in name for name in os.listdir(libraries))
-            for name in (f"bin/python{VERSION}", "lib" if linked else f"lib/python{VERSION}"):
+            for name in python_parts(prefix, VERSION):
                 yield f"{prefix}/{name}", f"{prefix}/{name}"
         for path in masks(prefix, VERSION):
             hidden = path.startswith("/usr/local/") and prefix != "/usr/local"

@@ -19,18 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, SandboxBroken, TooLarge, Unavailable
 from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.backend import read_changes
 from ostinato.worlds.sandbox.gvisor.inside.line import CONNECTED, HEAD, MOST_OBJECT, REFUSED, Frame, pack
-from ostinato.worlds.sandbox.spec_validation import (
-    check_cwd,
-    check_environment,
-    check_port,
-    inside_workdir,
-    pack_program,
-)
+from ostinato.worlds.sandbox.spec_validation import check_port, check_read, check_written, inside_workdir, pack_program
 
 _MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
 
@@ -119,7 +113,6 @@ class GvisorConnection:
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
 _DIFF_S = 60.0  # to compare all files
-_OUT = (errno.EXDEV, errno.ELOOP, errno.EACCES)
 
 
 class SandboxCalls(ABC):
@@ -173,9 +166,7 @@ class SandboxCalls(ABC):
         env: Mapping[str, str] | None = None,
         timeout: float,
     ) -> ExecResult:
-        check_cwd(cwd)
-        check_environment(env or {})
-        count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
+        count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd)
         cap = self.spec.limits.output_bytes
         told = {"do": "exec", "count": count, "text": len(text), "cap": cap, "timeout": timeout}
         begun, self._ran = time.monotonic(), True
@@ -217,24 +208,17 @@ class SandboxCalls(ABC):
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
         name = inside_workdir(path, self.spec.workdir)
         error, data = await self._asked({"do": "read", "most": most}, os.fsencode(name))
-        if error in _OUT:
-            raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
-        if error:
-            raise NotFound(f"path: {path!r} cannot be read: {os.strerror(error)}", field="path")
+        check_read(path, error)
         if len(data) > most:
             raise TooLarge(f"path: {path!r} has more than {most} bytes", field="path")
         return data
 
     async def write(self, path: str, data: bytes) -> None:
         name = os.fsencode(inside_workdir(path, self.spec.workdir))
-        full = StorageFull(f"the sandbox's {self.spec.limits.disk_mb} MiB do not hold {path!r} as well")
-        if len(data) > self.spec.limits.disk_mb << 20:
-            raise full
-        error, _ = await self._asked({"do": "write", "text": len(name)}, name + data)
-        if error in (errno.ENOSPC, errno.EDQUOT):
-            raise full
-        if error:
-            raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(error)}", field="path")
+        error = errno.ENOSPC
+        if len(data) <= self.spec.limits.disk_mb << 20:
+            error, _ = await self._asked({"do": "write", "text": len(name)}, name + data)
+        check_written(path, error, self.spec.limits)
 
     async def listen(self, port: int) -> socket.socket:
         check_port(port)
@@ -313,6 +297,20 @@ def _killed(reason: str, begun: float) -> ExecResult:
 # ---------------------------------------------------------------- ports
 
 
+def listen_at(place: int, port: int) -> tuple[socket.socket, str]:
+    """A listener for a port of the sandbox, and its path below the open directory `place`. Raises OSError."""
+    path = f"/proc/self/fd/{place}/{port}"  # a socket's path has at most 107 bytes
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener, path
+
+
 class Ports:
     """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has. `place` is private, for the sockets' names."""
 
@@ -331,14 +329,10 @@ class Ports:
 
         Raises OSError.
         """
-        name = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener, name = listen_at(self._place, port)
         ours, theirs = socket.socketpair()
         try:
-            listener.bind(name)
-            listener.listen(128)
-            for each in (listener, ours):
-                each.setblocking(False)
+            ours.setblocking(False)
             socket.send_fds(self._ours, [CONNECTED], [theirs.fileno()])
         except OSError:
             listener.close()

@@ -22,10 +22,14 @@ MOST_FILE, MOST_BYTES = 8 << 20, 32 << 20
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def entries(directory: int) -> list[str]:
-    """Names in an open directory."""
+def entries(root: int, path: str) -> list[str]:
+    """Names in a directory below an open one; none if it cannot be listed."""
     with contextlib.suppress(OSError):
-        return os.listdir(directory)
+        directory = os.open(path or ".", DIRECTORY, dir_fd=root)
+        try:
+            return os.listdir(directory)
+        finally:
+            os.close(directory)
     return []
 
 
@@ -44,29 +48,13 @@ def walk(root: int, path: str) -> Iterator[str]:
     if not stat.S_ISDIR(seen.st_mode):
         yield path
         return
-    try:
-        directory = os.open(path or ".", DIRECTORY, dir_fd=root)
-    except OSError:
-        return
-    try:
-        names = entries(directory)
-    finally:
-        os.close(directory)
-    for name in names:
+    for name in entries(root, path):
         yield from walk(root, f"{path}/{name}" if path else name)
 
 
 def touched(layer: int, base: int, path: str = "") -> Iterator[str]:
     """Paths that a layer affects: its own files, and the original files below what it replaced or removed."""
-    try:
-        directory = os.open(path or ".", DIRECTORY, dir_fd=layer)
-    except OSError:
-        return
-    try:
-        names = entries(directory)
-    finally:
-        os.close(directory)
-    for name in names:
+    for name in entries(layer, path):
         inner = f"{path}/{name}" if path else name
         seen = look(layer, inner)
         if seen is not None and stat.S_ISDIR(seen.st_mode):

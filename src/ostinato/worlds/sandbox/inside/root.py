@@ -6,7 +6,7 @@ import errno
 import os
 
 import kernel as k
-from view import ETC, SHOWN, masks
+from view import ETC, SHOWN, SYSTEM, masks, python_parts
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
@@ -14,20 +14,29 @@ AT = "/tmp"  # where the new root is built; its own /tmp holds what no box may s
 HIDDEN = f"{AT}/tmp"
 
 
-def bind(source: str, target: str) -> None:
-    """Show a place of the host at another one, read-only."""
+def _touch(path: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o444))
+
+
+def _make_like(source: str, target: str) -> None:
+    """Make an empty directory or file for `source` to be mounted on."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
+        _touch(target)
+
+
+def bind(source: str, target: str) -> None:
+    """Show a place of the host at another one, read-only."""
+    _make_like(source, target)
     k.mount(source, target, None, k.MS_BIND | k.MS_REC)
-    k.set_attributes(-100, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
+    k.set_attributes(k.AT_FDCWD, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
 
 
 def show_system() -> None:
     """Show the system's directories, except /usr/local."""
-    for path in ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin"):
+    for path in SYSTEM:
         if os.path.islink(path):
             os.symlink(os.readlink(path), f"{AT}{path}")
         elif os.path.isdir(path):
@@ -39,35 +48,28 @@ def show_python(prefix: str, version: str) -> None:
 
     An installation below somebody's home makes that path exist inside, with nothing but the installation in it.
     """
-    program, libraries = f"bin/python{version}", f"{prefix}/lib"
+    shown = python_parts(prefix, version)
     local = f"{HIDDEN}/local"
     os.makedirs(f"{local}/bin")
     for name in ("python", "python3"):
-        os.symlink(f"{prefix}/{program}", f"{local}/bin/{name}")
-    linked = any(name.startswith("lib") and ".so" in name for name in os.listdir(libraries))
-    shown = [program, "lib" if linked else f"lib/python{version}"]
+        os.symlink(f"{prefix}/{shown[0]}", f"{local}/bin/{name}")
     if prefix == "/usr/local":
         for name in shown:
-            (os.makedirs if os.path.isdir(f"{prefix}/{name}") else _touch)(f"{local}/{name}")
-    sources = {name: k.open_tree(-100, f"{prefix}/{name}") for name in shown} if prefix != "/usr" else {}
+            _make_like(f"{prefix}/{name}", f"{local}/{name}")
+    sources = {name: k.open_tree(k.AT_FDCWD, f"{prefix}/{name}") for name in shown} if prefix != "/usr" else {}
     if os.path.isdir("/usr/local"):
         bind(local, f"{AT}/usr/local")
     for name, tree in sources.items():
         target = f"{AT}{prefix}/{name}"
         if not os.path.exists(target):
-            (os.makedirs if os.path.isdir(f"{prefix}/{name}") else _touch)(target)
+            _make_like(f"{prefix}/{name}", target)
         k.attach(tree, target)
-        k.set_attributes(-100, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
+        k.set_attributes(k.AT_FDCWD, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
         os.close(tree)
     os.mkdir(f"{HIDDEN}/empty", 0o755)
     for path in masks(prefix, version):
         if os.path.isdir(f"{AT}{path}"):
             bind(f"{HIDDEN}/empty", f"{AT}{path}")
-
-
-def _touch(path: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o444))
 
 
 def show_devices(full: bool) -> None:
@@ -121,9 +123,9 @@ def build_root(prefix: str, version: str, full: bool) -> int:
                 os.rmdir(f"{AT}/proc")
     with k.step("change the root"):
         os.chdir(AT)
-        writable = k.open_tree(-100, AT)
+        writable = k.open_tree(k.AT_FDCWD, AT)
         k.call("pivot_root", b".", b".")
         k.call("umount2", b".", k.MNT_DETACH)
         os.chdir("/")
-        k.set_attributes(-100, "/", k.ATTR_RDONLY | k.ATTR_NOSUID, deep=False)
+        k.set_attributes(k.AT_FDCWD, "/", k.ATTR_RDONLY | k.ATTR_NOSUID, deep=False)
     return writable

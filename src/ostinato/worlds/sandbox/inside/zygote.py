@@ -207,11 +207,10 @@ def start_zygote(
     missing = find_out(settings, given, grouped, groups)
     if groups is not None and groups.memory is not None:
         settings.memory, settings.memory_version = os.open(groups.memory, os.O_PATH | os.O_DIRECTORY), groups.version
-    uid, gid = (NOBODY, NOBODY) if root else (-1, -1)
     settings.root = leave_host(given, root)
     if root:
         with k.step("map the user"):
-            k.map_user(proc, uid, gid)
+            k.map_user(proc, NOBODY, NOBODY)
     number = KEYCTL.get(os.uname().machine)
     if number is not None:
         k.libc.syscall(number, 1, None, 0, 0, 0)  # join a fresh session keyring: nothing inherited can be read

@@ -187,7 +187,7 @@ def make_groups(settings: SandboxSettings) -> bool:
         k.mount("none", ALL_GROUPS, "cgroup2", QUIET)
         for controller in ("memory", "pids"):
             with contextlib.suppress(OSError):
-                _put(f"{ALL_GROUPS}/cgroup.subtree_control", f"+{controller}")
+                k.write_at(k.AT_FDCWD, f"{ALL_GROUPS}/cgroup.subtree_control", f"+{controller}")
         own = f"{ALL_GROUPS}/ostinato-{secrets.token_hex(8)}"
         os.mkdir(own)
         os.mkdir(GROUPS)
@@ -195,19 +195,11 @@ def make_groups(settings: SandboxSettings) -> bool:
     with k.step("end programs by their control group (Linux 5.14)"):
         os.close(os.open(f"{GROUPS}/cgroup.kill", os.O_WRONLY))
     with contextlib.suppress(OSError):
-        _put(f"{GROUPS}/pids.max", str(settings.processes))
+        k.write_at(k.AT_FDCWD, f"{GROUPS}/pids.max", str(settings.processes))
     try:
-        _put(f"{GROUPS}/memory.max", str(settings.memory))
+        k.write_at(k.AT_FDCWD, f"{GROUPS}/memory.max", str(settings.memory))
     except OSError:
         return False
     with contextlib.suppress(OSError):
-        _put(f"{GROUPS}/memory.swap.max", "0")
+        k.write_at(k.AT_FDCWD, f"{GROUPS}/memory.swap.max", "0")
     return True
-
-
-def _put(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

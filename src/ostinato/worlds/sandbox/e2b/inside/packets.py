@@ -9,7 +9,6 @@ Channel 0 is the line to pid 1, and each other channel is a connection to a port
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
 from collections.abc import Iterator
 
@@ -41,10 +40,7 @@ def as_line(number: int, channel: int, kind: int, data: bytes = b"") -> bytes:
 
 def read_line(text: str) -> Packet:
     """Decode a packet from a line without its mark and newline. Raises ValueError for anything else."""
-    try:
-        found = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)) from error
+    found = base64.b64decode(text, validate=True)
     if not HEAD.size <= len(found) <= MOST_PACKET:
         raise ValueError(f"a packet of {len(found)} bytes")
     return (*HEAD.unpack_from(found), found[HEAD.size :])

@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kernel import MS_BIND, MS_RDONLY, call, mount, step
+from kernel import AT_FDCWD, MS_BIND, MS_RDONLY, call, mount, step
 
 BOX = "/.box"
 OWN, BASE = f"{BOX}/own", f"{BOX}/base"
@@ -121,7 +121,7 @@ def has_statx() -> bool:
     """False if `statx` refuses a flag that coreutils' `ls` and `stat` use, as in releases of gVisor before 2023."""
     room = ctypes.create_string_buffer(256)
     try:
-        call("syscall", ctypes.c_long(STATX[os.uname().machine]), -100, b"/", NO_AUTOMOUNT, 0x7FF, room)
+        call("syscall", ctypes.c_long(STATX[os.uname().machine]), AT_FDCWD, b"/", NO_AUTOMOUNT, 0x7FF, room)
     except (OSError, KeyError):
         return False
     return True

@@ -98,7 +98,6 @@ class SandboxServer(ABC):
         self._line, self._inbox, self._outbox = line, Unpacker(), bytearray()
         self._selector = selectors.DefaultSelector()
         self._programs: Programs | None = None
-        self._settings: SandboxSettings | None = None
         line.setblocking(False)
         self._selector.register(line, selectors.EVENT_READ, self._hear)
         ours, theirs = socket.socketpair()
@@ -146,23 +145,19 @@ class SandboxServer(ABC):
         self._selector.modify(self._line, events, self._hear)
 
     def _do(self, told: dict[str, Any], data: bytes) -> None:
-        number, error = told["id"], 0
+        number = told["id"]
         try:
-            if self._programs is None or self._settings is None:
+            if self._programs is None:
                 self._build(told, data)
             else:
-                self._serve(told, data, self._programs, self._settings)
+                self._serve(told, data, self._programs)
         except StepError as failed:
             self._say(number, {"error": 1, "step": failed.report["step"], "told": failed.report["error"]})
         except OSError as failed:
-            error = failed.errno or 5
-        if error:
-            self._say(number, {"error": error})
+            self._say(number, {"error": failed.errno or errno.EIO})
 
     def _build(self, told: dict[str, Any], data: bytes) -> None:
-        settings = SandboxSettings.read(told)
-        self._programs, said = self._prepared(settings, told, data)
-        self._settings = settings
+        self._programs, said = self._prepared(SandboxSettings.read(told), told, data)
         let_go(2)
         self._say(told["id"], said)
 
@@ -172,7 +167,7 @@ class SandboxServer(ABC):
     ) -> tuple[Programs, dict[str, Any]]:
         """Build the sandbox. Returns what runs its programs, and what to report to the host. Raises StepError."""
 
-    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: SandboxSettings) -> None:
+    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs) -> None:
         number = told["id"]
         match told["do"]:
             case "exec":
@@ -181,17 +176,17 @@ class SandboxServer(ABC):
             case "end":
                 programs.end_by_number(told["of"])
             case "read":
-                self._read(number, os.fsdecode(data), told["most"], programs, settings)
+                self._read(number, os.fsdecode(data), told["most"], programs)
             case "write":
                 name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
-                self._write(number, name, content, programs, settings)
+                self._write(number, name, content, programs)
             case "diff":
-                self._compare(number, programs, settings)
+                self._compare(number, programs)
             case "listen":
                 self._listen(told["port"])
                 self._say(number, {})
             case _:
-                self._say(number, {"error": 38})
+                self._say(number, {"error": errno.ENOSYS})
 
     def _apart(self, number: int, programs: Programs, work: Callable[[int], None]) -> None:
         """Run `work` in a fork, and answer with what it writes to its descriptor, or with the number of its OSError."""
@@ -217,26 +212,26 @@ class SandboxServer(ABC):
 
         programs.others[pid] = ended
 
-    def _read(self, number: int, name: str, most: int, programs: Programs, settings: SandboxSettings) -> None:
+    def _read(self, number: int, name: str, most: int, programs: Programs) -> None:
         def work(out: int) -> None:
-            act_as_owner(settings)
+            act_as_owner(programs.settings)
             with open(out, "wb") as found:
-                found.write(read_file(settings.workdir, name, most))
+                found.write(read_file(programs.settings.workdir, name, most))
 
         self._apart(number, programs, work)
 
-    def _write(self, number: int, name: str, content: bytes, programs: Programs, settings: SandboxSettings) -> None:
+    def _write(self, number: int, name: str, content: bytes, programs: Programs) -> None:
         def work(out: int) -> None:
-            act_as_owner(settings)
-            replace_file(settings.workdir, name, content)
+            act_as_owner(programs.settings)
+            replace_file(programs.settings.workdir, name, content)
 
         self._apart(number, programs, work)
 
-    def _compare(self, number: int, programs: Programs, settings: SandboxSettings) -> None:
+    def _compare(self, number: int, programs: Programs) -> None:
         """Compare the files with pid 1's rights, since programs may have removed their own. This only reads, and follows no link."""
 
         def work(out: int) -> None:
-            base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
+            base, now, own = (os.open(path, DIRECTORY) for path in (BASE, programs.settings.workdir, f"{OWN}/up"))
             write_changes(out, base, now, [own])
 
         self._apart(number, programs, work)
