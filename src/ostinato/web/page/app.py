@@ -313,7 +313,7 @@ class Pages:
         self._templates = Templates(self._files)
         self._live = Live(clock)
         self._admission = PageAdmission(clock)
-        self._visitors: Visitors | None = None
+        self._visitors: Visitors  # known with the routes
 
     def close(self) -> None:
         """End all viewers' streams. Pages are still answered."""
@@ -343,9 +343,9 @@ class Pages:
             ("/playground", "playground"),
         ]
         acts: list[tuple[str, str, Handler]] = [
-            ("/releases/{root}/ship", "ship", self._ship),
-            ("/releases/{root}/approve", "approve", self._approve),
-            ("/releases/{root}/refuse", "refuse", self._refuse),
+            ("/releases/{root}/ship", "ship", self._decider(self._acts.ship, "Shipped")),
+            ("/releases/{root}/approve", "approve", self._decider(self._acts.approve, "Approved")),
+            ("/releases/{root}/refuse", "refuse", self._decider(self._acts.refuse, "Refused")),
             ("/rollback", "roll back", self._roll_back),
             ("/monitors/{name:path}/accept", "accept alarm", self._accept),
             ("/playground", "ask in the playground", self._ask),
@@ -428,13 +428,11 @@ class Pages:
 
     def _record_nobody(self, request: Request, reply: Response) -> None:
         """Record a request without a visitor only if it has a wrong key: anybody could repeat another without end."""
-        assert self._visitors is not None
         key = self._visitors.wrong_key(dict(request.scope["headers"]))
         if key is not None:
             self._record_wrong_key(request, reply, fingerprint(key))
 
     def _visitor(self, request: Request) -> Visitor | None:
-        assert self._visitors is not None
         return self._visitors.visitor(dict(request.scope["headers"]))
 
     async def _guarded(
@@ -452,7 +450,7 @@ class Pages:
             return await self._failed(told, visitor)
 
     async def _failed(self, error: OstinatoError, visitor: Visitor | None) -> Response:
-        frame: Mapping[str, Any] = {"visitor": visitor, "run": None, "tabs": (), "state": None}
+        frame = _frame(visitor)
         if visitor is not None:
             try:
                 frame = await self._views.frame(visitor)
@@ -511,17 +509,12 @@ class Pages:
 
     # ------------------------------------------------------------ an operator's actions
 
-    async def _ship(self, request: Request, visitor: Visitor) -> Response:
-        said = await self._acts.ship(root(request.path_params["root"]), *_decision(await form(request)))
-        return await self._told(visitor, "Shipped", said)
+    def _decider(self, act: Callable[[str, str, str, str], Awaitable[str]], title: str) -> Handler:
+        async def decide(request: Request, visitor: Visitor) -> Response:
+            said = await act(root(request.path_params["root"]), *_decision(await form(request)))
+            return await self._told(visitor, title, said)
 
-    async def _approve(self, request: Request, visitor: Visitor) -> Response:
-        said = await self._acts.approve(root(request.path_params["root"]), *_decision(await form(request)))
-        return await self._told(visitor, "Approved", said)
-
-    async def _refuse(self, request: Request, visitor: Visitor) -> Response:
-        said = await self._acts.refuse(root(request.path_params["root"]), *_decision(await form(request)))
-        return await self._told(visitor, "Refused", said)
+        return decide
 
     async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
         said = await self._acts.roll_back(*_decision(await form(request)))
@@ -556,19 +549,17 @@ class Pages:
     # ------------------------------------------------------------ keys
 
     async def _sign_in_form(self, request: Request) -> Response:
-        facts = {"visitor": self._visitor(request), "run": None, "tabs": (), "state": None, "tab": "", "wrong": False}
-        facts["back"] = own_path(request.headers.get("referer", ""), request.url.netloc)
+        back = own_path(request.headers.get("referer", ""), request.url.netloc)
+        facts = {**_frame(self._visitor(request)), "tab": "", "wrong": False, "back": back}
         return self._html("sign_in.html", facts)
 
     async def _sign_in(self, request: Request) -> Response:
-        assert self._visitors is not None
         check_form(request.headers)
         fields = await form(request)
         cookie = self._visitors.cookie(words(fields, "key"))
         back = own_path(words(fields, "back"))
         if cookie is None:
-            facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True, "back": back}
-            refused = self._html("sign_in.html", facts, 401)
+            refused = self._html("sign_in.html", {**_frame(None), "tab": "", "wrong": True, "back": back}, 401)
             self._record_wrong_key(request, refused)
             return refused
         reply = RedirectResponse(back, 303, headers=dict(HEADERS))
@@ -580,7 +571,6 @@ class Pages:
         return reply
 
     async def _sign_out(self, request: Request) -> Response:
-        assert self._visitors is not None
         check_form(request.headers)
         self._visitors.leave(dict(request.scope["headers"]))
         reply = RedirectResponse("/", 303, headers=dict(HEADERS))
@@ -590,7 +580,6 @@ class Pages:
         return reply
 
     def _is_secure(self, request: Request) -> bool:
-        assert self._visitors is not None
         return self._visitors.secure or request.headers.get("x-forwarded-proto") == "https"
 
     def _cookie_name(self, request: Request) -> str:
@@ -618,6 +607,11 @@ def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response
     if is_known(request, tag):
         return Response(status_code=304, headers={**KEPT, "etag": tag})
     return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")
+
+
+def _frame(visitor: Visitor | None) -> Mapping[str, Any]:
+    """The frame of a page that shows nothing of the run."""
+    return {"visitor": visitor, "run": None, "tabs": (), "state": None}
 
 
 def _address(request: Request) -> str:
