@@ -26,7 +26,6 @@ from ostinato.serve.arms import Assignment, slot_of
 from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.compaction import asks_for_summary
-from ostinato.serve.calls.conversations import ConversationScope
 from ostinato.serve.consent import ConsentChoices, read_level
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Request, Writer
@@ -121,12 +120,6 @@ class Placement:
     slot: str
     assignment: Assignment
 
-    def scope(self, caller: Caller) -> ConversationScope:
-        """The conversations that may be continued."""
-        return ConversationScope(
-            tenant=caller.tenant, user=caller.user, arm=self.assignment.arm.value, episode=caller.episode
-        )
-
 
 class Senders:
     """Reads callers from headers and bodies, and finds their weights."""
@@ -171,10 +164,8 @@ class Senders:
         if slot is not None:
             return asked
         by_field = self._privacy.store_false if store is False else Consent.YES
-        named = {
-            person[1],
-            exchange.text("X-Ostinato-User") or person[1],
-        }  # both, where body and header name different users
+        # both, where body and header name different users
+        named = {person[1], exchange.text("X-Ostinato-User") or person[1]}
         chosen = [self._choices.of((person[0], user)) for user in named]
         return Consent.strictest(asked, by_field, self._privacy.at_most(person[0]), *chosen)
 

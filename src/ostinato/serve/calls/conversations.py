@@ -229,9 +229,8 @@ class PendingPrompt:
     scope: ConversationScope
     conversation: Conversation
     chain: list[bytes]
-    plain: list[
-        bytes
-    ]  # the same without its style, by which its answers are known in any form; places are those of `chain`
+    # the same without its style, by which its answers are known in any form; places are those of `chain`
+    plain: list[bytes]
     spoken: list[int]  # the indices of the assistant's messages before the last message, in descending order
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
