@@ -91,8 +91,7 @@ class ServerInfo:
         A tenant is not told of other tenants' branches.
         """
         loaded = self._parts.engine.slots()
-        keys = self._parts.keys
-        who = keys.identify(exchange.headers) if keys.knows(exchange.headers) else None
+        who = self._parts.keys.known(exchange.headers)
         slots = {
             name: {"number": policy.number, "hash": policy.hash}
             for name, policy in loaded.items()
