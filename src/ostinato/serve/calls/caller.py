@@ -125,11 +125,7 @@ class Senders:
     """Reads callers from headers and bodies, and finds their weights."""
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
-        self._engine = parts.engine
-        self._config = parts.config
-        self._privacy, self._choices = parts.privacy, choices
-        self._clock = parts.clock
-        self._users, self._arms = parts.users, parts.arms
+        self._parts, self._choices = parts, choices
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
         """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
@@ -138,7 +134,7 @@ class Senders:
         if signature is not None:
             if user == ANONYMOUS:
                 raise Unauthorized("X-Ostinato-User-Signature without a user; name the user that was signed.")
-            self._users.check(who.tenant, user, signature, self._clock())
+            self._parts.users.check(who.tenant, user, signature, self._parts.clock())
         slot = exchange.text("X-Ostinato-Slot")
         if slot is not None and not who.admin:
             raise Unauthorized("X-Ostinato-Slot needs an admin key; send it as X-Ostinato-Key or leave the header out.")
@@ -163,19 +159,19 @@ class Senders:
         asked = Consent.YES if said is None else read_level(said, "X-Ostinato-Train")
         if slot is not None:
             return asked
-        by_field = self._privacy.store_false if store is False else Consent.YES
+        by_field = self._parts.privacy.store_false if store is False else Consent.YES
         # both, where body and header name different users
         named = {person[1], exchange.text("X-Ostinato-User") or person[1]}
         chosen = [self._choices.of((person[0], user)) for user in named]
-        return Consent.strictest(asked, by_field, self._privacy.at_most(person[0]), *chosen)
+        return Consent.strictest(asked, by_field, self._parts.privacy.at_most(person[0]), *chosen)
 
     def known(self, caller: Caller) -> str:
         """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""
-        return caller.user if caller.verified or self._config.arm_users == "declared" else ANONYMOUS
+        return caller.user if caller.verified or self._parts.config.arm_users == "declared" else ANONYMOUS
 
     async def place(self, caller: Caller) -> Placement:
         """The weights for this caller; waits up to `loading_wait_s` for the first weights to load. Raises NotFound, Loading."""
-        loaded = self._engine.slots()
+        loaded = self._parts.engine.slots()
         if caller.slot is not None:
             if caller.slot not in loaded:
                 raise NotFound(
@@ -185,12 +181,12 @@ class Senders:
             return Placement(slot=caller.slot, assignment=Assignment(arm=arm, propensity=1.0))
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
-        assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
+        assignment = self._parts.arms.assign(caller.tenant, self.known(caller), loaded)
         return Placement(slot=slot_of(caller.tenant, assignment.arm), assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:
-        ends = asyncio.get_running_loop().time() + self._config.loading_wait_s
-        while Arm.LIVE not in (loaded := self._engine.slots()):
+        ends = asyncio.get_running_loop().time() + self._parts.config.loading_wait_s
+        while Arm.LIVE not in (loaded := self._parts.engine.slots()):
             if asyncio.get_running_loop().time() >= ends:
                 raise Loading("The model's weights are still being loaded; try again in a moment.")
             await asyncio.sleep(_LOOK_S)

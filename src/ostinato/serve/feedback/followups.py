@@ -290,10 +290,10 @@ class FollowUps:
     def _broken_off(self, question: PendingPrompt) -> list[_Said] | None:
         """The signals about the answer that was broken off before this message; None if there was none, or nothing was said since."""
         messages, episode = question.conversation.messages, question.scope.episode or ""
-        left_here = self._left.get(question.scope.tenant)
+        left_here = self._left.get(question.scope.tenant, {})
         # what an answer was found to has been answered since
-        for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1) if left_here else ():
-            left = left_here.get((question.plain[i], episode)) if left_here else None
+        for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1):
+            left = left_here.get((question.plain[i], episode))
             if left is None or not messages[i].text.startswith(left.asked):
                 continue
             since = [replace(messages[i], text=messages[i].text[len(left.asked) :]), *messages[i + 1 :]]
