@@ -25,7 +25,7 @@ from ostinato.web.page import charts
 from ostinato.web.page.charts import Station
 from ostinato.web.page.query_params import place, turn_query, version, words
 from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
-from ostinato.web.page.templates import DASH, ago, cells, count, prompt_text
+from ostinato.web.page.templates import DASH, ago, capital, cells, count, prompt_text
 
 Fields = Mapping[str, str]
 Shown = Mapping[str, Any]
@@ -173,7 +173,7 @@ def dials_shown(found: DialsNow) -> Shown:
     title = "Share of rated turns that were accepted, people with dials beside the holdout"
     return {
         "found": found,
-        "sentence": said[0].upper() + said[1:],
+        "sentence": capital(said),
         "cautions": cautions(found),
         "course": lines(title, said, found.curves, ()) if found.curves else "",
         "spread": charts.spread(found.spread),
@@ -183,7 +183,7 @@ def dials_shown(found: DialsNow) -> Shown:
 def compactions_shown(found: CompactionsNow) -> Shown:
     """How good summaries of people's sessions are, in words and figures."""
     said = [facts_sentence(found), rewards_sentence(found)]
-    return {"found": found, "sentences": [each[0].upper() + each[1:] for each in said]}
+    return {"found": found, "sentences": [capital(each) for each in said]}
 
 
 def releases_shown(found: ReleaseList) -> Shown:
