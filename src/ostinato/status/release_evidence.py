@@ -544,14 +544,12 @@ class EvidenceReader:
         return len(steps), turns
 
     def _users(self, number: int) -> list[str]:
-        with self._questions.open() as db:
-            sql = f"SELECT id {_OF_PEOPLE} ORDER BY seq DESC LIMIT {TURNS}"
-            return [id for (id,) in db.execute(sql, (number,))]
+        found = self._questions.rows(f"SELECT id {_OF_PEOPLE} ORDER BY seq DESC LIMIT {TURNS}", number)
+        return [id for (id,) in found]
 
     def _rated(self, number: int) -> list[tuple[str, str, float]]:
-        with self._questions.open() as db:
-            sql = f"SELECT tenant, user, value {_OF_PEOPLE} AND value IS NOT NULL ORDER BY seq DESC LIMIT {RATED}"
-            return db.execute(sql, (number,)).fetchall()
+        sql = f"SELECT tenant, user, value {_OF_PEOPLE} AND value IS NOT NULL ORDER BY seq DESC LIMIT {RATED}"
+        return self._questions.rows(sql, number)
 
     def _suite(self, mine: int, theirs: int) -> tuple[list[str], list[str]]:
         """The gate's turns of one version, and the other version's from the same look on."""
