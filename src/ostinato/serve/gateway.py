@@ -282,13 +282,7 @@ class GatewayApp(Starlette):
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
         self._choices = ConsentChoices(parts.log, self._forget)
         overheard = FollowUps(parts, self._intake, self._judge)
-        self._calls = CallHandlers(
-            parts,
-            stored=self._intake.turn,
-            unkept=self._intake.keep_no_words,
-            overheard=overheard,
-            choices=self._choices,
-        )
+        self._calls = CallHandlers(parts, self._intake, overheard, self._choices)
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )

@@ -51,6 +51,7 @@ from ostinato.serve.dialects.openai import CompletionRequest, parse_score
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.followups import FollowUps
+from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
@@ -71,26 +72,17 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log, `unkept` with a tenant and the ids of turns whose words will not be
-    stored, before they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
+    """Answers calls. `intake` is told of each turn in the log, and of turns whose words will not be stored before they are sampled;
+    `overheard` is given people's next messages; `choices` are what people allow.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        stored: Callable[[Turn], None],
-        unkept: Callable[[str, Sequence[str]], None],
-        overheard: FollowUps,
-        choices: ConsentChoices,
-    ) -> None:
+    def __init__(self, parts: Parts, intake: Intake, overheard: FollowUps, choices: ConsentChoices) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
-        self._noted = stored
+        self._intake = intake
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._senders = Senders(parts, choices)
-        self._unkept = unkept
         budget = config.session_tokens // len(tenants)
         self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
         read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
@@ -335,7 +327,7 @@ class CallHandlers:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         if call.consent is Consent.NEVER:
-            self._unkept(call.tenant, call.turn_ids())
+            self._intake.keep_no_words(call.tenant, call.turn_ids())
         try:
             if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
                 yield asked.person
@@ -656,7 +648,7 @@ class CallHandlers:
         return call, deal
 
     def _capture(self, call: Call) -> Capture:
-        return Capture(call, self._parts, self._noted)
+        return Capture(call, self._parts, self._intake.turn)
 
     def _stored_capture(self, turns: Sequence[Turn]) -> Capture:
-        return Capture(again(turns), self._parts, self._noted, stored=True)
+        return Capture(again(turns), self._parts, self._intake.turn, stored=True)
