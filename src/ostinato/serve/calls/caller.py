@@ -234,20 +234,14 @@ def steering_of(
     sampling: Sampling,
     conversation: Conversation | None,
 ) -> Steering | None:
-    """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
-    without a name or without the consent, or if the caller wants none. While a trial compares releases of which one has no basis, no
-    answer leans: the other's people would be served better for that alone. An engine that can only bias whole answers leans none that
-    may hold a call or has biases of its own. Raises BadRequest for a header that says neither.
+    """How an answer leans to its person; None if it may not (`_may_lean`), and for a demanded form and auxiliary calls. While a trial
+    compares releases of which one has no basis, no answer leans: the other's people would be served better for that alone. An engine
+    that can only bias whole answers leans none that may hold a call or has biases of its own. Raises BadRequest.
     """
-    wanted = exchange.text("X-Ostinato-Adapt")
-    if wanted not in (None, "on", "off"):
-        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
     adaptation, policy = parts.adaptation, parts.engine.slots().get(placement.slot)
-    if adaptation is None or policy is None or wanted == "off" or caller.slot is not None or caller.user == ANONYMOUS:
+    if not _may_lean(caller, placement, exchange) or adaptation is None or policy is None:
         return None
-    if sampling.grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
-        return None
-    if caller.consent not in (Consent.ADAPT, Consent.YES):
+    if sampling.grammar or purpose not in _LEANING:
         return None
     if not adaptation.fits(parts.arms.compared(parts.engine.slots())):
         return None
@@ -267,17 +261,30 @@ def style_texts(
     """
     styles, slots = parts.styles, parts.engine.slots()
     policy = None if placement is None else slots.get(placement.slot)
-    if styles is None or placement is None or policy is None or caller.slot is not None or caller.user == ANONYMOUS:
+    if styles is None or placement is None or policy is None or not _may_lean(caller, placement, exchange):
         return {}
-    if conversation.demand is not None or _has_tools(conversation) or exchange.text("X-Ostinato-Adapt") == "off":
+    if conversation.demand is not None or _has_tools(conversation):
         return {}
     purpose = Purpose.COMPACTION if conversation.summarises else purpose_of(exchange.headers, conversation)
-    arm, allowed = placement.assignment.arm, caller.consent in (Consent.ADAPT, Consent.YES)
-    if purpose not in (*_LEANING, Purpose.COMPACTION) or arm in (Arm.CONTROL, Arm.OUTSIDE) or not allowed:
+    if purpose not in (*_LEANING, Purpose.COMPACTION):
         return {}
     if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
         return {}
+    arm = placement.assignment.arm
     return styles.texts(parts.arms.styled(caller.tenant, arm, slots), shared=arm is not Arm.BRANCH)
+
+
+def _may_lean(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
+    """True for the answers to callers with a name and the consent who want it, but on a named slot, the control arm or an outside model.
+
+    Raises BadRequest for a header that says neither.
+    """
+    wanted = exchange.text("X-Ostinato-Adapt")
+    if wanted not in (None, "on", "off"):
+        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
+    named = caller.user != ANONYMOUS and caller.slot is None
+    agreed = wanted != "off" and caller.consent in (Consent.ADAPT, Consent.YES)
+    return named and agreed and placement.assignment.arm not in (Arm.CONTROL, Arm.OUTSIDE)
 
 
 def with_style(conversation: Conversation, text: str) -> Conversation:
