@@ -48,27 +48,11 @@ def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
 
 
 def _box(station: Station, x: float, y: float, width: float, height: float) -> Markup:
-    longest = int(width / 7.2)
-    return Markup(
-        '<g class="station {}"><rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>'
-        '<text class="title" x="{:g}" y="{:g}">{}</text><text class="figure" x="{:g}" y="{:g}">{}</text>'
-        '<text class="note" x="{:g}" y="{:g}">{}</text></g>'
-    ).format(
-        station.state,
-        x,
-        y,
-        width,
-        height,
-        x + 14,
-        y + 24,
-        station.name,
-        x + 14,
-        y + 52,
-        _cut(station.figure, int(width / 10.5)),
-        x + 14,
-        y + 77,
-        _cut(station.note, longest),
-    )
+    frame = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>').format(x, y, width, height)
+    title = _words("title", x + 14, y + 24, station.name)
+    figure = _words("figure", x + 14, y + 52, _cut(station.figure, int(width / 10.5)))
+    note = _words("note", x + 14, y + 77, _cut(station.note, int(width / 7.2)))
+    return Markup('<g class="station {}">{}{}{}{}</g>').format(station.state, frame, title, figure, note)
 
 
 def _arrow(here: tuple[float, float], there: tuple[float, float], width: float, height: float) -> Markup:
@@ -116,6 +100,11 @@ def _across(at: float, left: float, right: float, kind: str = "grid") -> Markup:
 def _upright(at: float, top: float, bottom: float, kind: str = "grid") -> Markup:
     """A vertical line."""
     return Markup('<line class="{0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:g}" y2="{3:g}"/>').format(kind, at, top, bottom)
+
+
+def _words(kind: str, x: float, y: float, text: str) -> Markup:
+    """Words that begin at `x`."""
+    return Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(kind, x, y, text)
 
 
 def _before(x: float, y: float, text: str) -> Markup:
@@ -177,25 +166,11 @@ def differences(
 def _difference(row: tuple[str, float, float, float, str], left: float, at: float, x: Scale) -> Markup:
     """One row, at this height."""
     label, mean, lower, upper, state = row
+    said = f"{label}: {points(mean)} pp [{points(lower)}, {points(upper)}]"
     return Markup(
-        '<g class="difference {}"><title>{}: {} pp [{}, {}]</title><text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}'
-        '</text><line x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/><circle cx="{:.1f}" cy="{:.1f}" r="4.5"/></g>'
-    ).format(
-        state,
-        label,
-        points(mean),
-        points(lower),
-        points(upper),
-        left - 10,
-        at + 4,
-        label,
-        x(100 * lower),
-        x(100 * upper),
-        at,
-        at,
-        x(100 * mean),
-        at,
-    )
+        '<g class="difference {0}"><title>{1}</title>{2}<line x1="{3:.1f}" x2="{4:.1f}" y1="{5:.1f}" y2="{5:.1f}"/>'
+        '<circle cx="{6:.1f}" cy="{5:.1f}" r="4.5"/></g>'
+    ).format(state, said, _before(left - 10, at + 4, label), x(100 * lower), x(100 * upper), at, x(100 * mean))
 
 
 def forest(lines: Sequence[ReleaseLine]) -> Markup:
@@ -358,8 +333,7 @@ def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Mar
     below = Markup('<text class="axis" x="{:g}" y="{:g}" text-anchor="middle">{}</text>').format(
         (LEFT + RIGHT) / 2, BOTTOM + 36, "effective users on the smaller side"
     )
-    above = Markup('<text class="axis" x="{:g}" y="{:g}">{}</text>').format(6, 14, "difference, pp")
-    return [*parts, below, above]
+    return [*parts, below, _words("axis", 6, 14, "difference, pp")]
 
 
 def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
