@@ -51,7 +51,7 @@ class Views:
     """
 
     def __init__(self, facts: RunFacts, worlds: RunWorlds, threads: Threads) -> None:
-        self._facts, self._threads = facts, threads
+        self._facts, self._worlds, self._threads = facts, worlds, threads
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
             "releases": self.releases,
@@ -63,7 +63,10 @@ class Views:
             "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
-            **WorldViews(worlds, threads).by_name,
+            "worlds": self.worlds,
+            "rollouts": self.rollouts,
+            "rollout": self.rollout,
+            "task": self.task,
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
@@ -135,6 +138,72 @@ class Views:
         """The playground before a question."""
         run = await self._facts.now()
         return {"arms": [arm for arm in ("live", "control") if arm in run.refs], "prompt": "", "answers": ()}
+
+    # ------------------------------------------------------------ simulated worlds
+
+    async def worlds(self, visitor: Visitor, fields: Fields) -> Shown:
+        """Tasksets, success, groups under way."""
+        found = await self._worlds.worlds(words(fields, "family"))
+        return {
+            "found": found,
+            "nothing": _nothing(found),
+            "chart": await self._threads.ask(lambda: charts.success(found.counts.curves, found.marks)),
+            "versions_of": charts.versions_of,
+            "state_of": rollout_state,
+        }
+
+    async def rollouts(self, visitor: Visitor, fields: Fields) -> Shown:
+        """Rollouts that ended, newest first."""
+        chosen = {name: words(fields, name) for name in ("task", "family", "split", "outcome", "ended")}
+        query = RolloutQuery(**chosen, before=place(fields, "before"))
+        found = await self._worlds.rollouts(query)
+        return {
+            "found": found,
+            "query": query,
+            "outcomes": OUTCOMES,
+            "endings": ENDINGS,
+            "state_of": rollout_state,
+            "older": None if found.older is None else rollouts_address(query, found.older),
+            "newest": rollouts_address(query, None),
+        }
+
+    async def rollout(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One rollout. Raises NotFound."""
+        first = place(fields, "from") or 0
+        found = await self._worlds.rollout(fields["episode"], first)
+        if found is None:
+            raise NotFound(
+                "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
+                field="episode",
+            )
+        diffs = await self._threads.ask(
+            lambda: [(each, [] if each.diff is None else diff_lines(each.diff)) for each in found.changes]
+        )
+        names = [line.episode for line in found.members]
+        at = names.index(found.line.episode) if found.line.episode in names else -1
+        return {
+            "found": found,
+            "line": found.line,
+            "state_of": rollout_state,
+            "previous": found.members[at - 1] if at > 0 else None,
+            "following": found.members[at + 1] if 0 <= at < len(names) - 1 else None,
+            "diffs": diffs,
+        }
+
+    async def task(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One task; only the operator sees its hidden part. Raises NotFound."""
+        found = await self._worlds.task(fields["id"], hidden=visitor.operator)
+        if found is None:
+            raise NotFound("Neither the taskset nor a rollout on record has that task.", field="id")
+        curve = SolvedCurve(name="solved", points=found.points)
+        return {
+            "found": found,
+            "facts": found.facts,
+            "chart": charts.success((curve,) if found.points else (), ()),
+            "versions_of": charts.versions_of,
+            "state_of": rollout_state,
+            "all": rollouts_address(RolloutQuery(task=found.id), None),
+        }
 
 
 def turn_shown(found: TurnDetail, start: int) -> Shown:
@@ -317,83 +386,6 @@ def diff_lines(diff: str) -> list[DiffLine]:
 
 OUTCOMES = ("solved", "failed", "ungraded", "cheated")
 ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
-
-
-class WorldViews:
-    """Builds the facts that the templates show, as `web.page.views.Views` does."""
-
-    def __init__(self, facts: RunWorlds, threads: Threads) -> None:
-        self._facts, self._threads = facts, threads
-        self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
-            "worlds": self.worlds,
-            "rollouts": self.rollouts,
-            "rollout": self.rollout,
-            "task": self.task,
-        }
-
-    async def worlds(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Tasksets, success, groups under way."""
-        found = await self._facts.worlds(words(fields, "family"))
-        return {
-            "found": found,
-            "nothing": _nothing(found),
-            "chart": await self._threads.ask(lambda: charts.success(found.counts.curves, found.marks)),
-            "versions_of": charts.versions_of,
-            "state_of": rollout_state,
-        }
-
-    async def rollouts(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Rollouts that ended, newest first."""
-        chosen = {name: words(fields, name) for name in ("task", "family", "split", "outcome", "ended")}
-        query = RolloutQuery(**chosen, before=place(fields, "before"))
-        found = await self._facts.rollouts(query)
-        return {
-            "found": found,
-            "query": query,
-            "outcomes": OUTCOMES,
-            "endings": ENDINGS,
-            "state_of": rollout_state,
-            "older": None if found.older is None else rollouts_address(query, found.older),
-            "newest": rollouts_address(query, None),
-        }
-
-    async def rollout(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One rollout. Raises NotFound."""
-        first = place(fields, "from") or 0
-        found = await self._facts.rollout(fields["episode"], first)
-        if found is None:
-            raise NotFound(
-                "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
-                field="episode",
-            )
-        diffs = await self._threads.ask(
-            lambda: [(each, [] if each.diff is None else diff_lines(each.diff)) for each in found.changes]
-        )
-        names = [line.episode for line in found.members]
-        at = names.index(found.line.episode) if found.line.episode in names else -1
-        return {
-            "found": found,
-            "line": found.line,
-            "state_of": rollout_state,
-            "previous": found.members[at - 1] if at > 0 else None,
-            "following": found.members[at + 1] if 0 <= at < len(names) - 1 else None,
-            "diffs": diffs,
-        }
-
-    async def task(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One task; only the operator sees its hidden part. Raises NotFound."""
-        found = await self._facts.task(fields["id"], hidden=visitor.operator)
-        if found is None:
-            raise NotFound("Neither the taskset nor a rollout on record has that task.", field="id")
-        curve = SolvedCurve(name="solved", points=found.points)
-        return {
-            "found": found,
-            "facts": found.facts,
-            "chart": charts.success((curve,) if found.points else (), ()),
-            "versions_of": charts.versions_of,
-            "state_of": rollout_state,
-            "all": rollouts_address(RolloutQuery(task=found.id), None),
-        }
 
 
 def rollout_state(line: RolloutLine) -> tuple[str, str]:
