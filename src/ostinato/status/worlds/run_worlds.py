@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ostinato.config import Config
 from ostinato.core.files import older
@@ -83,6 +83,7 @@ _NEWEST = 20
 _MOST_FAMILIES = 50
 _MOST_TASKSETS = 10
 Shipped = Callable[[], Awaitable[Sequence[LedgerEvent]]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +294,8 @@ class RunWorlds:
 
     # ------------------------------------------------------------ on a thread, one at a time
 
-    async def _ask(self, question: Callable[[], Any]) -> Any:
-        def answer() -> Any:
+    async def _ask(self, question: Callable[[], _T]) -> _T:
+        def answer() -> _T:
             with self._lock:
                 self._ended.take(self._lines.new())
                 self._under_way.look()
