@@ -343,8 +343,8 @@ class GatewayApp(Starlette):
         handlers |= {("OPTIONS", path): partial(preflight, taken, self._origins) for path, taken in methods.items()}
         return {
             where: Endpoint(
-                where[1],
-                handle,
+                route=where[1],
+                handle=handle,
                 errors=errors.get(where, openai_reply.ERRORS),
                 origins=self._origins,
                 metrics=self._parts.metrics,

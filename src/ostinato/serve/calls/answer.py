@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from ostinato.core.conversation import Piece
@@ -64,7 +64,7 @@ class StreamHeartbeat:
             beating, self._beating = self._beating, None
             await beating
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop beating, and cancel a beat that is being sent."""
         self._silent = False
         if self._timer is not None:
@@ -232,8 +232,7 @@ class Answer:
     # ------------------------------------------------------------ as a stream
 
     async def _events(self) -> None:
-        pulse = StreamHeartbeat(self._config.heartbeat_s, self._beat)
-        try:
+        with closing(StreamHeartbeat(self._config.heartbeat_s, self._beat)) as pulse:
             opened = False
             while not self._capture.complete:
                 pulse.silence()
@@ -248,18 +247,13 @@ class Answer:
                     await self._exchange.start(200, STREAM + self._headers())
                 if data:
                     await self._exchange.write(data.encode(), last=self._capture.complete)
-        finally:
-            pulse.stop()
 
     async def _beating(self) -> None:
         """Sample the whole answer while the silent stream is kept alive."""
-        pulse = StreamHeartbeat(self._config.heartbeat_s, self._beat)
-        try:
+        with closing(StreamHeartbeat(self._config.heartbeat_s, self._beat)) as pulse:
             pulse.silence()
             await self._sampled()
             await pulse.over()
-        finally:
-            pulse.stop()
 
     async def _beat(self) -> None:
         """Keep a silent stream alive: send its head, if not yet sent, and a heartbeat. While another arm of Auto may still have to answer,
