@@ -368,12 +368,12 @@ class Pages:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             if visitor is None:
-                reply = RedirectResponse("/sign-in", 303, headers=dict(HEADERS))
+                reply = RedirectResponse("/sign-in", 303, headers=HEADERS)
                 self._record_nobody(request, reply)
                 return reply
             if not visitor.sees_all and name not in OPEN_TO_TENANTS:
                 if name == "now":
-                    return RedirectResponse("/turns", 303, headers=dict(HEADERS))
+                    return RedirectResponse("/turns", 303, headers=HEADERS)
                 return await self._failed(
                     Forbidden("This page is for the operator: it shows all tenants together."), visitor
                 )
@@ -464,7 +464,7 @@ class Pages:
 
     def _html(self, template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
         body = self._templates.render(template, facts)
-        return Response(body, status, dict(HEADERS), media_type="text/html")
+        return Response(body, status, HEADERS, media_type="text/html")
 
     # ------------------------------------------------------------ pages
 
@@ -476,7 +476,7 @@ class Pages:
                 facts |= {"tab": name, "events": _events_of(name, request)}
                 body = await self._threads.ask(lambda: self._templates.render(f"{name}.html", facts).encode())
             if name not in KEPT_PAGES:
-                return Response(body, 200, dict(HEADERS), media_type="text/html")
+                return Response(body, 200, HEADERS, media_type="text/html")
             return _unless_known(request, body, facts["run"])
 
         return show
@@ -562,7 +562,7 @@ class Pages:
             refused = self._html("sign_in.html", {**_frame(None), "tab": "", "wrong": True, "back": back}, 401)
             self._record_wrong_key(request, refused)
             return refused
-        reply = RedirectResponse(back, 303, headers=dict(HEADERS))
+        reply = RedirectResponse(back, 303, headers=HEADERS)
         visitor = self._visitors.visitor({b"x-ostinato-key": words(fields, "key").encode()})
         if visitor is not None:
             self._record(request, "sign in", reply, visitor)
@@ -573,7 +573,7 @@ class Pages:
     async def _sign_out(self, request: Request) -> Response:
         check_form(request.headers)
         self._visitors.leave(dict(request.scope["headers"]))
-        reply = RedirectResponse("/", 303, headers=dict(HEADERS))
+        reply = RedirectResponse("/", 303, headers=HEADERS)
         secure = self._is_secure(request)
         for name in {COOKIE, self._cookie_name(request)}:  # the first may be left from before the proxy spoke HTTPS
             reply.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
