@@ -365,39 +365,33 @@ class Answer:
         return told
 
     def _headers(self) -> Headers:
-        call = self._capture.call
+        call, policy = self._capture.call, self._policy
+        told: dict[bytes, str | None] = {
+            b"x-ostinato-purpose": None if call.purpose is Purpose.TASK else call.purpose.value,
+            b"x-ostinato-train": None if call.consent is Consent.YES else call.consent.value,
+            b"x-ostinato-sampling": call.overridden or None,
+            b"x-ostinato-adapted": None if call.steering is None else self._adapted(call.steering.basis.hash),
+            b"x-ostinato-style": None if call.style is None else call.style.arm.partition("@")[0],
+            b"x-ostinato-auto": None if call.auto is None else call.auto.arm,
+            b"x-ostinato-policy": None if policy is None else str(policy.number),
+            b"x-ostinato-weights": None if policy is None else policy.hash,
+            b"x-ostinato-numerics": call.numerics or None,
+        }
         id = call.id.encode()
-        headers = [
+        return [
             (b"request-id", id),  # Anthropic's and OpenAI's clients keep it, and agents report it in their telemetry
             (b"x-request-id", id),
             (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
+            *((name, value.encode()) for name, value in told.items() if value is not None),
         ]
-        if call.purpose is not Purpose.TASK:
-            headers.append((b"x-ostinato-purpose", call.purpose.value.encode()))
-        if call.consent is not Consent.YES:
-            headers.append((b"x-ostinato-train", call.consent.value.encode()))
-        if call.overridden:
-            headers.append((b"x-ostinato-sampling", call.overridden.encode()))
-        if call.steering is not None:
-            headers.append((b"x-ostinato-adapted", self._adapted(call.steering.basis.hash)))
-        if call.style is not None:
-            headers.append((b"x-ostinato-style", call.style.arm.partition("@")[0].encode()))
-        if call.auto is not None:
-            headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
-        if self._policy is not None:
-            headers.append((b"x-ostinato-policy", str(self._policy.number).encode()))
-            headers.append((b"x-ostinato-weights", self._policy.hash.encode()))
-        if call.numerics:
-            headers.append((b"x-ostinato-numerics", call.numerics.encode()))
-        return headers
 
-    def _adapted(self, basis: str) -> bytes:
+    def _adapted(self, basis: str) -> str:
         """The basis, and, once the answer is complete, the KL divergence of each choice in nats."""
         told = [choice.steered for choice in self._capture.choices]
         spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in told)
-        return (f"{basis}; kl={spent}" if self._capture.complete else basis).encode()
+        return f"{basis}; kl={spent}" if self._capture.complete else basis
 
 
 # ---------------------------------------------------------------- delivered answers
