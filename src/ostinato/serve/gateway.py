@@ -281,8 +281,8 @@ class GatewayApp(Starlette):
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
         self._choices = ConsentChoices(parts.log, self._forget)
-        overheard = FollowUps(parts, self._intake, self._judge)
-        self._calls = CallHandlers(parts, self._intake, overheard, self._choices)
+        follow_ups = FollowUps(parts, self._intake, self._judge)
+        self._calls = CallHandlers(parts, self._intake, follow_ups, self._choices)
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )

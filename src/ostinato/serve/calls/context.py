@@ -175,7 +175,7 @@ class Prompts:
         context: most tokens of prompt and answer together.
         sessions: the conversations of each tenant.
         previous: the answers of each tenant that calls may name.
-        overheard: is given people's next messages.
+        follow_ups: is given people's next messages.
 
     Example: ``question = await prompts.ask(asked)``, whose ids are ``question.prompt.ids``
     """
@@ -186,11 +186,11 @@ class Prompts:
         context: int,
         sessions: Mapping[str, Sessions],
         previous: Mapping[str, ResponseStore],
-        overheard: FollowUps,
+        follow_ups: FollowUps,
     ) -> None:
         self._parts = parts
         self._context = context
-        self._sessions, self._previous, self._overheard = sessions, previous, overheard
+        self._sessions, self._previous, self._follow_ups = sessions, previous, follow_ups
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
 
@@ -250,7 +250,7 @@ class Prompts:
         if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
             return asks
         if not ours:
-            self._overheard.note(tenant, question, purpose)
+            self._follow_ups.note(tenant, question, purpose)
         return self._remembering(tenant, request, question, asks, conversation.block if ours else None)
 
     async def _rendered(
@@ -306,8 +306,8 @@ class Prompts:
         return replace(
             found,
             remember=remember,
-            answered=partial(self._overheard.answered, question) if self._overheard.on else None,
-            left=partial(self._overheard.left, question) if self._overheard.on else None,
+            answered=partial(self._follow_ups.answered, question) if self._follow_ups.on else None,
+            left=partial(self._follow_ups.left, question) if self._follow_ups.on else None,
         )
 
     async def _styled(

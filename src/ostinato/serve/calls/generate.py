@@ -55,7 +55,7 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.reader import LONG_CHARS, Counted, LongRenderer, crowded
+from ostinato.serve.reader import LONG_CHARS, LongRenderer, PromptLength, crowded
 from ostinato.serve.reader_child import ITEMS, read_body
 from ostinato.serve.scrub import unmasked
 from ostinato.serve.wire.exchange import Exchange, Headers
@@ -73,10 +73,10 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 class CallHandlers:
     """Answers calls. `intake` is told of each turn in the log, and of turns whose words will not be stored before they are sampled;
-    `overheard` is given people's next messages; `choices` are what people allow.
+    `follow_ups` is given people's next messages; `choices` are what people allow.
     """
 
-    def __init__(self, parts: Parts, intake: Intake, overheard: FollowUps, choices: ConsentChoices) -> None:
+    def __init__(self, parts: Parts, intake: Intake, follow_ups: FollowUps, choices: ConsentChoices) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
         self._intake = intake
@@ -90,8 +90,8 @@ class CallHandlers:
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
-        self._overheard = overheard
-        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, overheard)
+        self._follow_ups = follow_ups
+        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, follow_ups)
         self._thread = parts.thread
         self._repeats = IdempotencyKeys(parts.log, remembered=config.repeat_keys // len(tenants))
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
@@ -110,7 +110,7 @@ class CallHandlers:
             self._sessions[row.tenant].forget(row)
             self._previous[row.tenant].forget(row)
             self._items[row.tenant].clear()
-        self._overheard.forget(row)
+        self._follow_ups.forget(row)
 
     async def close(self) -> None:
         """Finish writes, waiting for them no longer than a caller would."""
@@ -119,7 +119,7 @@ class CallHandlers:
             async with asyncio.timeout(longest_s):
                 await self._parts.writes.drain()
                 await self._deliveries.close()
-                await self._overheard.close()
+                await self._follow_ups.close()
         except TimeoutError:
             _LOG.error("The log did not confirm the last writes within %g s; they may or may not be stored.", longest_s)
         self._prompts.compiling.close()
@@ -235,7 +235,7 @@ class CallHandlers:
 
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
-    async def _counted(self, tenant: str, data: bytes) -> Counted | None:
+    async def _counted(self, tenant: str, data: bytes) -> PromptLength | None:
         """The length of a long prompt that another process counts whole; None if it must be read here."""
         reader = self._parts.reader
         if reader is None or self._masks is not None or len(data) < LONG_CHARS:

@@ -65,7 +65,7 @@ _LABELS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class TelemetrySignals:
     """The signals of a batch without duplicates, and the number of events of a known kind about our turns that were not understood.
 
     Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
@@ -91,15 +91,15 @@ _Reader = Callable[[Attributes], Sequence[_Said]]
 _Told = TypeVar("_Told", Event, TraceSpan)
 
 
-def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Heard:
+def read_events(events: Iterable[Event], *, tenant: str, now: float) -> TelemetrySignals:
     """The signals of log records. `now` is their arrival time, and stands in for the event time if a record has none."""
     batch = _Batch(tenant, now)
     for event in events:
         batch.take_event(event)
-    return batch.reading()
+    return batch.result()
 
 
-def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard:
+def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> TelemetrySignals:
     """The signals of spans and of their events; arguments as for `read_events`."""
     batch = _Batch(tenant, now)
     for span in spans:
@@ -107,7 +107,7 @@ def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard
         for event in span.events:
             if event.name == _EVALUATION:
                 batch.take(event, _turn(event.attributes) or _turn(span.attributes), _evaluation)
-    return batch.reading()
+    return batch.result()
 
 
 class _Batch:
@@ -134,8 +134,8 @@ class _Batch:
             signal = self._signal(event, turn, each)
             self._signals[signal.id] = signal
 
-    def reading(self) -> Heard:
-        return Heard(signals=list(self._signals.values()), unclear=self._unclear)
+    def result(self) -> TelemetrySignals:
+        return TelemetrySignals(signals=list(self._signals.values()), unclear=self._unclear)
 
     def _signal(self, event: Event | TraceSpan, turn: str, said: _Said) -> Signal:
         return Signal(
@@ -306,7 +306,7 @@ class Telemetry:
         exchange: Exchange,
         read: Callable[..., list[_Told]],
         size: Callable[[list[_Told]], int],
-        understand: Callable[..., Heard],
+        understand: Callable[..., TelemetrySignals],
         answer: Any,
         rejected: str,
     ) -> None:
@@ -339,7 +339,7 @@ def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
         ) from None
 
 
-def _answer(heard: Heard, encoding: Encoding, answer: Any, rejected: str) -> bytes:
+def _answer(heard: TelemetrySignals, encoding: Encoding, answer: Any, rejected: str) -> bytes:
     if heard.unclear:
         why = f"{heard.unclear} records of a known kind lack a decision, a result, or a name and finite score."
         answer.partial_success.error_message = why

@@ -291,6 +291,7 @@ class PageAdmission:
 
 COOKIE, SECURE_COOKIE = "ostinato", "__Host-ostinato"
 _LONGEST_PROMPT = 8_000
+Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Visitor], Awaitable[Response]]
 
 
@@ -352,19 +353,19 @@ class Pages:
             ("/playground/feedback", "rate in the playground", self._rate),
         ]
         return [
-            *(Route(path, self._seen(self._shower(name), name), methods=["GET"]) for path, name in shown),
-            *(Route(path, self._done(act, name), methods=["POST"]) for path, name, act in acts),
-            Route("/events", self._seen(self._events, "turns"), methods=["GET"]),
-            Route("/sign-in", self._by_anybody(self._sign_in_form), methods=["GET"]),
-            Route("/sign-in", self._by_anybody(self._sign_in), methods=["POST"]),
-            Route("/sign-out", self._by_anybody(self._sign_out), methods=["POST"]),
+            *(Route(path, self._for_visitors(self._shown(name), name), methods=["GET"]) for path, name in shown),
+            *(Route(path, self._for_operators(act, name), methods=["POST"]) for path, name, act in acts),
+            Route("/events", self._for_visitors(self._events, "turns"), methods=["GET"]),
+            Route("/sign-in", self._for_anybody(self._sign_in_form), methods=["GET"]),
+            Route("/sign-in", self._for_anybody(self._sign_in), methods=["POST"]),
+            Route("/sign-out", self._for_anybody(self._sign_out), methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
-            _Elsewhere("/{path:path}", self._seen(self._nothing, "turns"), methods=["GET"]),
+            _Elsewhere("/{path:path}", self._for_visitors(self._nothing, "turns"), methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ access
 
-    def _seen(self, handle: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
+    def _for_visitors(self, handle: Handler, name: str) -> Endpoint:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             if visitor is None:
@@ -381,13 +382,13 @@ class Pages:
 
         return answer
 
-    def _by_anybody(self, handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _for_anybody(self, handle: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
             return await self._guarded(lambda: handle(request), request, self._visitor(request))
 
         return answer
 
-    def _done(self, act: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
+    def _for_operators(self, act: Handler, name: str) -> Endpoint:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             reply = await admitted(request, visitor)
@@ -468,7 +469,7 @@ class Pages:
 
     # ------------------------------------------------------------ pages
 
-    def _shower(self, name: str) -> Handler:
+    def _shown(self, name: str) -> Handler:
         async def show(request: Request, visitor: Visitor) -> Response:
             fields = _fields(request)
             async with self._admission.page(visitor):
