@@ -470,12 +470,14 @@ class Pages:
     # ------------------------------------------------------------ pages
 
     def _shown(self, name: str) -> Handler:
+        template = "page.html" if name in PLAIN_PAGES else f"{name}.html"
+
         async def show(request: Request, visitor: Visitor) -> Response:
             fields = _fields(request)
             async with self._admission.page(visitor):
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
                 facts |= {"tab": name, "events": _events_of(name, request)}
-                body = await self._threads.ask(lambda: self._templates.render(f"{name}.html", facts).encode())
+                body = await self._threads.ask(lambda: self._templates.render(template, facts).encode())
             if name not in KEPT_PAGES:
                 return Response(body, 200, HEADERS, media_type="text/html")
             return _unless_known(request, body, facts["run"])
@@ -492,11 +494,9 @@ class Pages:
         async def parts() -> Mapping[str, str]:
             async with self._admission.stream(visitor):
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
-                names = (
-                    {"part": f"_{name}.html"}
-                    if facts["run"] is None
-                    else {"strip": "_strip.html", "part": f"_{name}.html"}
-                )
+                names = {"strip": "_strip.html", "part": f"_{name}.html"}
+                if facts["run"] is None:
+                    del names["strip"]
                 facts["tab"] = name
                 return await self._threads.ask(
                     lambda: {part: self._templates.render(template, facts) for part, template in names.items()}
@@ -595,9 +595,11 @@ class _Elsewhere(Route):
         return super().matches(scope) if b"text/html" in accepted else (Match.NONE, {})
 
 
-KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights", "worlds"})
+PLAIN_PAGES = frozenset({"now", "releases", "learning", "monitors", "weights", "worlds"})
+"""Pages of a heading and one part, which is also what their events bring."""
+LIVE_PAGES = PLAIN_PAGES | {"turns"}
+KEPT_PAGES = PLAIN_PAGES | {"release"}
 """Pages that a browser may cache, because they show no user's words."""
-LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights", "worlds"})
 
 
 def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response:
