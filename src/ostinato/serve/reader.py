@@ -93,9 +93,9 @@ class RequestReader:
     """The helper as the gateway sees it. Its methods block: call them on the thread of long requests. Thread-safe.
 
     The first long request starts the helper. They return None for what must be read here: what is short, and everything while the helper
-    starts or cannot be started. They raise
-    TooLarge if the request took more time or memory than one may, and Unavailable if the helper was killed while it read. `failures` counts
-    how often it failed, `answers` how often it answered; `trouble` says why it failed last, "" since it has answered again.
+    starts or cannot be started. They raise TooLarge if the request took more time or memory than one may, and Unavailable if the helper
+    was killed while it read. `failures` counts how often it failed, `answers` how often it answered; `trouble` says why it failed last, ""
+    since it has answered again.
 
     Args:
         model: the model's directory.

@@ -53,11 +53,10 @@ class RunNow:
 
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
     the arms beside live. `pace` is turns a second over the last minute, `step` the newest step. `batch` is how many turns a step takes,
-    at least if it takes `every` turn that is ready.
-    `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
-    what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
-    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session. `branches`: tenants' own that are
-    trained. `styles`: those that people were dealt.
+    at least if it takes `every` turn that is ready. `last` is the newest release or rollback. `rated_since` is when the oldest turn behind
+    `arms` was served. `releasing` are sentences on what waits for approval, and on how many releases the traffic can carry. `warnings` say
+    what the configuration leaves unguarded. `dials`: None if nobody has any; `compactions`: None before the first summary of a person's
+    session. `branches`: tenants' own that are trained. `styles`: those that people were dealt.
     """
 
     at: float
