@@ -325,9 +325,11 @@ class Sessions:
             question.cleared = next(known, None)
         for i in spoken if self._entries else ():
             entry = self._find(chain[i + 1], scope.episode)
-            if entry is not None and question.entry is None:
+            if entry is None:
+                continue
+            if question.entry is None:
                 question.known, question.entry = i + 1, entry
-            if entry is not None and (not scope.shared or _made_by(conversation.messages[i], entry.turn)):
+            if not scope.shared or _made_by(conversation.messages[i], entry.turn):
                 return question
         if scope.shared:
             question.known, question.entry = 0, None
