@@ -134,13 +134,17 @@ class Keyring:
         """True for an operator's key."""
         return self._digest(key) in self._admins
 
-    def knows(self, headers: Mapping[bytes, bytes]) -> bool:
-        """True if `identify` would name the sender of a request with these headers."""
+    def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """As `identify`; None for a sender who is not let in."""
         try:
-            self.identify(headers)
+            return self.identify(headers)
         except Unauthorized:
-            return False
-        return True
+            return None
+
+    def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The key in these headers if it belongs to nobody; None if there is none, or it is right."""
+        given = presented(headers)
+        return given[0] if given and self.known(headers) is None else None
 
     def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
         """True if these headers hold the key for the metrics."""
@@ -401,23 +405,20 @@ class KeyAudit:
             self._choice(scope, headers)
 
     def _wrong(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        given = presented(headers)
-        if given and not self._keys.knows(headers):
+        key = self._keys.wrong_key(headers)
+        if key is not None:
             self._audit(
                 "wrong key",
                 result="refused",
-                key=fingerprint(given[0]),
+                key=fingerprint(key),
                 address=address_of(scope),
                 stranger=True,
                 path=str(scope["path"])[:200],
             )
 
     def _choice(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        try:
-            who = self._keys.identify(headers)
-        except Unauthorized:  # revoked while the answer was made
-            return
-        if not who.admin:
+        who = self._keys.known(headers)
+        if who is None or not who.admin:  # None: revoked while the answer was made
             return
         key = next((fingerprint(each) for each in presented(headers) if self._keys.is_admin(each)), "")
         slot, now = headers[_SLOT].decode("latin-1")[:100], self._clock()

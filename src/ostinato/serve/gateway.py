@@ -91,8 +91,7 @@ class ServerInfo:
         A tenant is not told of other tenants' branches.
         """
         loaded = self._parts.engine.slots()
-        keys = self._parts.keys
-        who = keys.identify(exchange.headers) if keys.knows(exchange.headers) else None
+        who = self._parts.keys.known(exchange.headers)
         slots = {
             name: {"number": policy.number, "hash": policy.hash}
             for name, policy in loaded.items()
@@ -282,14 +281,8 @@ class GatewayApp(Starlette):
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
         self._choices = ConsentChoices(parts.log, self._forget)
-        overheard = FollowUps(parts, self._intake, self._judge)
-        self._calls = CallHandlers(
-            parts,
-            stored=self._intake.turn,
-            unkept=self._intake.keep_no_words,
-            overheard=overheard,
-            choices=self._choices,
-        )
+        follow_ups = FollowUps(parts, self._intake, self._judge)
+        self._calls = CallHandlers(parts, self._intake, follow_ups, self._choices)
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )
@@ -350,8 +343,8 @@ class GatewayApp(Starlette):
         handlers |= {("OPTIONS", path): partial(preflight, taken, self._origins) for path, taken in methods.items()}
         return {
             where: Endpoint(
-                where[1],
-                handle,
+                route=where[1],
+                handle=handle,
                 errors=errors.get(where, openai_reply.ERRORS),
                 origins=self._origins,
                 metrics=self._parts.metrics,

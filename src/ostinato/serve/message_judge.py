@@ -28,7 +28,7 @@ _MINUTE_S = 60.0
 _FAILURES, _REST_S, _LONGEST_REST_S = 5, 15.0, 600.0
 
 
-class Ruled(NamedTuple):
+class LabelledMessage(NamedTuple):
     """A message and the rules' label for it."""
 
     case: Case
@@ -37,7 +37,7 @@ class Ruled(NamedTuple):
 
 class _Waiting(NamedTuple):
     tenant: str
-    ruled: Ruled
+    labelled: LabelledMessage
     tell: Callable[[NextMessage], None]
 
 
@@ -52,7 +52,7 @@ class Judge:
     Raises:
         BadConfig: the key's variable is not set.
 
-    Example: ``judge.ask("acme", "next-3f", Ruled(case, NextMessage.GOES_ON), tell)``
+    Example: ``judge.ask("acme", "next-3f", LabelledMessage(case, NextMessage.GOES_ON), tell)``
     """
 
     def __init__(self, config: JudgeConfig, metrics: Metrics, *, keys: Mapping[str, str] | None = None) -> None:
@@ -95,13 +95,13 @@ class Judge:
         await asyncio.gather(*self._open, return_exceptions=True)
         await self._model.close()
 
-    def ask(self, tenant: str, id: str, ruled: Ruled, tell: Callable[[NextMessage], None]) -> None:
+    def ask(self, tenant: str, id: str, labelled: LabelledMessage, tell: Callable[[NextMessage], None]) -> None:
         """Queue a message if it is in the judged share; `tell` gets its label, and is not called if there is none. Does not wait.
 
         Args:
             tenant: the message's tenant.
             id: identifies the message; decides whether it is judged, and each id is judged at most once.
-            ruled: the message and the rules' label.
+            labelled: the message and the rules' label.
             tell: called with the judge's label, in the event loop.
         """
         if not self._hears(tenant, id):
@@ -113,7 +113,7 @@ class Judge:
         if self._closed or self._waiting.count(tenant) >= max(1, _WAITING // (1 + len(self._others(tenant, now)))):
             self._metrics.not_judged(tenant, "closed" if self._closed else "full")
             return
-        self._waiting.put(tenant, _Waiting(tenant, ruled, tell))
+        self._waiting.put(tenant, _Waiting(tenant, labelled, tell))
         self._go_on()
 
     def _hears(self, tenant: str, id: str) -> bool:
@@ -151,7 +151,7 @@ class Judge:
             if word is None:
                 self._metrics.not_judged(each.tenant, "no_label")
                 return
-            self._metrics.judged(each.tenant, each.ruled.kind.value, word.value)
+            self._metrics.judged(each.tenant, each.labelled.kind.value, word.value)
             each.tell(word)
 
     def _has_room(self, tenant: str, now: float) -> bool:
@@ -172,7 +172,7 @@ class Judge:
         """The judge's answer. Raises OutsideFailed."""
         config, text = self._config, ""
         query = OutsideQuery(
-            conversation=question(each.ruled.case, schema_sent=config.schema_sent),
+            conversation=question(each.labelled.case, schema_sent=config.schema_sent),
             sampling=Sampling(max_tokens=config.max_tokens, temperature=config.temperature),
             n=1,
         )

@@ -31,9 +31,7 @@ class Metrics:
     def __init__(self, engine: Engine | None = None) -> None:
         self.registry = registry = CollectorRegistry()
         self._names: defaultdict[str, set[str]] = defaultdict(set)
-        self._requests = _Labelled(
-            Counter("ostinato_requests", "HTTP requests by route and status.", ["route", "status"], registry=registry)
-        )
+        self._requests = _Labelled("requests", "HTTP requests by route and status.", registry, "route", "status")
         self._inflight = Gauge("ostinato_inflight", "Model calls being served.", registry=registry)
         self._giving_way = Gauge(
             "ostinato_calls_giving_way", "Calls of worlds and of the gate that wait for people.", registry=registry
@@ -64,9 +62,7 @@ class Metrics:
         self._no_words = _tenants("judge_no_words", "Messages without a word of the judge.", registry, "reason")
         self._judge_tokens = _tenants("judge_tokens", "Tokens that the judge counted.", registry, "of")
         self._judge_cost = _tenants("judge_cost", "Money that its tokens cost, in the configured currency.", registry)
-        self._foreign = _Labelled(
-            Counter("ostinato_feedback_foreign", "Events about another tenant's turn.", ["sender"], registry=registry)
-        )
+        self._foreign = _Labelled("feedback_foreign", "Events about another tenant's turn.", registry, "sender")
         self._store_errors = Counter(
             "ostinato_store_errors", "Writes that the log refused or did not confirm in time.", registry=registry
         )
@@ -155,8 +151,8 @@ class Metrics:
 class _Labelled:
     """A counter that caches its children, because looking up a child by labels costs more than counting."""
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
+    def __init__(self, name: str, description: str, registry: CollectorRegistry, *labels: str) -> None:
+        self._counter = Counter(f"ostinato_{name}", description, labels, registry=registry)
         self._children: dict[tuple[str, ...], Counter] = {}
 
     def inc(self, *labels: str, by: float = 1) -> None:
@@ -167,7 +163,7 @@ class _Labelled:
 
 
 def _tenants(name: str, description: str, registry: CollectorRegistry, *labels: str) -> _Labelled:
-    return _Labelled(Counter(f"ostinato_{name}", description, ["tenant", *labels], registry=registry))
+    return _Labelled(name, description, registry, "tenant", *labels)
 
 
 class _OneTenant(CollectorRegistry):

@@ -73,7 +73,7 @@ _SAID, _FOUND = msgspec.json.Decoder(ReaderAnswer), msgspec.json.Decoder(list[Fo
 _SIGNALS = msgspec.json.Decoder(list[Signal])
 
 
-class Counted(NamedTuple):
+class PromptLength(NamedTuple):
     """The length of a prompt to be counted, in characters and in tokens; 0 tokens if it has too many characters."""
 
     chars: int
@@ -93,9 +93,9 @@ class RequestReader:
     """The helper as the gateway sees it. Its methods block: call them on the thread of long requests. Thread-safe.
 
     The first long request starts the helper. They return None for what must be read here: what is short, and everything while the helper
-    starts or cannot be started. They raise
-    TooLarge if the request took more time or memory than one may, and Unavailable if the helper was killed while it read. `failures` counts
-    how often it failed, `answers` how often it answered; `trouble` says why it failed last, "" since it has answered again.
+    starts or cannot be started. They raise TooLarge if the request took more time or memory than one may, and Unavailable if the helper
+    was killed while it read. `failures` counts how often it failed, `answers` how often it answered; `trouble` says why it failed last, ""
+    since it has answered again.
 
     Args:
         model: the model's directory.
@@ -164,12 +164,12 @@ class RequestReader:
         found = self._asked(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
         return items if found is None else _Ahead(items, _FOUND.decode(found[1]))
 
-    def count(self, data: bytes, most: int) -> Counted | None:
+    def count(self, data: bytes, most: int) -> PromptLength | None:
         """The length of a prompt to be counted, which has at most `most` characters. Raises BadRequest, TooLarge, Unavailable."""
         if len(data) < LONG_CHARS:
             return None
         found = self._asked(ReaderJob(name="count", most=most, limits=self._limits), data)
-        return None if found is None else Counted(found[0].chars, found[0].number)
+        return None if found is None else PromptLength(found[0].chars, found[0].number)
 
     def chat(self, conversation: Conversation) -> list[int] | None:
         """The ids of a long conversation (`Renderer.chat`). Raises BadRequest, Unavailable."""

@@ -158,16 +158,8 @@ def _count(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswe
     return ReaderAnswer(chars=chars, number=len(renderer.chat(request.conversation)) if chars <= job.most else 0), b""
 
 
-def _chat(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    return ReaderAnswer(), array("i", renderer.chat(_CONVERSATION.decode(body))).tobytes()
-
-
-def _follow(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    return ReaderAnswer(), array("i", renderer.follow_up(_CONVERSATION.decode(body), job.known)).tobytes()
-
-
-def _encode(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    return ReaderAnswer(), array("i", renderer.encode(body.decode())).tobytes()
+def _ids(ids: list[int]) -> tuple[ReaderAnswer, bytes]:
+    return ReaderAnswer(), array("i", ids).tobytes()
 
 
 def _feedback(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
@@ -184,9 +176,9 @@ def _feedback(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAn
 _WORK: dict[str, Callable[[ReaderJob, bytes, Renderer], tuple[ReaderAnswer, bytes]]] = {
     "read": _read,
     "count": _count,
-    "chat": _chat,
-    "follow": _follow,
-    "encode": _encode,
+    "chat": lambda job, body, renderer: _ids(renderer.chat(_CONVERSATION.decode(body))),
+    "follow": lambda job, body, renderer: _ids(renderer.follow_up(_CONVERSATION.decode(body), job.known)),
+    "encode": lambda job, body, renderer: _ids(renderer.encode(body.decode())),
     "feedback": _feedback,
 }
 

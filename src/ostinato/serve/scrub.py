@@ -11,11 +11,11 @@ import json
 from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import re2
 
-from ostinato.core.conversation import Conversation, Message, Piece, Tool
+from ostinato.core.conversation import Conversation, Demand, Message, Piece, Tool, ToolCall
 from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.serve.config import PrivacyConfig
@@ -28,6 +28,7 @@ _PASSES = 4  # a masked value may leave another one beside it
 _LITERAL = re2.compile(rb'"(?:[^"\\]|\\.)*"')
 _BATCH = 1 << 15  # bytes of known values in one expression
 _LEAST_SECRET = 16  # bytes of the run's secret
+_Item = TypeVar("_Item", Conversation, Demand, Message, Tool, ToolCall)
 _Words = Callable[[str], str]
 _Value = Callable[[str, str], str]  # of a JSON string, given the name that it stands under, "" if there is none
 
@@ -215,33 +216,27 @@ def in_json(text: str, value: _Value) -> str:
     return _spliced(data, replaced).decode(errors="surrogatepass") if replaced else text
 
 
+def _with(item: _Item, **fields: Any) -> _Item:
+    """The item with these fields; itself if all of them are as before."""
+    changed = {name: value for name, value in fields.items() if value != getattr(item, name)}
+    return replace(item, **changed) if changed else item
+
+
 def _message(message: Message, words: _Words, in_call: _Words) -> Message:
-    calls = tuple(
-        call if (arguments := in_call(call.arguments)) == call.arguments else replace(call, arguments=arguments)
-        for call in message.calls
-    )
-    said = {"text": words(message.text), "reasoning": words(message.reasoning), "calls": calls}
-    changed = {name: value for name, value in said.items() if value != getattr(message, name)}
-    return replace(message, **changed) if changed else message
+    calls = tuple(_with(call, arguments=in_call(call.arguments)) for call in message.calls)
+    return _with(message, text=words(message.text), reasoning=words(message.reasoning), calls=calls)
 
 
 def _mapped(conversation: Conversation, words: _Words, in_call: _Words) -> Conversation:
-    tools = tuple(_tool(tool, words) for tool in conversation.tools)
     demand = conversation.demand
     if demand is not None and demand.schema is not None:
-        schema = _strings(demand.schema, words)
-        demand = demand if schema == demand.schema else replace(demand, schema=schema)
+        demand = _with(demand, schema=_strings(demand.schema, words))
+    tools = tuple(
+        _with(tool, description=words(tool.description), parameters=_strings(tool.parameters, words))
+        for tool in conversation.tools
+    )
     messages = tuple(_message(message, words, in_call) for message in conversation.messages)
-    if (tools, demand, messages) == (conversation.tools, conversation.demand, conversation.messages):
-        return conversation
-    return replace(conversation, tools=tools, demand=demand, messages=messages)
-
-
-def _tool(tool: Tool, words: _Words) -> Tool:
-    described, parameters = words(tool.description), _strings(tool.parameters, words)
-    if (described, parameters) == (tool.description, tool.parameters):
-        return tool
-    return replace(tool, description=described, parameters=parameters)
+    return _with(conversation, tools=tools, demand=demand, messages=messages)
 
 
 def _strings(value: Any, words: _Words) -> Any:

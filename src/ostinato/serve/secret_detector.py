@@ -270,7 +270,7 @@ _KEYWORD = (
 )
 _NAMED = rf"{_KEYWORD}[A-Za-z0-9_-]{{0,16}}"
 _SIGN, _QUOTE = r"[ \t]{0,4}(?:=>|:=|==?|:)\s{0,4}", "\\\\?[\"'`]"
-_DASHED, _BASE64, _NOTHING = "([A-Za-z0-9_-]*)", "([A-Za-z0-9+/_=-]*)", "()"
+_DASHED, _BASE64 = "([A-Za-z0-9_-]*)", "([A-Za-z0-9+/_=-]*)"
 _KEY_BODY = (
     r"((?:[A-Za-z0-9+/=\s:,.\\]|-[A-Za-z0-9])*-----END [A-Z0-9 ]{0,40}-----|"
     r"(?:(?:\s|\\[nrt])*[A-Za-z0-9+/=]{20,})*(?:(?:\n|\\n)[A-Za-z0-9+/=]+)?)"
@@ -304,6 +304,11 @@ def _prefixed(value: bytes) -> int:
 
 def _in_url(value: bytes) -> int:
     return 0 if _STAND_INS.search(value) or value.startswith((b"$", b"%")) else len(value)
+
+
+def _alone(kind: str, value: str, check: Check = _whole, *, before: str = r"\b", decimals: bool = True) -> Pattern:
+    """An expression that matches whole values, so that nothing is read behind it."""
+    return Pattern(kind=kind, value=value, check=check, before=before, rest="()", decimals=decimals)
 
 
 SECRETS: Sequence[Pattern] = (
@@ -458,77 +463,43 @@ PERSONAL: Sequence[Pattern] = (
         window=256,
         check=_mail,
     ),
-    Pattern(
-        kind="IBAN",
-        value=r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b",
-        rest=_NOTHING,
-        check=_iban,
+    _alone("IBAN", r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", _iban),
+    _alone("NATIONAL_ID", r"\d{3}-\d{2}-\d{4}\b", _ssn),
+    _alone("NATIONAL_ID", r"(?:\d{8}|[XYZ]\d{7})-?[A-Z]\b", _dni, decimals=False),
+    _alone("NATIONAL_ID", r"[A-Z]{6}\d{2}[A-EHLMPR-T]\d{2}[A-Z]\d{3}[A-Z]\b", _fiscale),
+    _alone(
+        "NATIONAL_ID", r"[12] ?\d{2} ?(?:0[1-9]|1[0-2]) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}\b", _nir, decimals=False
     ),
-    Pattern(kind="NATIONAL_ID", value=r"\d{3}-\d{2}-\d{4}\b", rest=_NOTHING, check=_ssn),
-    Pattern(kind="NATIONAL_ID", value=r"(?:\d{8}|[XYZ]\d{7})-?[A-Z]\b", rest=_NOTHING, check=_dni, decimals=False),
-    Pattern(
-        kind="NATIONAL_ID",
-        value=r"[A-Z]{6}\d{2}[A-EHLMPR-T]\d{2}[A-Z]\d{3}[A-Z]\b",
-        rest=_NOTHING,
-        check=_fiscale,
-    ),
-    Pattern(
-        kind="NATIONAL_ID",
-        value=r"[12] ?\d{2} ?(?:0[1-9]|1[0-2]) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}\b",
-        rest=_NOTHING,
-        check=_nir,
+    _alone("NATIONAL_ID", r"\d{3}\.\d{3}\.\d{3}-\d{2}\b", _cpf),
+    _alone("NATIONAL_ID", r"(?:\d{2})?\d{6}[-+]\d{4}\b", _personnummer),
+    _alone("NATIONAL_ID", r"\d{11}\b", _eleven, decimals=False),
+    _alone("NATIONAL_ID", r"\d{17}[0-9X]\b", _resident, decimals=False),
+    _alone("NATIONAL_ID", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]\b"),
+    _alone(
+        "CARD",
+        r"(?:\d{4}[ -]?\d{4}[ -]?\d{4}[ -]?\d{1,4}(?:[ -]?\d{1,4})?|\d{4}[ -]?\d{6}[ -]?\d{4,5}(?:[ -]\d{3,4})?)\b",
+        _card,
         decimals=False,
     ),
-    Pattern(kind="NATIONAL_ID", value=r"\d{3}\.\d{3}\.\d{3}-\d{2}\b", rest=_NOTHING, check=_cpf),
-    Pattern(kind="NATIONAL_ID", value=r"(?:\d{2})?\d{6}[-+]\d{4}\b", rest=_NOTHING, check=_personnummer),
-    Pattern(kind="NATIONAL_ID", value=r"\d{11}\b", rest=_NOTHING, check=_eleven, decimals=False),
-    Pattern(kind="NATIONAL_ID", value=r"\d{17}[0-9X]\b", rest=_NOTHING, check=_resident, decimals=False),
-    Pattern(
-        kind="NATIONAL_ID",
-        value=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]\b",
-        rest=_NOTHING,
-    ),
-    Pattern(
-        kind="CARD",
-        value=r"(?:\d{4}[ -]?\d{4}[ -]?\d{4}[ -]?\d{1,4}(?:[ -]?\d{1,4})?|\d{4}[ -]?\d{6}[ -]?\d{4,5}(?:[ -]\d{3,4})?)\b",
-        rest=_NOTHING,
-        check=_card,
+    _alone("PHONE", r"\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ ./-]?\d{2,8}){1,5}\b", _phone, before=r"\B"),
+    _alone("PHONE", r"\(\d{3}\) ?\d{3}[ .-]\d{4}(?:x\d{1,5})?\b", _phone, before=r"\B"),
+    _alone("PHONE", r"(?:1[-.])?\d{3}[-.]\d{3}[-.]\d{4}(?:x\d{1,5})?\b", _phone),
+    _alone("PHONE", r"\(0\d{1,5}\) ?\d{3,8}(?: \d{3,4})?\b", _phone, before=r"\B"),
+    _alone(
+        "PHONE",
+        r"0[1-9](?:[ .]\d{2}){4}\b|0[1-9]\d{8,9}\b|0[1-9]\d{1,3} \d{3,4} ?\d{3,4}\b|[1-9]\d 9?\d{4}-\d{4}\b",
+        _phone,
         decimals=False,
     ),
-    Pattern(
-        kind="PHONE",
-        before=r"\B",
-        value=r"\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ ./-]?\d{2,8}){1,5}\b",
-        rest=_NOTHING,
-        check=_phone,
-    ),
-    Pattern(
-        kind="PHONE", before=r"\B", value=r"\(\d{3}\) ?\d{3}[ .-]\d{4}(?:x\d{1,5})?\b", rest=_NOTHING, check=_phone
-    ),
-    Pattern(kind="PHONE", value=r"(?:1[-.])?\d{3}[-.]\d{3}[-.]\d{4}(?:x\d{1,5})?\b", rest=_NOTHING, check=_phone),
-    Pattern(kind="PHONE", before=r"\B", value=r"\(0\d{1,5}\) ?\d{3,8}(?: \d{3,4})?\b", rest=_NOTHING, check=_phone),
-    Pattern(
-        kind="PHONE",
-        value=r"0[1-9](?:[ .]\d{2}){4}\b|0[1-9]\d{8,9}\b|0[1-9]\d{1,3} \d{3,4} ?\d{3,4}\b|[1-9]\d 9?\d{4}-\d{4}\b",
-        rest=_NOTHING,
-        check=_phone,
-        decimals=False,
-    ),
-    Pattern(
-        kind="PHONE",
+    _alone(
+        "PHONE",
+        r"\(?\d{1,5}\)?(?:[ ./-]{0,3}\d{2,8}){1,5}\b",
+        _phone,
         before=r"(?i:\b(?:phone|tel|telefon|telephone|mobile|mobil|cell|fax|handy|whatsapp)\b)[^\w\n+(]{1,4}"
         r"(?i:(?:number|nr|no|is|ist)\b[^\w\n+(]{0,4}){0,2}",
-        value=r"\(?\d{1,5}\)?(?:[ ./-]{0,3}\d{2,8}){1,5}\b",
-        rest=_NOTHING,
-        check=_phone,
     ),
-    Pattern(kind="IP", value=r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", rest=_NOTHING, check=_ipv4),
-    Pattern(
-        kind="IP",
-        value=r"[0-9a-fA-F]{1,4}:(?:[0-9a-fA-F]{0,4}:){1,6}[0-9a-fA-F]{1,4}\b",
-        rest=_NOTHING,
-        check=_ipv6,
-    ),
+    _alone("IP", r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", _ipv4),
+    _alone("IP", r"[0-9a-fA-F]{1,4}:(?:[0-9a-fA-F]{0,4}:){1,6}[0-9a-fA-F]{1,4}\b", _ipv6),
 )
 """Personal data with a form of its own."""
 

@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pydantic import SecretStr
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from ostinato.core.audit import fingerprint
-from ostinato.core.errors import OstinatoError, Unauthorized
+from ostinato.core.errors import OstinatoError
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
 from ostinato.serve.auth import Keyring, presented
@@ -90,8 +91,7 @@ class SessionCookies:
 
     def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """The key in these headers if it belongs to nobody; None if there is none, or it is right."""
-        given = presented(headers)
-        return given[0] if given and not self._keys.knows(headers) else None
+        return self._keys.wrong_key(headers)
 
     def cookie(self, key: str) -> str | None:
         """A cookie's value for a key; None if it is not a key of this gateway."""
@@ -133,9 +133,8 @@ class SessionCookies:
         return self._visitor({b"x-ostinato-key": key})
 
     def _visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        try:
-            who = self._keys.identify(headers)
-        except Unauthorized:
+        who = self._keys.known(headers)
+        if who is None:
             return None
         key = next((fingerprint(each) for each in presented(headers) if not who.admin or self._keys.is_admin(each)), "")
         if who.admin:
@@ -162,9 +161,7 @@ class OwnNameOnly(BaseRoute):
         try:
             self._origins.check_page(dict(scope["headers"]), scope["path"])
         except OstinatoError as error:
-            body = json_bytes(error_body(error))
-            head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": error.status, "headers": head})
-            await send({"type": "http.response.body", "body": body})
+            refusal = Response(json_bytes(error_body(error)), error.status, media_type="application/json")
+            await refusal(scope, receive, send)
             return
         await self._inner.handle(scope, receive, send)

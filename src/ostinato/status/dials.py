@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ostinato.release.monitors.dial_effect import DialEffect
 from ostinato.status.arms import windows
+from ostinato.status.progress_lines import newest_line
 from ostinato.status.run_report import Curve
 from ostinato.status.summary import RatedTurn, Summary
 
@@ -26,9 +27,9 @@ REFUSED = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialsNow:
     """The dials of a run whose `adapt.mode` is not off. `fitted`: the live version has a basis, and the gateway uses it; `refused`: it has
-    one that the gateway does not use. `effect`: None before the first turn that
-    counts. `curves`: both sides' acceptance over the newest rated turns, minutes from `since` on. `spread`: by dial the quantiles 10, 25,
-    50, 75 and 90% over `people` people, who began anew `resets` times; empty if there are too few.
+    one that the gateway does not use. `effect`: None before the first turn that counts. `curves`: both sides' acceptance over the newest
+    rated turns, minutes from `since` on. `spread`: by dial the quantiles 10, 25, 50, 75 and 90% over `people` people, who began anew
+    `resets` times; empty if there are too few.
     """
 
     fitted: bool
@@ -61,7 +62,7 @@ class DialRules(Protocol):
 
 def refused_bases(serve: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The hashes of the weights whose basis the gateway does not use, by the serving worker's newest lines."""
-    told = next((line for line in reversed(serve) if line["kind"] == "bases"), {})
+    told = newest_line(serve, "bases") or {}
     return frozenset(map(str, told.get("refused", ())))
 
 
@@ -69,7 +70,7 @@ def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence
     """The state of the dials; None if they are off. `live`: the live version's hash, `serve`: the serving worker's newest lines."""
     if rules.mode == "off":
         return None
-    told = next((line for line in reversed(serve) if line["kind"] == "dials"), {})
+    told = newest_line(serve, "dials") or {}
     refused, dealt = live in refused_bases(serve), [each for each in seen.rated if each.served.dealt is not None]
 
     def side(each: RatedTurn) -> str:

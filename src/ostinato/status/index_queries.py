@@ -128,12 +128,8 @@ class IndexQueries:
 
     def turn(self, id: str, tenant: str | None) -> IndexedTurn | None:
         """One turn's row, if it is this tenant's (None: anybody's)."""
-        with self.open() as db:
-            found = db.execute(
-                "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)",
-                (id, tenant),
-            ).fetchone()
-        return None if found is None else _found(found)
+        sql = "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)"
+        return next(map(_found, self.rows(sql, id, tenant)), None)
 
     def signals(self, turns: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
         """Id and name of each turn's newest hundred signals in log order. `turns`: its tenant, whose signals alone count, by turn."""
@@ -213,19 +209,17 @@ class IndexQueries:
 
     def shipped_since(self, step: int) -> LedgerEvent | None:
         """The first release of a version with this step behind it: none after the trainer went back to one from before the step."""
-        with self.open() as db:
-            gone = "SELECT min(first) FROM returns WHERE first > ?1 AND base < ?1"
-            sql = (
-                f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ?1 AND number < ifnull(({gone}), 1 << 62) "
-                "ORDER BY number, seq LIMIT 1"
-            )
-            found = db.execute(sql, (step,)).fetchone()
-        return None if found is None else _event(found)
+        gone = "SELECT min(first) FROM returns WHERE first > ?1 AND base < ?1"
+        sql = (
+            f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ?1 AND number < ifnull(({gone}), 1 << 62) "
+            "ORDER BY number, seq LIMIT 1"
+        )
+        return next(map(_event, self.rows(sql, step)), None)
 
     def shipped(self, most: int) -> list[LedgerEvent]:
-        with self.open() as db:
-            sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
-            return [_event(row) for row in db.execute(sql, (most,))]
+        """The newest releases and rollbacks, the last first."""
+        sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
+        return [_event(row) for row in self.rows(sql, most)]
 
     def _chain(self, db: Any) -> tuple[PolicyVersion | None, PolicyVersion | None]:
         last = db.execute("SELECT number, hash FROM chain ORDER BY place DESC LIMIT 2").fetchall()
@@ -253,12 +247,15 @@ class IndexQueries:
 
     def alarm(self, name: str) -> tuple[Cursor, bool] | None:
         """The cursor of an alarm's last row in the log, and whether the alarm stands."""
-        with self.open() as db:
-            sql = "SELECT seq, standing FROM alarms WHERE name = ? ORDER BY seq DESC LIMIT 1"
-            found = db.execute(sql, (name,)).fetchone()
-        return None if found is None else (found[0], bool(found[1]))
+        found = self.rows("SELECT seq, standing FROM alarms WHERE name = ? ORDER BY seq DESC LIMIT 1", name)
+        return next(((seq, bool(standing)) for seq, standing in found), None)
 
     # ------------------------------------------------------------ one question
+
+    def rows(self, sql: str, *values: Any) -> list[Any]:
+        """All rows of one query. Raises TooWide, Unavailable."""
+        with self.open() as db:
+            return db.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def open(self) -> Generator[Any]:

@@ -295,9 +295,7 @@ class PageIndex:
 
 
 def _folded(state: State, event: ReleaseEvent) -> State:
-    """The ledger after one more line. One whose details have not the promised form changes nothing: it stops the release worker, and the
-    page must show why.
-    """
+    """The ledger after one more line. A malformed one changes nothing: it stops the release worker, and the page must show why."""
     return _tolerant(lambda: fold(state, event), state)
 
 
@@ -377,7 +375,7 @@ class Feed:
         """Read all decisions. Raises the log's and the driver's errors."""
         newest = await asyncio.to_thread(self._log.newest)
         at = await self._start(newest)
-        while await self._decisions(at, newest):
+        while await self._upwards(at, "decided", newest, DECIDED):
             pass
         self.unread_decisions = 0
 
@@ -385,8 +383,8 @@ class Feed:
         """Read one slice of each kind that is due; True if more is due. Raises the log's and the driver's errors."""
         newest = await asyncio.to_thread(self._log.newest)
         at = await self._start(newest)
-        more = await self._decisions(at, newest)
-        more = await self._newer(at, newest) or more
+        more = await self._upwards(at, "decided", newest, DECIDED)
+        more = await self._upwards(at, "high", newest, SERVED) or more
         if not more:
             more = await self._older(at)
         horizon = await self._log.horizon()
@@ -428,18 +426,12 @@ class Feed:
                 await asyncio.sleep(0)
         return state
 
-    async def _decisions(self, at: dict[str, int], newest: Cursor) -> bool:
-        if at["decided"] >= newest:
+    async def _upwards(self, at: dict[str, int], cursor: str, newest: Cursor, kinds: frozenset[type]) -> bool:
+        """Read one slice of rows of these kinds above the cursor; True if there are more."""
+        if at[cursor] >= newest:
             return False
-        rows, upto = await self._slice(at["decided"], newest, DECIDED)
-        await self._write(at, rows, decided=upto)
-        return upto < newest
-
-    async def _newer(self, at: dict[str, int], newest: Cursor) -> bool:
-        if at["high"] >= newest:
-            return False
-        rows, upto = await self._slice(at["high"], newest, SERVED)
-        await self._write(at, rows, high=upto)
+        rows, upto = await self._slice(at[cursor], newest, kinds)
+        await self._write(at, rows, cursor, upto)
         return upto < newest
 
     async def _older(self, at: dict[str, int]) -> bool:
@@ -449,7 +441,7 @@ class Feed:
         start = max(0, low - SLICE)
         rows, upto = await self._slice(start, low, SERVED)
         assert upto == low  # a slice spans `SLICE` cursors at most, so it holds no more rows
-        await self._write(at, rows, low=start)
+        await self._write(at, rows, "low", start)
         return start > 0
 
     async def _slice(
@@ -465,6 +457,6 @@ class Feed:
                 return rows, seq
         return rows, end
 
-    async def _write(self, at: dict[str, int], rows: list[tuple[Cursor, Row]], **cursors: int) -> None:
-        await asyncio.to_thread(self._index.write, rows, {**at, **cursors})
-        at.update(cursors)
+    async def _write(self, at: dict[str, int], rows: list[tuple[Cursor, Row]], cursor: str, place: Cursor) -> None:
+        await asyncio.to_thread(self._index.write, rows, {**at, cursor: place})
+        at[cursor] = place

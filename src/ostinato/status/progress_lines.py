@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -176,9 +176,14 @@ def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
     return _parsed(newest.splitlines())
 
 
-def numerics_line(serve: Sequence[dict[str, Any]]) -> str:
+def newest_line(lines: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
+    """The last of these lines of a kind; None if there is none."""
+    return next((line for line in reversed(lines) if line["kind"] == kind), None)
+
+
+def numerics_line(serve: Sequence[Mapping[str, Any]]) -> str:
     """The newest line about numerics among the serving worker's, if "auto" could not be exact; else ""."""
-    found = next((line for line in reversed(serve) if line["kind"] == "numerics"), None)
+    found = newest_line(serve, "numerics")
     return str(found["line"]) if found is not None and found["why"] else ""
 
 

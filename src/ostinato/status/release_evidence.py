@@ -375,8 +375,7 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
     if not parts:
         return None
     with questions.open() as db:
-        low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
-        if low is None or low[0] > parts[0].start:
+        if not _reaches(db, parts[0].start):
             return None
         end = db.execute(
             "SELECT min(seq) FROM events WHERE seq > ?1 AND NOT void AND (action IN ('canary', 'rolled_back') OR "
@@ -393,6 +392,12 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
             (since, (1 << 62) if end is None else end),
         ).fetchall()
     return counted([(arm, seq) for arm, seq, _ in rows], parts, sum(turns for _, _, turns in rows)) if rows else None
+
+
+def _reaches(db: Any, place: Cursor) -> bool:
+    """True if the index has the log's turns from this place on."""
+    low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
+    return low is not None and low[0] <= place
 
 
 def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], turns: int) -> releases.Dealt:
@@ -430,6 +435,9 @@ ASKED = 80
 """Turns of the gate that are searched for prompts given to both versions."""
 EXAMPLES = 3
 _MOST_KEPT = 64
+_OF_PEOPLE = (
+    "FROM turns INDEXED BY turns_by_version WHERE version = ? AND NOT auto AND arm IN ('live', 'canary', 'previous')"
+)
 _MADE = frozenset({"evaluated", "canary", "ramped", "looked", "shipped", "better", "confirmed", "faded", "blocked"})
 
 
@@ -522,8 +530,7 @@ class EvidenceReader:
         back behind. None if there is no way up, and while older rows are not read.
         """
         with self._questions.open() as db:
-            low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
-            if low is None or low[0] > horizon or upto <= since:
+            if not _reaches(db, horizon) or upto <= since:
                 return None
             # a return is a step of its own only if it has turns: one in place of steps that cannot be repeated has none
             sql = "SELECT first, base, EXISTS (SELECT 1 FROM turns WHERE step = first) FROM returns WHERE first <= ?"
@@ -537,20 +544,12 @@ class EvidenceReader:
         return len(steps), turns
 
     def _users(self, number: int) -> list[str]:
-        with self._questions.open() as db:
-            sql = (
-                "SELECT id FROM turns INDEXED BY turns_by_version WHERE version = ? AND NOT auto AND "
-                f"arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {TURNS}"
-            )
-            return [id for (id,) in db.execute(sql, (number,))]
+        found = self._questions.rows(f"SELECT id {_OF_PEOPLE} ORDER BY seq DESC LIMIT {TURNS}", number)
+        return [id for (id,) in found]
 
     def _rated(self, number: int) -> list[tuple[str, str, float]]:
-        with self._questions.open() as db:
-            sql = (
-                "SELECT tenant, user, value FROM turns INDEXED BY turns_by_version WHERE version = ? AND value IS NOT NULL AND "
-                f"NOT auto AND arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {RATED}"
-            )
-            return db.execute(sql, (number,)).fetchall()
+        sql = f"SELECT tenant, user, value {_OF_PEOPLE} AND value IS NOT NULL ORDER BY seq DESC LIMIT {RATED}"
+        return self._questions.rows(sql, number)
 
     def _suite(self, mine: int, theirs: int) -> tuple[list[str], list[str]]:
         """The gate's turns of one version, and the other version's from the same look on."""

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.files import disk_use
@@ -36,6 +36,7 @@ _SHOWN = 20
 WATCHED_S = 60.0
 """The page counts as watched if a question came within so many seconds."""
 _DISK_S = 60.0
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ class RunFacts:
 
     async def releases(self, before: Cursor | None) -> ReleaseList:
         """Versions of the ledger, newest first."""
-        found: ReleaseList = await self._ask(lambda: self._questions.releases(before))
+        found = await self._ask(lambda: self._questions.releases(before))
         return replace(found, unread=self.feed.unread_decisions)
 
     async def release(self, root: str) -> ReleaseDetail | None:
@@ -164,7 +165,7 @@ class RunFacts:
         )
 
     async def turns(self, query: index_queries.TurnQuery) -> TurnList:
-        found: index_queries.TurnPage = await self._ask(lambda: self._questions.turns(query))
+        found = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
         said = await self._said(turns)
         rows = tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns)
@@ -172,7 +173,7 @@ class RunFacts:
 
     async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
         """One turn; None if there is none, or if it is another tenant's."""
-        row: index_queries.IndexedTurn | None = await self._ask(lambda: self._questions.turn(id, tenant))
+        row = await self._ask(lambda: self._questions.turn(id, tenant))
         turns = [turn for turn in await self._find(Turn, [(id,)]) if tenant in (None, turn.tenant)]
         if not turns:
             return None
@@ -182,7 +183,9 @@ class RunFacts:
         signals = await self._find(Signal, [(turn.tenant, signal) for signal, _ in said])
         rewards = await self._find(Reward, [(id,)])
         decided = [*rewards, *await self._find(Quarantine, [(id,)])]
-        batches = await self._find(Batch, [] if row.step is None else [(row.step,)])
+        step = row.step
+        batches = await self._find(Batch, [] if step is None else [(step,)])
+        released = None if step is None else await self._ask(lambda: self._questions.shipped_since(step))
         return TurnDetail(
             line=_line(row, turn, said),
             prompt=await self._threads.ask(lambda: tuple(map(self._pieces, turn.prompt_ids))),
@@ -192,9 +195,7 @@ class RunFacts:
             function=rewards[0].function if rewards else None,
             decided_at=decided[0].at if decided else None,
             advantage=_advantage(batches, id),
-            released=None
-            if row.step is None
-            else await self._ask(lambda: self._questions.shipped_since(row.step or 0)),
+            released=released,
             parts=parts_of(turn, rewards[0], signals, self._run.config.reward.options) if rewards else {},
         )
 
@@ -203,8 +204,9 @@ class RunFacts:
         lines = await self._threads.ask(self._lines.look)
         return lines.learning(marks, run)
 
-    async def shipped(self) -> Sequence[LedgerEvent]:
-        return await self._threads.ask_index(lambda: self._questions.shipped(200), [])
+    async def shipped(self, most: int = 200) -> Sequence[LedgerEvent]:
+        """The newest releases and rollbacks, the last first; none while the index cannot be read."""
+        return await self._threads.ask_index(lambda: self._questions.shipped(most), [])
 
     async def alarms(self, before: Cursor | None) -> index_queries.AlarmList:
         return await self._ask(lambda: self._questions.alarms(before))
@@ -235,10 +237,7 @@ class RunFacts:
             held = {"log": home.log, "weights": home.weights, "checkpoints": home.checkpoints}
             sizes = await self._threads.ask(lambda: {name: disk_use(path) for name, path in held.items()})
             self._disk = (self._clock(), sizes)
-        refs, released = (
-            await self._state.refs(),
-            await self._threads.ask_index(lambda: self._questions.shipped(20), []),
-        )
+        refs, released = await self._state.refs(), await self.shipped(20)
         published, swaps = lines.published(), lines.swaps()
         return WeightsNow(
             refs=refs,
@@ -251,7 +250,7 @@ class RunFacts:
 
     # ------------------------------------------------------------ asking
 
-    async def _ask(self, question: Callable[[], Any]) -> Any:
+    async def _ask(self, question: Callable[[], _T]) -> _T:
         self._asked_at = self._clock()
         return await self._threads.ask(question)
 

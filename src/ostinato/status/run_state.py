@@ -30,7 +30,7 @@ from ostinato.status.config_warnings import config_warnings
 from ostinato.status.dials import DialsNow, dials_now
 from ostinato.status.gateway_address import read_address
 from ostinato.status.index_queries import AlarmLine, IndexQueries, Threads
-from ostinato.status.progress_lines import last_lines
+from ostinato.status.progress_lines import last_lines, newest_line
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_report import Curve, Mark
 from ostinato.status.summary import Summary, catch_up, summarise
@@ -53,11 +53,10 @@ class RunNow:
 
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
     the arms beside live. `pace` is turns a second over the last minute, `step` the newest step. `batch` is how many turns a step takes,
-    at least if it takes `every` turn that is ready.
-    `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
-    what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
-    `dials`: None if nobody has any; `compactions`: None before the first summary of a person's session. `branches`: tenants' own that are
-    trained. `styles`: those that people were dealt.
+    at least if it takes `every` turn that is ready. `last` is the newest release or rollback. `rated_since` is when the oldest turn behind
+    `arms` was served. `releasing` are sentences on what waits for approval, and on how many releases the traffic can carry. `warnings` say
+    what the configuration leaves unguarded. `dials`: None if nobody has any; `compactions`: None before the first summary of a person's
+    session. `branches`: tenants' own that are trained. `styles`: those that people were dealt.
     """
 
     at: float
@@ -276,16 +275,13 @@ def releasing(state: State, rules: ReleaseConfig, lines: Sequence[Mapping[str, A
     held = brake(state.rollbacks, cooldown_s=rules.cooldown_s, a_day=rules.rollbacks_a_day, now=now)
     if held is not None and held.until is not None:
         said.append(f"{held.reason}: {ago(held.until - now)} to go")
-    return said + carries(newest_pace(lines), rules)
-
-
-def newest_pace(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The newest pace line, with the fields of `release.pace.budget.Pace`; None if there is none."""
-    return next((line for line in reversed(lines) if line["kind"] == "pace"), None)
+    return said + carries(newest_line(lines, "pace"), rules)
 
 
 def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
-    """How many releases a week the traffic can verify, and what the last weeks' decisions may have got wrong."""
+    """How many releases a week the traffic can verify, and what the last weeks' decisions may have got wrong. `pace`: a line with the
+    fields of `release.pace.budget.Pace`.
+    """
     if pace is None:
         return []
     said = [] if pace["cadence"] is None or not pace["traffic"]["turns"] else [_cadence(pace, rules)]
@@ -311,7 +307,7 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
 
 def releasing_json(state: State, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The same for scripts. `awaits_approval` is null if nothing waits; `approved_by` is set once approved, until the candidate is live."""
-    proposal, pace = state.proposal, newest_pace(lines)
+    proposal, pace = state.proposal, newest_line(lines, "pace")
     return {
         "awaits_approval": proposal
         and {

@@ -47,8 +47,8 @@ _FORMAT = 8
 class Served:
     """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token. `dealt` is the person's place for
     the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered. `session`: its episode, if
-    that is followed for its summaries (`status.compactions`). `style`: what its reward tells of the style that its
-    conversation was dealt (`StyleTally.turn`), if it was dealt one or none. `by_chance`: the person could have been dealt to another arm.
+    that is followed for its summaries (`status.compactions`). `style`: what its reward tells of the style that its conversation was dealt
+    (`StyleTally.turn`), if it was dealt one or none. `by_chance`: the person could have been dealt to another arm.
     """
 
     arm: str

@@ -175,8 +175,10 @@ def _without_links(page: str, places: frozenset[str]) -> str:
 def _measured(run: RunReport) -> str:
     sections = [
         _summary(run),
-        _suggested(run),
-        _acceptance(run),
+        _arms_over_time(run, run.suggested, "Share of requests for which something was suggested", "Suggested")
+        if run.suggested
+        else "",
+        _arms_over_time(run, run.curves, "Share of suggestions that the simulated users accepted", "Accepted"),
         _calibration(run),
         _gates(run),
         f'<div class="pair">{_deltas(run)}{_pauses(run)}</div>',
@@ -193,15 +195,6 @@ def _summary(run: RunReport) -> str:
     rows = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in run.summary)
     notes = "".join(f'<p class="hint">{escape(note)}</p>' for note in run.notes)
     return f'<section aria-label="Summary"><dl class="figures">{rows}</dl>{notes}</section>' if rows or notes else ""
-
-
-def _acceptance(run: RunReport) -> str:
-    return _arms_over_time(run, run.curves, "Share of suggestions that the simulated users accepted", "Accepted")
-
-
-def _suggested(run: RunReport) -> str:
-    title = "Share of requests for which something was suggested"
-    return _arms_over_time(run, run.suggested, title, "Suggested") if run.suggested else ""
 
 
 def _arms_over_time(run: RunReport, curves: Sequence[Curve], title: str, what: str) -> str:

@@ -35,7 +35,7 @@ from ostinato.serve.config import JudgeConfig
 from ostinato.serve.feedback.followups import typed
 from ostinato.serve.feedback.next_message import DISSATISFIED, NextMessage, kind_of
 from ostinato.serve.judge_prompt import VERSION, Case
-from ostinato.serve.message_judge import Judge, Ruled
+from ostinato.serve.message_judge import Judge, LabelledMessage
 from ostinato.serve.metrics import Metrics
 
 RESULT = Path(__file__).parents[1] / "results" / "judge.json"
@@ -65,16 +65,16 @@ async def smollm2(cache: Path) -> AsyncGenerator[str]:
         await engine.close()
 
 
-def cases() -> list[tuple[NextMessage, Ruled]]:
+def cases() -> list[tuple[NextMessage, LabelledMessage]]:
     """Each message's label, and the rules' verdict on it."""
-    found: list[tuple[NextMessage, Ruled]] = []
+    found: list[tuple[NextMessage, LabelledMessage]] = []
     for meant, message, before, answer in ONLY_SCORED:
         case = Case(request=before, answer=answer, message=typed(message).text)
-        found.append((meant, Ruled(case, kind_of(case.message, case.request, case.answer))))
+        found.append((meant, LabelledMessage(case, kind_of(case.message, case.request, case.answer))))
     return found
 
 
-async def heard(config: JudgeConfig, messages: Sequence[Ruled]) -> tuple[Words, dict[str, float]]:
+async def heard(config: JudgeConfig, messages: Sequence[LabelledMessage]) -> tuple[Words, dict[str, float]]:
     """The judge's verdicts by message, and the counts of its metrics."""
     metrics, words = Metrics(), Words()
     judge = Judge(config, metrics)

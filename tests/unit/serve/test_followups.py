@@ -332,7 +332,7 @@ async def test_of_many_tenants_no_more_answers_are_remembered_than_of_one(monkey
         for key in keys.values():
             for number in range(4):
                 await say(w, [], f"Question {number}?", user="ann", headers=w.key(key))
-        answered = w.app._calls._overheard._answered
+        answered = w.app._calls._follow_ups._answered
         assert {len(answered[tenant]) for tenant in keys} == {2}
         assert sum(map(len, answered.values())) <= 110
 

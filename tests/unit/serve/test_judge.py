@@ -20,7 +20,7 @@ from ostinato.reward.functions import agent, considered, copilot, tab
 from ostinato.serve.config import JudgeConfig, ServeConfig
 from ostinato.serve.feedback.next_message import NextMessage
 from ostinato.serve.judge_prompt import Case
-from ostinato.serve.message_judge import Judge, Ruled
+from ostinato.serve.message_judge import Judge, LabelledMessage
 from ostinato.serve.metrics import Metrics
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
@@ -203,7 +203,7 @@ async def a_judge(outside, metrics=None, **config):
 
 
 def ask(judge, number, tell=lambda _: None):
-    judge.ask("default", f"next-{number}", Ruled(CASE, NextMessage.GOES_ON), tell)
+    judge.ask("default", f"next-{number}", LabelledMessage(CASE, NextMessage.GOES_ON), tell)
 
 
 async def hear(judge, count):
@@ -232,8 +232,8 @@ async def test_all_or_none(outside, share, count):
 
 async def test_other_tenants_words_stay_here(outside):
     async with a_judge(outside, tenants=("acme",)) as judge:
-        judge.ask("acme", "next-1", Ruled(CASE, NextMessage.GOES_ON), lambda _: None)
-        judge.ask("other", "next-2", Ruled(CASE, NextMessage.GOES_ON), lambda _: None)
+        judge.ask("acme", "next-1", LabelledMessage(CASE, NextMessage.GOES_ON), lambda _: None)
+        judge.ask("other", "next-2", LabelledMessage(CASE, NextMessage.GOES_ON), lambda _: None)
         await eventually(lambda: not judge._open)
     assert len(outside.bodies) == 1
 
@@ -256,7 +256,7 @@ async def test_a_tenants_many_messages_leave_another_its_share_of_a_minutes_call
             words[tenant] += 1
 
         for number in numbers:
-            judge.ask(tenant, f"next-{number}", Ruled(CASE, NextMessage.GOES_ON), count)
+            judge.ask(tenant, f"next-{number}", LabelledMessage(CASE, NextMessage.GOES_ON), count)
         await eventually(lambda: not judge._open)
 
     async with a_judge(outside, calls_per_minute=12) as judge:
@@ -274,7 +274,7 @@ async def test_a_tenants_many_messages_wait_beside_anothers(outside, monkeypatch
     async with a_judge(outside) as judge:
         for number in range(10):
             ask(judge, number, lambda _: words.append("busy"))
-        judge.ask("calm", "next-1", Ruled(CASE, NextMessage.GOES_ON), lambda _: words.append("calm"))
+        judge.ask("calm", "next-1", LabelledMessage(CASE, NextMessage.GOES_ON), lambda _: words.append("calm"))
         await eventually(lambda: len(outside.bodies) == 4)
         outside.gate.set()
         await eventually(lambda: len(words) == 8)

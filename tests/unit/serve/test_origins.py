@@ -47,7 +47,7 @@ async def test_many_hosts_take_no_memory():
         for port in range(200):
             assert (await w.get("/health", {"host": f"localhost:{port}"}))[0] == 200
         endpoint = w.app._endpoints["GET", "/health"]
-        assert len(endpoint._origins._known) <= 64
+        assert len(endpoint.origins._known) <= 64
 
 
 @pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "x-forwarded-host", "X-Real-IP", "Via"])

@@ -11,7 +11,8 @@ from ostinato.app.storage import Home
 from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
 from ostinato.status.worlds.underway import RolloutLine
 from ostinato.testing.log import MemoryLog
-from ostinato.web.page.views import MOST_LINES, diff_lines, rollout_state, success_chart
+from ostinato.web.page import charts
+from ostinato.web.page.views import MOST_LINES, diff_lines, rollout_state
 
 ROLLOUT, TASK = "/worlds/rollouts/w3f.0.0.0", "/worlds/tasks/calc-1"
 PATHS = ["/worlds", "/worlds/rollouts", ROLLOUT, TASK]
@@ -164,12 +165,12 @@ def a_share(share, half=0.1):
 def test_the_chart_says_in_words_what_it_shows():
     points = tuple(VersionPoint(first=n, last=n + 1, solved=a_share(0.1 * n)) for n in range(0, 8, 2))
     curves = (SolvedCurve(name="held out", points=points), SolvedCurve(name="train", points=points[:1]))
-    drawn = success_chart(curves, ((4, "v4"), (99, "v99")))
+    drawn = charts.success(curves, ((4, "v4"), (99, "v99")))
     assert "Newest: held out 60.0% [50.0%, 70.0%] at v6 to v7; train 0.0% [0.0%, 10.0%] at v0 to v1." in drawn
     assert drawn.count("v4 was released") == 1
     assert "v99" not in drawn, "outside of what is drawn"
-    assert success_chart((), ()) == ""
-    assert "<svg" in success_chart((SolvedCurve(name="solved", points=points[:1]),), ())
+    assert charts.success((), ()) == ""
+    assert "<svg" in charts.success((SolvedCurve(name="solved", points=points[:1]),), ())
 
 
 def test_lines_of_a_diff_have_their_kinds():

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
-from ostinato.core.conversation import Message, Piece
+from ostinato.core.conversation import Piece
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Consent, Delivered, Finish, PolicyVersion, Purpose, Turn
+from ostinato.core.records import Consent, Delivered, Finish, PolicyVersion, Purpose
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.calls.capture import Capture, Choice, EngineFailed, StoreSlow, stop_string
+from ostinato.serve.calls.context import CallContext, EnginePrompt
 from ostinato.serve.calls.conversations import AnswerParser
-from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
-from ostinato.serve.metrics import Metrics
+from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.wire.exchange import Exchange, Headers
-from ostinato.serve.wire.watch import ClientGone, DisconnectWatch
+from ostinato.serve.wire.exchange import Headers
+from ostinato.serve.wire.watch import ClientGone
 from ostinato.serve.writes import Writes
 
 # ---------------------------------------------------------------- heartbeats
@@ -64,7 +64,7 @@ class StreamHeartbeat:
             beating, self._beating = self._beating, None
             await beating
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop beating, and cancel a beat that is being sent."""
         self._silent = False
         if self._timer is not None:
@@ -100,53 +100,41 @@ class Answer:
     """The answer to one call, sent while it is sampled.
 
     Args:
+        parts: the gateway's.
+        asked: the call in progress, with the exchange to answer.
+        question: the call's prompt; told of each durable turn, and of a client that closes the stream of a call with one choice.
         capture: the call and its turns.
         chunks: the sampled chunks, from the engine or from the log.
         writer: formats the answer in the client's dialect.
         readings: separate text, reasoning and tool calls, one per choice.
-        exchange: the HTTP exchange to answer.
-        watch: ends the call when the client leaves or a step is late.
-        metrics: counts store errors and the time to the first token.
-        config: the timeouts.
-        decode: the text of token ids.
-        end_sample: ends a choice's sample at the engine, given the call's id, the choice and its tokens; returns the tokens' routes.
-        remember: called with each turn, its answer and whether that is all of the turn, once the turn is durable.
-        left: called with the turn and the part of its answer that was sent, if the client closed the stream of a call with one choice.
         person: notified of the first token and of the last.
         headers: sent in addition to the answer's own.
     """
 
     def __init__(
         self,
+        parts: Parts,
+        asked: CallContext,
+        question: EnginePrompt,
         capture: Capture,
         chunks: AsyncIterator[Chunk],
         *,
         writer: Writer,
         readings: Sequence[AnswerParser],
-        exchange: Exchange,
-        watch: DisconnectWatch,
-        metrics: Metrics,
-        config: ServeConfig,
-        decode: Callable[[Sequence[int]], str],
-        end_sample: Callable[[str, int, int], Awaitable[bytes]],
-        remember: Callable[[Turn, Message, bool], None] | None,
-        left: Callable[[str, Message], None] | None,
         person: Person,
         headers: Headers,
     ) -> None:
+        self._parts, self._config = parts, parts.config
+        self._question = question
         self._capture = capture
         self._chunks = chunks
         self._writer = writer
         self._readings = readings
         for choice, reading in zip(capture.choices, readings, strict=True):
             choice.reading = reading
-        self._exchange = exchange
-        exchange.failure = writer.failure
-        self._watch = watch
-        self._metrics = metrics
-        self._config = config
-        self._decode, self._end_sample = decode, end_sample
-        self._remember, self._left, self._person = remember, left, person
+        self._exchange, self._watch = asked.exchange, asked.watch
+        self._exchange.failure = writer.failure
+        self._person = person
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
         self._opened = False
@@ -191,15 +179,15 @@ class Answer:
                     await close()
         except (asyncio.CancelledError, ClientGone):
             finish = self._broken_off(stream=stream)
-            if finish is Finish.LEFT and self._left is not None and capture.call.n == 1:
-                self._left(capture.call.turn_ids()[0], self._readings[0].message())
+            if finish is Finish.LEFT and self._question.left is not None and capture.call.n == 1:
+                self._question.left(capture.call.turn_ids()[0], self._readings[0].message())
             await capture.close(finish, self._config.store_timeout_s)
             raise
         except (BadRequest, Unavailable) as error:
             finish = Finish.ERROR
             if isinstance(error, GrammarTooComplex):  # a call's other choices end with the one whose form cannot go on
                 finish = Finish.GRAMMAR
-                self._metrics.refused(capture.call.tenant, error.code)
+                self._parts.metrics.refused(capture.call.tenant, error.code)
             # refused before any token: nothing was served, so there is no turn; but a draw of Auto is logged whatever its outcome
             if capture.tokens or capture.call.auto is not None:
                 await capture.close(finish, self._config.store_timeout_s)
@@ -244,8 +232,7 @@ class Answer:
     # ------------------------------------------------------------ as a stream
 
     async def _events(self) -> None:
-        pulse = StreamHeartbeat(self._config.heartbeat_s, self._beat)
-        try:
+        with closing(StreamHeartbeat(self._config.heartbeat_s, self._beat)) as pulse:
             opened = False
             while not self._capture.complete:
                 pulse.silence()
@@ -260,18 +247,13 @@ class Answer:
                     await self._exchange.start(200, STREAM + self._headers())
                 if data:
                     await self._exchange.write(data.encode(), last=self._capture.complete)
-        finally:
-            pulse.stop()
 
     async def _beating(self) -> None:
         """Sample the whole answer while the silent stream is kept alive."""
-        pulse = StreamHeartbeat(self._config.heartbeat_s, self._beat)
-        try:
+        with closing(StreamHeartbeat(self._config.heartbeat_s, self._beat)) as pulse:
             pulse.silence()
             await self._sampled()
             await pulse.over()
-        finally:
-            pulse.stop()
 
     async def _beat(self) -> None:
         """Keep a silent stream alive: send its head, if not yet sent, and a heartbeat. While another arm of Auto may still have to answer,
@@ -304,7 +286,7 @@ class Answer:
         if not self._opened:
             self._opened, self._policy = True, chunk.policy
             self._person.first()
-            self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
+            self._parts.metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
@@ -321,7 +303,7 @@ class Answer:
         choice = self._capture.choices[index]
         self._watch.allow(self._config.chunk_timeout_s, self._silent)
         with suppress(Unavailable):  # the answer is there
-            choice.routes = await self._end_sample(self._capture.call.id, index, len(choice.ids))
+            choice.routes = await self._parts.engine.end_sample(self._capture.call.id, index, len(choice.ids))
 
     async def _chunk(self) -> Chunk:
         self._watch.allow(self._config.chunk_timeout_s, self._silent)
@@ -336,12 +318,8 @@ class Answer:
 
     def _stop_of(self, choice: Choice) -> str:
         """The stop string that ended a choice; "" if none did."""
-        call = self._capture.call
-        return (
-            stop_string(self._decode(choice.ids), "".join(choice.text), call.sampling.stop)
-            if call.sampling.stop
-            else ""
-        )
+        stops = self._capture.call.sampling.stop
+        return stop_string(self._parts.renderer.decode(choice.ids), "".join(choice.text), stops) if stops else ""
 
     def _silent(self) -> EngineFailed:
         wait_s = self._config.chunk_timeout_s
@@ -350,13 +328,13 @@ class Answer:
     async def _store(self, *indices: int) -> None:
         self._watch.allow(self._config.store_timeout_s, self._unconfirmed)
         turns = await self._capture.store(*indices)
-        if self._remember is not None:
+        if self._question.remember is not None:
             for turn in turns:
                 reading = self._readings[int(turn.id.rpartition(":")[2])]
-                self._remember(turn, reading.message(), not reading.over)
+                self._question.remember(turn, reading.message(), not reading.over)
 
     def _unconfirmed(self) -> StoreSlow:
-        self._metrics.store_error()
+        self._parts.metrics.store_error()
         return StoreSlow(
             f"The answer was generated, but the log did not confirm it within {self._config.store_timeout_s:g} s: turn "
             f"{self._capture.call.id}:0 may or may not be stored, and is not learned from. Send the request again."
@@ -387,39 +365,33 @@ class Answer:
         return told
 
     def _headers(self) -> Headers:
-        call = self._capture.call
+        call, policy = self._capture.call, self._policy
+        told: dict[bytes, str | None] = {
+            b"x-ostinato-purpose": None if call.purpose is Purpose.TASK else call.purpose.value,
+            b"x-ostinato-train": None if call.consent is Consent.YES else call.consent.value,
+            b"x-ostinato-sampling": call.overridden or None,
+            b"x-ostinato-adapted": None if call.steering is None else self._adapted(call.steering.basis.hash),
+            b"x-ostinato-style": None if call.style is None else call.style.arm.partition("@")[0],
+            b"x-ostinato-auto": None if call.auto is None else call.auto.arm,
+            b"x-ostinato-policy": None if policy is None else str(policy.number),
+            b"x-ostinato-weights": None if policy is None else policy.hash,
+            b"x-ostinato-numerics": call.numerics or None,
+        }
         id = call.id.encode()
-        headers = [
+        return [
             (b"request-id", id),  # Anthropic's and OpenAI's clients keep it, and agents report it in their telemetry
             (b"x-request-id", id),
             (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
+            *((name, value.encode()) for name, value in told.items() if value is not None),
         ]
-        if call.purpose is not Purpose.TASK:
-            headers.append((b"x-ostinato-purpose", call.purpose.value.encode()))
-        if call.consent is not Consent.YES:
-            headers.append((b"x-ostinato-train", call.consent.value.encode()))
-        if call.overridden:
-            headers.append((b"x-ostinato-sampling", call.overridden.encode()))
-        if call.steering is not None:
-            headers.append((b"x-ostinato-adapted", self._adapted(call.steering.basis.hash)))
-        if call.style is not None:
-            headers.append((b"x-ostinato-style", call.style.arm.partition("@")[0].encode()))
-        if call.auto is not None:
-            headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
-        if self._policy is not None:
-            headers.append((b"x-ostinato-policy", str(self._policy.number).encode()))
-            headers.append((b"x-ostinato-weights", self._policy.hash.encode()))
-        if call.numerics:
-            headers.append((b"x-ostinato-numerics", call.numerics.encode()))
-        return headers
 
-    def _adapted(self, basis: str) -> bytes:
+    def _adapted(self, basis: str) -> str:
         """The basis, and, once the answer is complete, the KL divergence of each choice in nats."""
         told = [choice.steered for choice in self._capture.choices]
         spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in told)
-        return (f"{basis}; kl={spent}" if self._capture.complete else basis).encode()
+        return f"{basis}; kl={spent}" if self._capture.complete else basis
 
 
 # ---------------------------------------------------------------- delivered answers

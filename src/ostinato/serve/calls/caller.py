@@ -26,7 +26,6 @@ from ostinato.serve.arms import Assignment, slot_of
 from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.compaction import asks_for_summary
-from ostinato.serve.calls.conversations import ConversationScope
 from ostinato.serve.consent import ConsentChoices, read_level
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Request, Writer
@@ -121,22 +120,12 @@ class Placement:
     slot: str
     assignment: Assignment
 
-    def scope(self, caller: Caller) -> ConversationScope:
-        """The conversations that may be continued."""
-        return ConversationScope(
-            tenant=caller.tenant, user=caller.user, arm=self.assignment.arm.value, episode=caller.episode
-        )
-
 
 class Senders:
     """Reads callers from headers and bodies, and finds their weights."""
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
-        self._engine = parts.engine
-        self._config = parts.config
-        self._privacy, self._choices = parts.privacy, choices
-        self._clock = parts.clock
-        self._users, self._arms = parts.users, parts.arms
+        self._parts, self._choices = parts, choices
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
         """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
@@ -145,7 +134,7 @@ class Senders:
         if signature is not None:
             if user == ANONYMOUS:
                 raise Unauthorized("X-Ostinato-User-Signature without a user; name the user that was signed.")
-            self._users.check(who.tenant, user, signature, self._clock())
+            self._parts.users.check(who.tenant, user, signature, self._parts.clock())
         slot = exchange.text("X-Ostinato-Slot")
         if slot is not None and not who.admin:
             raise Unauthorized("X-Ostinato-Slot needs an admin key; send it as X-Ostinato-Key or leave the header out.")
@@ -170,21 +159,19 @@ class Senders:
         asked = Consent.YES if said is None else read_level(said, "X-Ostinato-Train")
         if slot is not None:
             return asked
-        by_field = self._privacy.store_false if store is False else Consent.YES
-        named = {
-            person[1],
-            exchange.text("X-Ostinato-User") or person[1],
-        }  # both, where body and header name different users
+        by_field = self._parts.privacy.store_false if store is False else Consent.YES
+        # both, where body and header name different users
+        named = {person[1], exchange.text("X-Ostinato-User") or person[1]}
         chosen = [self._choices.of((person[0], user)) for user in named]
-        return Consent.strictest(asked, by_field, self._privacy.at_most(person[0]), *chosen)
+        return Consent.strictest(asked, by_field, self._parts.privacy.at_most(person[0]), *chosen)
 
     def known(self, caller: Caller) -> str:
         """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""
-        return caller.user if caller.verified or self._config.arm_users == "declared" else ANONYMOUS
+        return caller.user if caller.verified or self._parts.config.arm_users == "declared" else ANONYMOUS
 
     async def place(self, caller: Caller) -> Placement:
         """The weights for this caller; waits up to `loading_wait_s` for the first weights to load. Raises NotFound, Loading."""
-        loaded = self._engine.slots()
+        loaded = self._parts.engine.slots()
         if caller.slot is not None:
             if caller.slot not in loaded:
                 raise NotFound(
@@ -194,12 +181,12 @@ class Senders:
             return Placement(slot=caller.slot, assignment=Assignment(arm=arm, propensity=1.0))
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
-        assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
+        assignment = self._parts.arms.assign(caller.tenant, self.known(caller), loaded)
         return Placement(slot=slot_of(caller.tenant, assignment.arm), assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:
-        ends = asyncio.get_running_loop().time() + self._config.loading_wait_s
-        while Arm.LIVE not in (loaded := self._engine.slots()):
+        ends = asyncio.get_running_loop().time() + self._parts.config.loading_wait_s
+        while Arm.LIVE not in (loaded := self._parts.engine.slots()):
             if asyncio.get_running_loop().time() >= ends:
                 raise Loading("The model's weights are still being loaded; try again in a moment.")
             await asyncio.sleep(_LOOK_S)
@@ -247,20 +234,14 @@ def steering_of(
     sampling: Sampling,
     conversation: Conversation | None,
 ) -> Steering | None:
-    """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
-    without a name or without the consent, or if the caller wants none. While a trial compares releases of which one has no basis, no
-    answer leans: the other's people would be served better for that alone. An engine that can only bias whole answers leans none that
-    may hold a call or has biases of its own. Raises BadRequest for a header that says neither.
+    """How an answer leans to its person; None if it may not (`_may_lean`), and for a demanded form and auxiliary calls. While a trial
+    compares releases of which one has no basis, no answer leans: the other's people would be served better for that alone. An engine
+    that can only bias whole answers leans none that may hold a call or has biases of its own. Raises BadRequest.
     """
-    wanted = exchange.text("X-Ostinato-Adapt")
-    if wanted not in (None, "on", "off"):
-        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
     adaptation, policy = parts.adaptation, parts.engine.slots().get(placement.slot)
-    if adaptation is None or policy is None or wanted == "off" or caller.slot is not None or caller.user == ANONYMOUS:
+    if not _may_lean(caller, placement, exchange) or adaptation is None or policy is None:
         return None
-    if sampling.grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
-        return None
-    if caller.consent not in (Consent.ADAPT, Consent.YES):
+    if sampling.grammar or purpose not in _LEANING:
         return None
     if not adaptation.fits(parts.arms.compared(parts.engine.slots())):
         return None
@@ -280,17 +261,30 @@ def style_texts(
     """
     styles, slots = parts.styles, parts.engine.slots()
     policy = None if placement is None else slots.get(placement.slot)
-    if styles is None or placement is None or policy is None or caller.slot is not None or caller.user == ANONYMOUS:
+    if styles is None or placement is None or policy is None or not _may_lean(caller, placement, exchange):
         return {}
-    if conversation.demand is not None or _has_tools(conversation) or exchange.text("X-Ostinato-Adapt") == "off":
+    if conversation.demand is not None or _has_tools(conversation):
         return {}
     purpose = Purpose.COMPACTION if conversation.summarises else purpose_of(exchange.headers, conversation)
-    arm, allowed = placement.assignment.arm, caller.consent in (Consent.ADAPT, Consent.YES)
-    if purpose not in (*_LEANING, Purpose.COMPACTION) or arm in (Arm.CONTROL, Arm.OUTSIDE) or not allowed:
+    if purpose not in (*_LEANING, Purpose.COMPACTION):
         return {}
     if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
         return {}
+    arm = placement.assignment.arm
     return styles.texts(parts.arms.styled(caller.tenant, arm, slots), shared=arm is not Arm.BRANCH)
+
+
+def _may_lean(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
+    """True for the answers to callers with a name and the consent who want it, but on a named slot, the control arm or an outside model.
+
+    Raises BadRequest for a header that says neither.
+    """
+    wanted = exchange.text("X-Ostinato-Adapt")
+    if wanted not in (None, "on", "off"):
+        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
+    named = caller.user != ANONYMOUS and caller.slot is None
+    agreed = wanted != "off" and caller.consent in (Consent.ADAPT, Consent.YES)
+    return named and agreed and placement.assignment.arm not in (Arm.CONTROL, Arm.OUTSIDE)
 
 
 def with_style(conversation: Conversation, text: str) -> Conversation:

@@ -30,12 +30,10 @@ from ostinato.core.records import (
     Turn,
     Window,
 )
-from ostinato.core.seams import Clock, Log
 from ostinato.core.steering import Steered, Steering
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import AutoArm
-from ostinato.serve.metrics import Metrics
-from ostinato.serve.writes import Writes
+from ostinato.serve.parts import Parts
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,9 +76,7 @@ class Call:
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
     secret: bool = False  # its prompt holds what keeps it from training
     finds: Callable[[str], bool] | None = None  # tells whether an answer does
-    packed_prompt: bytes = field(
-        default=b"", repr=False
-    )  # the prompt's ids as the log keeps them, if they are at hand so
+    packed_prompt: bytes = field(default=b"", repr=False)  # the prompt's ids as the log keeps them, if they are at hand
 
     def request(self) -> Generate:
         """The call as a request to the engine. Raises DeadlinePassed."""
@@ -168,34 +164,19 @@ class Capture:
 
     Args:
         call: the call.
-        log: stores the turns.
-        clock: Unix seconds.
-        writes: keeps writes alive across cancellation.
-        metrics: counts the turns in the log, and those that it refused.
+        parts: the gateway's, of which the log, its writes, the clock and the metrics are used.
         noted: called with each turn in the log.
         stored: True if the turns are in the log already and nothing is to be written.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        *,
-        log: Log,
-        clock: Clock,
-        writes: Writes,
-        metrics: Metrics,
-        noted: Callable[[Turn], None],
-        stored: bool = False,
-    ) -> None:
+    def __init__(self, call: Call, parts: Parts, noted: Callable[[Turn], None], *, stored: bool = False) -> None:
         self.call = call
+        self.stored = stored
         self.choices = [Choice(written=stored) for _ in range(call.n)]
         self.begun: list[asyncio.Task[Any]] = []  # writes, which may outlast the call
         self._open = call.n
         self._unseen = 0  # tokens that came after the end of their choice
-        self._log = log
-        self._clock = clock
-        self._writes = writes
-        self._metrics, self._noted = metrics, noted
+        self._parts, self._noted = parts, noted
 
     def take(self, chunk: Chunk) -> None:
         """Add a chunk.
@@ -316,7 +297,7 @@ class Capture:
             finish=finish,
             text=text,
             started_at=call.started_at,
-            ended_at=self._clock(),
+            ended_at=self._parts.clock(),
             numerics=call.numerics,
             routes=choice.routes,
             nucleus=bytes(choice.nucleus or b""),
@@ -352,18 +333,18 @@ class Capture:
             return
         for i in indices:
             self.choices[i].written = True  # before the write: a turn in flight must not be written a second time
-        task = self._writes.begin(self._append(turns))
+        task = self._parts.writes.begin(self._append(turns))
         self.begun.append(task)
         await asyncio.shield(task)
 
     async def _append(self, turns: list[Turn]) -> None:
         try:
-            await self._log.append(*turns)
+            await self._parts.log.append(*turns)
         except OstinatoError:
-            self._metrics.store_error()
+            self._parts.metrics.store_error()
             raise
         for turn in turns:
-            self._metrics.turn(turn)
+            self._parts.metrics.turn(turn)
             self._noted(turn)
 
 

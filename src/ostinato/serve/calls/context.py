@@ -68,11 +68,8 @@ class CallContext:
     @property
     def scope(self) -> ConversationScope:
         """The conversations that may be continued."""
-        if self.placement is not None:
-            return self.placement.scope(self.caller)
-        return ConversationScope(
-            tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode
-        )
+        caller, arm = self.caller, AUTO if self.placement is None else self.placement.assignment.arm.value
+        return ConversationScope(tenant=caller.tenant, user=caller.user, arm=arm, episode=caller.episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +77,8 @@ class EnginePrompt:
     """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and three callbacks: `remember` stores
     each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
     `told`: the messages as the client sent them; `edits`: what was cleared of them; `compacted`: the summary that the answer begins with,
-    and `tries`: the turns that were to write it.
-    `style`: what its conversation was dealt. `scrubber` masked it, if anything is masked here; `secret`: it holds what keeps its turns from
-    training.
+    and `tries`: the turns that were to write it. `style`: what its conversation was dealt. `scrubber` masked it, if anything is masked
+    here; `secret`: it holds what keeps its turns from training.
     """
 
     prompt: Prompt
@@ -179,7 +175,7 @@ class Prompts:
         context: most tokens of prompt and answer together.
         sessions: the conversations of each tenant.
         previous: the answers of each tenant that calls may name.
-        overheard: is given people's next messages.
+        follow_ups: is given people's next messages.
 
     Example: ``question = await prompts.ask(asked)``, whose ids are ``question.prompt.ids``
     """
@@ -190,11 +186,11 @@ class Prompts:
         context: int,
         sessions: Mapping[str, Sessions],
         previous: Mapping[str, ResponseStore],
-        overheard: FollowUps,
+        follow_ups: FollowUps,
     ) -> None:
         self._parts = parts
         self._context = context
-        self._sessions, self._previous, self._overheard = sessions, previous, overheard
+        self._sessions, self._previous, self._follow_ups = sessions, previous, follow_ups
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
 
@@ -254,7 +250,7 @@ class Prompts:
         if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
             return asks
         if not ours:
-            self._overheard.note(tenant, question, purpose)
+            self._follow_ups.note(tenant, question, purpose)
         return self._remembering(tenant, request, question, asks, conversation.block if ours else None)
 
     async def _rendered(
@@ -286,11 +282,9 @@ class Prompts:
 
     def _fits(self, request: ConversationRequest, question: PendingPrompt, prompt: Prompt) -> bool:
         """True if a prompt leaves room for an answer, or is to be shortened within the call."""
-        told = question.conversation
-        room = self._context - len(prompt.ids)
-        return room >= least_answer(request, told, self._context) or (
-            in_call(request) is not None and not told.summarises
-        )
+        told, room = question.conversation, self._context - len(prompt.ids)
+        shortened = in_call(request) is not None and not told.summarises
+        return shortened or room >= least_answer(request, told, self._context)
 
     def _remembering(
         self,
@@ -312,8 +306,8 @@ class Prompts:
         return replace(
             found,
             remember=remember,
-            answered=partial(self._overheard.answered, question) if self._overheard.on else None,
-            left=partial(self._overheard.left, question) if self._overheard.on else None,
+            answered=partial(self._follow_ups.answered, question) if self._follow_ups.on else None,
+            left=partial(self._follow_ups.left, question) if self._follow_ups.on else None,
         )
 
     async def _styled(

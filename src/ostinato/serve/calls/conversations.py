@@ -91,7 +91,7 @@ class AnswerParser:
         )
 
 
-# ---------------------------------------------------------------- branches
+# ---------------------------------------------------------------- repeated questions
 
 
 _MOST = 16_384
@@ -122,33 +122,6 @@ class RecentQuestions:
         """Drop a user's questions, or everybody's."""
         for place in [place for place, (whose, _) in self._asked.items() if user in (None, whose)]:
             del self._asked[place]
-
-
-def branch_of(
-    *, again: bool, begun: bool, answers: int, unknown: int, follows: bool, alone: bool, compacted: bool = False
-) -> Branch:
-    """The branch that a turn begins.
-
-    Args:
-        again: the same question was asked before.
-        begun: its episode has turns.
-        answers: the number of answers in its conversation.
-        unknown: how many of these answers, counted from the last, belong to no turn that was found.
-        follows: its prompt is the found turn's tokens plus the new messages.
-        alone: no other turn continues the found turn.
-        compacted: it begins with a summary of its episode.
-    """
-    if again:
-        return Branch.AGAIN
-    if compacted:
-        return Branch.COMPACTED
-    if unknown == answers:  # no turn was found
-        return Branch.NONE if not begun else Branch.EDITED if answers else Branch.FRESH
-    if unknown:
-        return Branch.EDITED
-    if not follows:
-        return Branch.UNSEEN
-    return Branch.NONE if alone else Branch.PARALLEL
 
 
 # ---------------------------------------------------------------- conversations
@@ -229,9 +202,8 @@ class PendingPrompt:
     scope: ConversationScope
     conversation: Conversation
     chain: list[bytes]
-    plain: list[
-        bytes
-    ]  # the same without its style, by which its answers are known in any form; places are those of `chain`
+    # the same without its style, by which its answers are known in any form; places are those of `chain`
+    plain: list[bytes]
     spoken: list[int]  # the indices of the assistant's messages before the last message, in descending order
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
@@ -353,9 +325,11 @@ class Sessions:
             question.cleared = next(known, None)
         for i in spoken if self._entries else ():
             entry = self._find(chain[i + 1], scope.episode)
-            if entry is not None and question.entry is None:
+            if entry is None:
+                continue
+            if question.entry is None:
                 question.known, question.entry = i + 1, entry
-            if entry is not None and (not scope.shared or _made_by(conversation.messages[i], entry.turn)):
+            if not scope.shared or _made_by(conversation.messages[i], entry.turn):
                 return question
         if scope.shared:
             question.known, question.entry = 0, None
@@ -643,17 +617,24 @@ def _spoken(messages: Sequence[Message]) -> list[int]:
 
 
 def _branch(question: PendingPrompt, *, follows: bool) -> Branch:
-    """Why the prompt does not simply continue the newest turn. `follows`: it continues the turn that was found."""
-    entry, answered = question.entry, question.spoken
-    return branch_of(
-        again=question.again,
-        begun=question.begun or question.cleared is not None,
-        answers=len(answered),
-        unknown=len(answered) if entry is None else sum(place >= question.known for place in answered),
-        follows=follows,
-        alone=entry is None or entry.length == len(entry.run.ids),
-        compacted=entry is None and question.cleared is None and question.summary is not None,
-    )
+    """The branch that a turn begins: why its prompt does not simply continue the newest turn of its episode.
+
+    `follows`: its prompt is the found turn's tokens plus the new messages.
+    """
+    entry, answers = question.entry, question.spoken
+    if question.again:
+        return Branch.AGAIN
+    if entry is None and question.cleared is None and question.summary is not None:
+        return Branch.COMPACTED
+    if entry is None:
+        begun = question.begun or question.cleared is not None
+        return Branch.NONE if not begun else Branch.EDITED if answers else Branch.FRESH
+    if any(place >= question.known for place in answers):  # a later answer belongs to no turn that was found
+        return Branch.EDITED
+    if not follows:
+        return Branch.UNSEEN
+    alone = entry.length == len(entry.run.ids)  # no other turn continues the found one
+    return Branch.NONE if alone else Branch.PARALLEL
 
 
 def _made_by(message: Message, turn: str) -> bool:

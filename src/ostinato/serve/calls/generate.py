@@ -10,8 +10,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -22,6 +22,7 @@ from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, WindowMaker
+from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Senders, asks_auto, draw_arm, steering_of
@@ -39,12 +40,7 @@ from ostinato.serve.calls.context import (
     least_answer,
     override_sampling,
 )
-from ostinato.serve.calls.conversations import (
-    OWN_EPISODE,
-    AnswerParser,
-    Prompt,
-    Sessions,
-)
+from ostinato.serve.calls.conversations import OWN_EPISODE, AnswerParser, Prompt, Sessions
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest, is_whole
 from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import parse_count
@@ -55,10 +51,11 @@ from ostinato.serve.dialects.openai import CompletionRequest, parse_score
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.followups import FollowUps
+from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
-from ostinato.serve.reader import LONG_CHARS, Counted, LongRenderer, crowded
+from ostinato.serve.reader import LONG_CHARS, LongRenderer, PromptLength, crowded
 from ostinato.serve.reader_child import ITEMS, read_body
 from ostinato.serve.scrub import unmasked
 from ostinato.serve.wire.exchange import Exchange, Headers
@@ -75,26 +72,17 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log, `unkept` with a tenant and the ids of turns whose words will not be
-    stored, before they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
+    """Answers calls. `intake` is told of each turn in the log, and of turns whose words will not be stored before they are sampled;
+    `follow_ups` is given people's next messages; `choices` are what people allow.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        stored: Callable[[Turn], None],
-        unkept: Callable[[str, Sequence[str]], None],
-        overheard: FollowUps,
-        choices: ConsentChoices,
-    ) -> None:
+    def __init__(self, parts: Parts, intake: Intake, follow_ups: FollowUps, choices: ConsentChoices) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
-        self._noted = stored
+        self._intake = intake
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._senders = Senders(parts, choices)
-        self._unkept = unkept
         budget = config.session_tokens // len(tenants)
         self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
         read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
@@ -102,8 +90,8 @@ class CallHandlers:
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
-        self._overheard = overheard
-        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, overheard)
+        self._follow_ups = follow_ups
+        self._prompts = Prompts(parts, self._context, self._sessions, self._previous, follow_ups)
         self._thread = parts.thread
         self._repeats = IdempotencyKeys(parts.log, remembered=config.repeat_keys // len(tenants))
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
@@ -122,7 +110,7 @@ class CallHandlers:
             self._sessions[row.tenant].forget(row)
             self._previous[row.tenant].forget(row)
             self._items[row.tenant].clear()
-        self._overheard.forget(row)
+        self._follow_ups.forget(row)
 
     async def close(self) -> None:
         """Finish writes, waiting for them no longer than a caller would."""
@@ -131,7 +119,7 @@ class CallHandlers:
             async with asyncio.timeout(longest_s):
                 await self._parts.writes.drain()
                 await self._deliveries.close()
-                await self._overheard.close()
+                await self._follow_ups.close()
         except TimeoutError:
             _LOG.error("The log did not confirm the last writes within %g s; they may or may not be stored.", longest_s)
         self._prompts.compiling.close()
@@ -140,58 +128,52 @@ class CallHandlers:
 
     async def serve(self, route: CallRoute, exchange: Exchange) -> None:
         """Answer one call. Raises errors that become the response's error body."""
-        who = self._parts.keys.identify(exchange.headers)
-        quotas = self._parts.quotas
-        quotas.count_call(who.tenant)  # before the body is read
-        data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        who, data = await self._received(exchange)
         request = await self._parsed(who.tenant, exchange, data, route.parse)
         caller = self._senders.caller(exchange, who, request.asker, store=request.store)
+        async with self._admitted(caller) as person:
+            drawn = asks_auto(self._parts, request, caller)
+            with self._parts.quotas.places(caller.tenant, request.n or 1):
+                self._parts.metrics.calls(+1)
+                try:
+                    async with DisconnectWatch(exchange.receive) as watch:
+                        exchange.watch = watch
+                        placement = None if drawn else await self._senders.place(caller)
+                        asked = CallContext(
+                            route=route,
+                            data=data,
+                            request=request,
+                            caller=caller,
+                            placement=placement,
+                            exchange=exchange,
+                            watch=watch,
+                            person=person,
+                        )
+                        await self._once(asked)
+                finally:
+                    exchange.watch = None  # an error is sent without it
+                    self._parts.metrics.calls(-1)
+
+    async def _received(self, exchange: Exchange) -> tuple[Principal, bytes]:
+        """Who sends a call, which is charged to them, and its body. Raises Unauthorized, QuotaExceeded, BadRequest, TooLarge."""
+        who, quotas = self._parts.keys.identify(exchange.headers), self._parts.quotas
+        quotas.count_call(who.tenant)  # before the body is read
+        return who, await exchange.body(partial(quotas.count_bytes, who.tenant))
+
+    @asynccontextmanager
+    async def _admitted(self, caller: Caller) -> AsyncGenerator[Person]:
+        """A call in progress: a person's is tracked, a machine's waits until it may go on."""
         if caller.slot is None:
             with self._parts.people.person() as person:
-                await self._placed(route, exchange, data, request, caller, person)
+                yield person
             return
         left_s = None if caller.until is None else caller.until - time.monotonic()
         async with self._parts.people.machine(left_s):
-            await self._placed(route, exchange, data, request, caller, Person())
-
-    async def _placed(
-        self,
-        route: CallRoute,
-        exchange: Exchange,
-        data: bytes,
-        request: Request,
-        caller: Caller,
-        person: Person,
-    ) -> None:
-        """Answer a call while it holds a place among the calls in progress."""
-        drawn = asks_auto(self._parts, request, caller)
-        with self._parts.quotas.places(caller.tenant, request.n or 1):
-            self._parts.metrics.calls(+1)
-            try:
-                async with DisconnectWatch(exchange.receive) as watch:
-                    exchange.watch = watch
-                    placement = None if drawn else await self._senders.place(caller)
-                    asked = CallContext(
-                        route=route,
-                        data=data,
-                        request=request,
-                        caller=caller,
-                        placement=placement,
-                        exchange=exchange,
-                        watch=watch,
-                        person=person,
-                    )
-                    await self._once(asked)
-            finally:
-                exchange.watch = None  # an error is sent without it
-                self._parts.metrics.calls(-1)
+            yield Person()
 
     async def count(self, exchange: Exchange) -> None:
         """`POST /v1/messages/count_tokens`: the length of a prompt in tokens. Nothing is sampled or kept."""
-        who = self._parts.keys.identify(exchange.headers)
-        quotas = self._parts.quotas
-        quotas.count_call(who.tenant)
-        data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        who, data = await self._received(exchange)
         if (counted := await self._counted(who.tenant, data)) is not None:
             self._prompts.check_length(counted.chars, "messages")
             await exchange.reply(200, json_bytes({"input_tokens": counted.tokens}))
@@ -205,18 +187,17 @@ class CallHandlers:
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
         self._prompts.check_length(chars, "messages")
         shown, edits = await self._prompts.edited(who.tenant, request, conversation)
-        cost, told = chars + PART_CHARS * conversation.parts, dict[str, Any]()
+        cost = chars + PART_CHARS * conversation.parts
         tokens = await self._thread.run(who.tenant, cost, partial(self._prompts.tokens, shown))
+        told: dict[str, Any] = {"input_tokens": tokens}
         if edits is not None:
             original = tokens + sum(edit["cleared_input_tokens"] for edit in edits)
-            told = {"context_management": {"original_input_tokens": original}}
-        await exchange.reply(200, json_bytes({"input_tokens": tokens, **told}))
+            told["context_management"] = {"original_input_tokens": original}
+        await exchange.reply(200, json_bytes(told))
 
     async def score(self, exchange: Exchange) -> None:
         """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or kept."""
-        who = self._parts.keys.identify(exchange.headers)
-        self._parts.quotas.count_call(who.tenant)
-        data = await exchange.body(partial(self._parts.quotas.count_bytes, who.tenant))
+        who, data = await self._received(exchange)
         request = await self._parsed(who.tenant, exchange, data, parse_score)
         caller = self._senders.caller(exchange, who, request.asker, store=False)
         if caller.slot is None:
@@ -231,8 +212,7 @@ class CallHandlers:
         answer = self._parts.renderer.encode(request.answer)
         if len(prompt) + len(answer) > self._context:
             raise ContextExceeded(prompt=len(prompt), answer=len(answer), context=self._context, field="messages")
-        left_s = None if caller.until is None else caller.until - time.monotonic()
-        async with DisconnectWatch(exchange.receive), self._parts.people.machine(left_s):
+        async with DisconnectWatch(exchange.receive), self._admitted(caller):
             placement = await self._senders.place(caller)
             salt = cache_salt(caller.tenant, caller.user, placement.assignment.arm)
             found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
@@ -255,7 +235,7 @@ class CallHandlers:
 
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
-    async def _counted(self, tenant: str, data: bytes) -> Counted | None:
+    async def _counted(self, tenant: str, data: bytes) -> PromptLength | None:
         """The length of a long prompt that another process counts whole; None if it must be read here."""
         reader = self._parts.reader
         if reader is None or self._masks is not None or len(data) < LONG_CHARS:
@@ -303,9 +283,8 @@ class CallHandlers:
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._prompts.ask(asked), dict[str, OutsideFailed]()
-        if (
-            attempt.turns and question.purpose is Purpose.COMPACTION
-        ):  # the summary is the client's own, and all of the answer
+        # the summary is the client's own, and all of the answer
+        if attempt.turns and question.purpose is Purpose.COMPACTION:
             await self._repeat(asked, attempt.turns)
             return
         if await self._is_full(asked, question) or attempt.turns:
@@ -314,8 +293,7 @@ class CallHandlers:
                 return
             question = shorter
             if attempt.turns and (turns := await self._stored(attempt)):
-                capture = self._capture(again(turns), stored=True)
-                await self._send(asked, capture, played(turns), question, asked.person, _REPLAYED)
+                await self._send(asked, self._stored_capture(turns), played(turns), question, asked.person)
                 return
         episode = self._episode(asked, question)
         while True:
@@ -325,8 +303,10 @@ class CallHandlers:
                 if not failed:
                     raise
                 raise [*failed.values()][-1] from None
+            capture = self._capture(call)
             try:
-                await self._answer(asked, attempt, question, call, deal)
+                with self._at_engine(asked, attempt, capture) as person:
+                    await self._send(asked, capture, self._chunks(question, call, deal), question, person)
                 return
             except OutsideFailed as error:
                 if asked.exchange.said or deal is None:
@@ -334,35 +314,32 @@ class CallHandlers:
                 failed[deal.arm.name] = error
                 attempt.again()
 
-    async def _answer(
-        self, asked: CallContext, attempt: Try, question: EnginePrompt, call: Call, deal: Deal | None
-    ) -> None:
-        capture = self._capture(call, stored=False)
-        with self._charged(asked, attempt, capture), self._at_engine(asked, call) as person:
-            await self._send(asked, capture, self._chunks(question, call, deal), question, person)
-
     @contextmanager
-    def _charged(self, asked: CallContext, attempt: Try, capture: Capture) -> Generator[None]:
-        """Count what is sampled against the tenant's quota, and trace it."""
+    def _at_engine(self, asked: CallContext, attempt: Try, capture: Capture) -> Generator[Person]:
+        """The `Person` to notify of tokens. What is sampled is charged to the tenant's quota, and traced; a stored answer is not.
+
+        A person counts from here on; only live waits are timed: lent servers return to live.
+        """
         call = capture.call
+        if capture.stored:
+            yield asked.person
+            return
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         if call.consent is Consent.NEVER:
-            self._unkept(call.tenant, call.turn_ids())
+            self._intake.keep_no_words(call.tenant, call.turn_ids())
         try:
-            yield
+            if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
+                yield asked.person
+            else:
+                user = f"{call.tenant}/{self._senders.known(asked.caller)}" if call.slot == Arm.LIVE else None
+                with self._parts.people.asks(asked.person, call.n, user) as person:
+                    yield person
         finally:
             attempt.writes += capture.begun
             self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.charged_tokens)
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
-
-    def _at_engine(self, asked: CallContext, call: Call) -> AbstractContextManager[Person]:
-        """The `Person` to notify of tokens. A person counts from here on; only live waits are timed: lent servers return to live."""
-        if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
-            return nullcontext(asked.person)
-        user = f"{call.tenant}/{self._senders.known(asked.caller)}" if call.slot == Arm.LIVE else None
-        return self._parts.people.asks(asked.person, call.n, user)
 
     def _chunks(self, question: EnginePrompt, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
         """The sampled chunks, from the engine or from an outside model."""
@@ -453,10 +430,8 @@ class CallHandlers:
             return None
         attempt.again()
         after = await self._prompts.ask(asked, begun_with(told, block), summary, question.style)
-        heard = {
-            "answered": question.answered,
-            "left": question.left,
-        }  # the client said what it said in the window before
+        # the client said what it said in the window before
+        heard = {"answered": question.answered, "left": question.left}
         return replace(after, edits=question.edits, compacted=compacted, tries=ids, **heard)
 
     async def _tried(
@@ -466,16 +441,15 @@ class CallHandlers:
         repeated, ids, tried = bool(attempt.turns), list[str](), 0
         while tried < _SUMMARY_TRIES:
             if turns := await self._stored(attempt) if repeated else []:
-                if (
-                    turns[0].purpose is not Purpose.COMPACTION
-                ):  # the answer, after summaries of which none could be used
+                # the answer, after summaries of which none could be used
+                if turns[0].purpose is not Purpose.COMPACTION:
                     break
-                capture, chunks = self._capture(again(turns), stored=True), played(turns)
+                capture, chunks = self._stored_capture(turns), played(turns)
             else:
                 call, _ = self._call(asked, attempt.id, episode, question, ())
                 call = replace(call, branch=Branch.AGAIN) if ids else call
                 tried += 1
-                capture, chunks = self._capture(call, stored=False), self._parts.engine.generate(call.request())
+                capture, chunks = self._capture(call), self._parts.engine.generate(call.request())
             answer, text = await self._summarise(asked, attempt, capture, chunks, question)
             ids += capture.call.turn_ids()
             if text:
@@ -495,13 +469,9 @@ class CallHandlers:
         """Sample a summary, or play a stored one. Returns its text, "" if it cannot be used: empty, cut off, or with a call."""
         conversation = cast("Conversation", question.conversation)
         parser = self._reading(conversation, capture.call.turn_ids()[0])
-        stored = capture.choices[0].written
         try:
-            with (
-                nullcontext() if stored else self._charged(asked, attempt, capture),
-                nullcontext(asked.person) if stored else self._at_engine(asked, capture.call) as person,
-            ):
-                answer = self._replying(asked, capture, chunks, question, [parser], person, None)
+            with self._at_engine(asked, attempt, capture) as person:
+                answer = self._replying(asked, capture, chunks, question, [parser], person, [])
                 await answer.sample(stream=bool(asked.request.stream))
         except EngineFailed as error:
             raise CompactionUnavailable(f"No summary came about: {error}") from error
@@ -549,9 +519,7 @@ class CallHandlers:
             told, edits = await self._prompts.edited(asked.caller.tenant, request, told)
         prompt = Prompt(ids=turns[0].prompt_ids)
         question = EnginePrompt(prompt=prompt, conversation=told, edits=edits, scrubber=scrubber)
-        await self._send(
-            asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
-        )
+        await self._send(asked, self._stored_capture(turns), played(turns), question, asked.person)
 
     async def _send(
         self,
@@ -560,10 +528,10 @@ class CallHandlers:
         chunks: AsyncIterator[Chunk],
         question: EnginePrompt,
         person: Person,
-        headers: Headers | None = None,
     ) -> None:
         call, request = capture.call, asked.request
         readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
+        headers = _REPLAYED if capture.stored else []
         answer = self._replying(asked, capture, chunks, question, readings, person, headers)
         await answer.send(stream=bool(request.stream))
         self._deliveries.note([*question.tries, *call.turn_ids()])
@@ -579,28 +547,25 @@ class CallHandlers:
         question: EnginePrompt,
         readings: Sequence[AnswerParser],
         person: Person,
-        headers: Headers | None,
+        headers: Headers,
     ) -> Answer:
         call, request = capture.call, asked.request
         heading = self._heading(call.id, call.started_at, request, len(call.prompt_ids), question)
         writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
         if question.scrubber is not None:
             writer = question.scrubber.restoring(writer, question.conversation)
+        if request.omitted:  # what the model did not get of the request
+            headers = [*headers, (b"x-ostinato-omitted", ", ".join(request.omitted).encode())]
         return Answer(
+            self._parts,
+            asked,
+            question,
             capture,
             chunks,
             writer=writer,
             readings=readings,
-            exchange=asked.exchange,
-            watch=asked.watch,
-            metrics=self._parts.metrics,
-            config=self._parts.config,
-            decode=self._parts.renderer.decode,
-            end_sample=self._parts.engine.end_sample,
-            remember=question.remember,
-            left=question.left,
             person=person,
-            headers=[*(headers or []), *_omitted(request)],
+            headers=headers,
         )
 
     @staticmethod
@@ -682,18 +647,8 @@ class CallHandlers:
         )
         return call, deal
 
-    def _capture(self, call: Call, *, stored: bool) -> Capture:
-        return Capture(
-            call,
-            log=self._parts.log,
-            clock=self._parts.clock,
-            writes=self._parts.writes,
-            metrics=self._parts.metrics,
-            noted=self._noted,
-            stored=stored,
-        )
+    def _capture(self, call: Call) -> Capture:
+        return Capture(call, self._parts, self._intake.turn)
 
-
-def _omitted(request: Request) -> Headers:
-    """The header that tells what the model did not get of the request, if it did not get all of it."""
-    return [(b"x-ostinato-omitted", ", ".join(request.omitted).encode())] if request.omitted else []
+    def _stored_capture(self, turns: Sequence[Turn]) -> Capture:
+        return Capture(again(turns), self._parts, self._intake.turn, stored=True)

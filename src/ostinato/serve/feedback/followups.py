@@ -25,7 +25,7 @@ from ostinato.serve.calls.conversations import PendingPrompt
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, NextMessage, kind_of
 from ostinato.serve.judge_prompt import Case
-from ostinato.serve.message_judge import Judge, Ruled
+from ostinato.serve.message_judge import Judge, LabelledMessage
 from ostinato.serve.parts import Parts
 
 # ---------------------------------------------------------------- replies typed as feedback
@@ -130,14 +130,14 @@ _READING_S = 2.0  # a question repeated sooner than this comes from a program: n
 
 
 class _Said(NamedTuple):
-    """A signal before it has a tenant and a time; `ruled`: the message with the rules' label, for a judge."""
+    """A signal before it has a tenant and a time; `labelled`: the message with the rules' label, for a judge."""
 
     id: str
     turn: str
     name: str
     comment: str | None = None
     source: Source = Source.IMPLICIT
-    ruled: Ruled | None = None
+    labelled: LabelledMessage | None = None
 
 
 class _Left(NamedTuple):
@@ -161,9 +161,9 @@ class _Asked(NamedTuple):
 class FollowUps:
     """Classifies next messages of conversations, if `serve.next_message` is set.
 
-    Example: ``overheard.note("acme", question, Purpose.TASK)`` when a question is asked, ``overheard.answered(question, turns, answers)``
-    when its answers were handed over, ``overheard.left(question, turn, answer)`` when the client left before the end, and at the end
-    ``await overheard.close()``
+    Example: ``follow_ups.note("acme", question, Purpose.TASK)`` when a question is asked, ``follow_ups.answered(question, turns, answers)``
+    when its answers were handed over, ``follow_ups.left(question, turn, answer)`` when the client left before the end, and at the end
+    ``await follow_ups.close()``
     """
 
     def __init__(self, parts: Parts, intake: Intake, judge: Judge | None = None) -> None:
@@ -248,8 +248,8 @@ class FollowUps:
                     comment=said.comment,
                 )
                 self._noted.append(signal)
-                if self._judge is not None and said.ruled is not None:
-                    self._judge.ask(each.tenant, said.id, said.ruled, partial(self._judged, signal))
+                if self._judge is not None and said.labelled is not None:
+                    self._judge.ask(each.tenant, said.id, said.labelled, partial(self._judged, signal))
 
     def _judged(self, ruled: Signal, kind: NextMessage) -> None:
         """Note a judge's label for a message the rules labelled. It is received now, so a reward whose window closed does not count it."""
@@ -290,10 +290,10 @@ class FollowUps:
     def _broken_off(self, question: PendingPrompt) -> list[_Said] | None:
         """The signals about the answer that was broken off before this message; None if there was none, or nothing was said since."""
         messages, episode = question.conversation.messages, question.scope.episode or ""
-        left_here = self._left.get(question.scope.tenant)
+        left_here = self._left.get(question.scope.tenant, {})
         # what an answer was found to has been answered since
-        for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1) if left_here else ():
-            left = left_here.get((question.plain[i], episode)) if left_here else None
+        for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1):
+            left = left_here.get((question.plain[i], episode))
             if left is None or not messages[i].text.startswith(left.asked):
                 continue
             since = [replace(messages[i], text=messages[i].text[len(left.asked) :]), *messages[i + 1 :]]
@@ -321,7 +321,7 @@ class FollowUps:
                 message=words.text,
             )
             kind = kind_of(case.message, case.request, case.answer)
-            yield _Said(id, turn, _name(kind), _comment(kind), ruled=Ruled(case, kind))
+            yield _Said(id, turn, _name(kind), _comment(kind), labelled=LabelledMessage(case, kind))
 
     # ------------------------------------------------------------ writing
 
@@ -366,7 +366,7 @@ def _about_left(left: _Left, words: Typed, before: str) -> Iterator[_Said]:
     yield _Said(f"left-{left.turn}", left.turn, "interrupted")
     case = Case(request=before, answer=left.answer, message=words.text)
     if words.text and (kind := kind_of(case.message, case.request, case.answer)) in DISSATISFIED:
-        yield _Said(f"left-{left.turn}-w", left.turn, _name(kind), _comment(kind), ruled=Ruled(case, kind))
+        yield _Said(f"left-{left.turn}-w", left.turn, _name(kind), _comment(kind), labelled=LabelledMessage(case, kind))
 
 
 def _spoken(messages: Sequence[Message]) -> bool:

@@ -27,7 +27,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
+from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -63,7 +65,7 @@ _LABELS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class TelemetrySignals:
     """The signals of a batch without duplicates, and the number of events of a known kind about our turns that were not understood.
 
     Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
@@ -86,17 +88,18 @@ class _Unclear(ValueError):
 
 
 _Reader = Callable[[Attributes], Sequence[_Said]]
+_Told = TypeVar("_Told", Event, TraceSpan)
 
 
-def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Heard:
+def read_events(events: Iterable[Event], *, tenant: str, now: float) -> TelemetrySignals:
     """The signals of log records. `now` is their arrival time, and stands in for the event time if a record has none."""
     batch = _Batch(tenant, now)
     for event in events:
         batch.take_event(event)
-    return batch.reading()
+    return batch.result()
 
 
-def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard:
+def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> TelemetrySignals:
     """The signals of spans and of their events; arguments as for `read_events`."""
     batch = _Batch(tenant, now)
     for span in spans:
@@ -104,7 +107,7 @@ def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard
         for event in span.events:
             if event.name == _EVALUATION:
                 batch.take(event, _turn(event.attributes) or _turn(span.attributes), _evaluation)
-    return batch.reading()
+    return batch.result()
 
 
 class _Batch:
@@ -131,8 +134,8 @@ class _Batch:
             signal = self._signal(event, turn, each)
             self._signals[signal.id] = signal
 
-    def reading(self) -> Heard:
-        return Heard(signals=list(self._signals.values()), unclear=self._unclear)
+    def result(self) -> TelemetrySignals:
+        return TelemetrySignals(signals=list(self._signals.values()), unclear=self._unclear)
 
     def _signal(self, event: Event | TraceSpan, turn: str, said: _Said) -> Signal:
         return Signal(
@@ -292,38 +295,38 @@ class Telemetry:
 
     async def logs(self, exchange: Exchange) -> None:
         """Take an `ExportLogsServiceRequest`."""
-        tenant, encoding, data = await self._receive(exchange)
-        config = self._parts.config
-        read = partial(read_logs, data, encoding, depth=config.max_depth, values=config.max_values)
-        events = await self._parts.thread.run(tenant, len(data), read)
-        self._parts.quotas.count_events(tenant, max(1, len(events)))
-        understand = partial(read_events, events, tenant=tenant, now=self._parts.clock())
-        reading = await self._parts.thread.run(tenant, len(data), understand)
-        await self._store(reading.signals)
-        await exchange.reply(200, _logs_answer(reading, encoding), kind=encoding.encode())
+        await self._take(exchange, read_logs, len, read_events, ExportLogsServiceResponse(), "rejected_log_records")
 
     async def traces(self, exchange: Exchange) -> None:
         """Take an `ExportTraceServiceRequest`."""
-        tenant, encoding, data = await self._receive(exchange)
-        config = self._parts.config
-        read = partial(read_spans, data, encoding, depth=config.max_depth, values=config.max_values)
-        spans = await self._parts.thread.run(tenant, len(data), read)
-        self._parts.quotas.count_events(tenant, max(1, sum(1 + len(span.events) for span in spans)))
-        understand = partial(read_traces, spans, tenant=tenant, now=self._parts.clock())
-        reading = await self._parts.thread.run(tenant, len(data), understand)
-        await self._store(reading.signals)
-        await exchange.reply(200, _traces_answer(reading, encoding), kind=encoding.encode())
+        await self._take(exchange, read_spans, _size, read_traces, ExportTraceServiceResponse(), "rejected_spans")
 
-    async def _receive(self, exchange: Exchange) -> tuple[str, Encoding, bytes]:
-        """The sending tenant, the encoding, and the decompressed body."""
-        tenant = self._parts.keys.identify(exchange.headers).tenant
-        self._parts.quotas.expect_events(tenant)  # before the body is read
+    async def _take(
+        self,
+        exchange: Exchange,
+        read: Callable[..., list[_Told]],
+        size: Callable[[list[_Told]], int],
+        understand: Callable[..., TelemetrySignals],
+        answer: Any,
+        rejected: str,
+    ) -> None:
+        """Store the signals of an export. `answer`: the empty answer; `rejected`: its field for how many records were not understood."""
+        parts, tenant = self._parts, self._parts.keys.identify(exchange.headers).tenant
+        parts.quotas.expect_events(tenant)  # before the body is read
         encoding = _encoding(exchange.headers)
-        return tenant, encoding, await exchange.data(partial(self._parts.quotas.count_bytes, tenant))
+        data = await exchange.data(partial(parts.quotas.count_bytes, tenant))
+        reading = partial(read, data, encoding, depth=parts.config.max_depth, values=parts.config.max_values)
+        told = await parts.thread.run(tenant, len(data), reading)
+        parts.quotas.count_events(tenant, max(1, size(told)))
+        hearing = partial(understand, told, tenant=tenant, now=parts.clock())
+        heard = await parts.thread.run(tenant, len(data), hearing)
+        for start in range(0, len(heard.signals), MAX_EVENTS):
+            await self._intake.take(heard.signals[start : start + MAX_EVENTS])
+        await exchange.reply(200, _answer(heard, encoding, answer, rejected), kind=encoding.encode())
 
-    async def _store(self, signals: list[Signal]) -> None:
-        for start in range(0, len(signals), MAX_EVENTS):
-            await self._intake.take(signals[start : start + MAX_EVENTS])
+
+def _size(spans: Sequence[TraceSpan]) -> int:
+    return sum(1 + len(span.events) for span in spans)
 
 
 def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
@@ -336,34 +339,12 @@ def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
         ) from None
 
 
-def _unclear(reading: Heard) -> str:
-    return f"{reading.unclear} records of a known kind lack a decision, a result, or a name and finite score."
-
-
-def _logs_answer(reading: Heard, encoding: Encoding) -> bytes:
-    if encoding is Encoding.JSON:
-        return _json_answer(reading, "rejectedLogRecords")
-    answer = ExportLogsServiceResponse()
-    if reading.unclear:
-        answer.partial_success.rejected_log_records = reading.unclear
-        answer.partial_success.error_message = _unclear(reading)
-    return answer.SerializeToString()
-
-
-def _traces_answer(reading: Heard, encoding: Encoding) -> bytes:
-    if encoding is Encoding.JSON:
-        return _json_answer(reading, "rejectedSpans")
-    answer = ExportTraceServiceResponse()
-    if reading.unclear:
-        answer.partial_success.rejected_spans = reading.unclear
-        answer.partial_success.error_message = _unclear(reading)
-    return answer.SerializeToString()
-
-
-def _json_answer(reading: Heard, rejected: str) -> bytes:
-    if not reading.unclear:
-        return json_bytes({})
-    return json_bytes({"partialSuccess": {rejected: str(reading.unclear), "errorMessage": _unclear(reading)}})
+def _answer(heard: TelemetrySignals, encoding: Encoding, answer: Any, rejected: str) -> bytes:
+    if heard.unclear:
+        why = f"{heard.unclear} records of a known kind lack a decision, a result, or a name and finite score."
+        answer.partial_success.error_message = why
+        setattr(answer.partial_success, rejected, heard.unclear)
+    return json_bytes(MessageToDict(answer)) if encoding is Encoding.JSON else answer.SerializeToString()
 
 
 # ---------------------------------------------------------------- feedback

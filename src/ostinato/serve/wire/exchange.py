@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -71,11 +72,6 @@ class Exchange:
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
-
-    __slots__ = (
-        *("_config", "_send", "_session", "came_at", "failure", "headers", "method", "path", "receive", "received"),
-        *("said", "shared", "status", "watch"),
-    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
         self.method: str = scope["method"]
@@ -213,10 +209,11 @@ class MethodNotAllowed(OstinatoError):
     code = "method_not_allowed"
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Endpoint:
     """An ASGI app for one route.
 
-    Args:
+    Attributes:
         route: the path's pattern, a label of the metrics.
         handle: answers an exchange; may raise.
         errors: its dialect's shape of errors.
@@ -226,39 +223,28 @@ class Endpoint:
         answered: called with each request's scope, headers and status.
     """
 
-    def __init__(
-        self,
-        route: str,
-        handle: Handler,
-        *,
-        errors: ErrorShape,
-        origins: Origins,
-        metrics: Metrics,
-        config: ServeConfig,
-        answered: Callable[[Scope, Mapping[bytes, bytes], int], None],
-    ) -> None:
-        self._route = route
-        self._handle = handle
-        self._errors = errors
-        self._origins = origins
-        self._metrics = metrics
-        self._config = config
-        self._answered = answered
+    route: str
+    handle: Handler
+    errors: ErrorShape
+    origins: Origins
+    metrics: Metrics
+    config: ServeConfig
+    answered: Callable[[Scope, Mapping[bytes, bytes], int], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._config)
+        exchange = Exchange(scope, receive, send, self.config)
         status = _GONE
         try:
             try:
-                self._origins.check(exchange.headers)
-                exchange.shared = self._origins.sharing(exchange.headers)
-                await self._handle(exchange)
+                self.origins.check(exchange.headers)
+                exchange.shared = self.origins.sharing(exchange.headers)
+                await self.handle(exchange)
             except OstinatoError as error:
                 await self._fail(exchange, error)
             except ClientGone:
                 raise
             except Exception as error:  # noqa: BLE001  # the last resort: a fault of ours must not look like a dead connection
-                _LOG.exception("%s failed", self._route)
+                _LOG.exception("%s failed", self.route)
                 await self._fail(
                     exchange, OstinatoError(f"Internal error ({type(error).__name__}); the server's log has more.")
                 )
@@ -266,14 +252,14 @@ class Endpoint:
         except ClientGone:
             pass
         finally:
-            self._metrics.answered(self._route, status)
-            self._answered(scope, exchange.headers, exchange.status or status)
+            self.metrics.answered(self.route, status)
+            self.answered(scope, exchange.headers, exchange.status or status)
 
     async def _fail(self, exchange: Exchange, error: OstinatoError) -> None:
         if exchange.status:  # only streams fail after their start: the error is the last event
             await exchange.write(exchange.failure(error).encode(), last=True)
         else:
-            await exchange.reply(self._errors.status(error), json_bytes(self._errors.body(error)), _headers(error))
+            await exchange.reply(self.errors.status(error), json_bytes(self.errors.body(error)), _headers(error))
 
 
 async def preflight(methods: Collection[str], origins: Origins, exchange: Exchange) -> None:

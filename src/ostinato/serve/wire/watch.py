@@ -30,19 +30,6 @@ class DisconnectWatch:
             chunk = await anext(chunks)
     """
 
-    __slots__ = (
-        "_deadline",
-        "_late",
-        "_listener",
-        "_loop",
-        "_receive",
-        "_task",
-        "_timer",
-        "answered",
-        "left",
-        "reason",
-    )
-
     def __init__(self, receive: Receive) -> None:
         self.reason: Exception | None = None
         self.left = False  # the client closed the connection

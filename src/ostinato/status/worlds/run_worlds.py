@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ostinato.config import Config
 from ostinato.core.files import older
@@ -19,7 +19,7 @@ from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.run_directory import Home
 from ostinato.status.index_queries import PAGE_ROWS, Threads
-from ostinato.status.progress_lines import FileTail, last_lines
+from ostinato.status.progress_lines import FileTail, last_lines, newest_line
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.worlds import underway
 from ostinato.status.worlds.tasks import (
@@ -83,6 +83,7 @@ _NEWEST = 20
 _MOST_FAMILIES = 50
 _MOST_TASKSETS = 10
 Shipped = Callable[[], Awaitable[Sequence[LedgerEvent]]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +204,12 @@ class RolloutDetail:
     steps: tuple[RolloutStep, ...]
     first: int
     turns: int
-    parts: Mapping[str, float]
-    why: str
-    effort: Mapping[str, float]
-    changes: tuple[FileChange, ...]
-    more_changes: int
-    on_record: bool
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    why: str = ""
+    effort: Mapping[str, float] = field(default_factory=dict[str, float])
+    changes: tuple[FileChange, ...] = ()
+    more_changes: int = 0
+    on_record: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,19 +273,19 @@ class RunWorlds:
         if found is None:
             return None
         line, members, record, turns = found
-        changes, more = ((), 0) if record is None else changes_of(record)
-        return RolloutDetail(
-            line=line,
-            members=tuple(members),
-            steps=await self._steps(turns, first, tools=not line.harness.startswith("single")),
-            first=first,
-            turns=len(turns),
-            parts={} if record is None else figures_of(record.parts),
-            why="" if record is None else why_of(record),
-            effort={} if record is None else figures_of(record.effort),
+        steps = await self._steps(turns, first, tools=not line.harness.startswith("single"))
+        detail = RolloutDetail(line=line, members=tuple(members), steps=steps, first=first, turns=len(turns))
+        if record is None:
+            return detail
+        changes, more = changes_of(record)
+        return replace(
+            detail,
+            parts=figures_of(record.parts),
+            why=why_of(record),
+            effort=figures_of(record.effort),
             changes=changes,
             more_changes=more,
-            on_record=record is not None,
+            on_record=True,
         )
 
     async def task(self, id: str, *, hidden: bool) -> TaskDetail | None:
@@ -293,8 +294,8 @@ class RunWorlds:
 
     # ------------------------------------------------------------ on a thread, one at a time
 
-    async def _ask(self, question: Callable[[], Any]) -> Any:
-        def answer() -> Any:
+    async def _ask(self, question: Callable[[], _T]) -> _T:
+        def answer() -> _T:
             with self._lock:
                 self._ended.take(self._lines.new())
                 self._under_way.look()
@@ -368,7 +369,7 @@ class RunWorlds:
 
     def _tasksets(self) -> tuple[TasksetLine, ...]:
         """The current taskset, as the worker last read it, and those of the rollouts on record."""
-        said = next((line for line in reversed(last_lines(self._progress)) if line["kind"] == "tasks"), None)
+        said = newest_line(last_lines(self._progress), "tasks")
         now = "" if said is None else str(said.get("hash", ""))[:128]
         spans: dict[str, tuple[int, float, float]] = {}
         for each in self._ended.all():

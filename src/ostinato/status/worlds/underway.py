@@ -16,7 +16,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
 from ostinato.status.progress_lines import FileTail, Spot
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.groups import GroupMember, Groups, RolloutGroup
+from ostinato.worlds.rollout.groups import GroupMember, Groups, RolloutGroup, RolloutOutcome
 
 MOST_GROUPS = 12
 _MOST_MEMBERS = 1024
@@ -118,10 +118,9 @@ class UnderWay:
             for member, slot in enumerate(group.slots):
                 for outcome in (*slot.failed, *([] if slot.last is None else [slot.last])):
                     if outcome.episode == episode:
-                        ended = "failed" if outcome.grade is None else "graded"
-                        return _line(group, member, episode, ended, outcome.grade), outcome.turns
-                if _current(group, member, slot) == episode and slot.begun:
-                    return _line(group, member, episode, _state(slot), None), ()
+                        return _ended(group, member, outcome), outcome.turns
+                if slot.begun and (line := _current(group, member, slot)).episode == episode:
+                    return line, ()
         return None
 
     def _begin(self, name: bytes, token: str) -> None:
@@ -161,11 +160,9 @@ class UnderWay:
         members: list[RolloutLine] = []
         for member, slot in enumerate(group.slots):
             if slot.last is None:
-                members.append(_line(group, member, _current(group, member, slot), _state(slot), None))
-                continue
-            known = recorded(group.name, member)
-            ended = "failed" if slot.last.grade is None else "graded"
-            members.append(known or _line(group, member, slot.last.episode, ended, slot.last.grade))
+                members.append(_current(group, member, slot))
+            else:
+                members.append(recorded(group.name, member) or _ended(group, member, slot.last))
         return GroupUnderWay(name=group.name, task=group.task, told=group.told, members=tuple(members))
 
 
@@ -178,12 +175,15 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def _current(group: RolloutGroup, member: int, slot: GroupMember) -> str:
-    return f"{group.name}.{member}.{max(0, slot.begun - 1)}"
+def _current(group: RolloutGroup, member: int, slot: GroupMember) -> RolloutLine:
+    """A member's newest rollout, which is not over, or the one that it waits for."""
+    state = "under way" if slot.begun > len(slot.failed) else "waiting"
+    return _line(group, member, f"{group.name}.{member}.{max(0, slot.begun - 1)}", state, None)
 
 
-def _state(slot: GroupMember) -> str:
-    return "under way" if slot.begun > len(slot.failed) else "waiting"
+def _ended(group: RolloutGroup, member: int, outcome: RolloutOutcome) -> RolloutLine:
+    """A rollout of a member that is over."""
+    return _line(group, member, outcome.episode, "failed" if outcome.grade is None else "graded", outcome.grade)
 
 
 def _line(group: RolloutGroup, member: int, episode: str, ended: str, grade: object) -> RolloutLine:

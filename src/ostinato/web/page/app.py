@@ -291,6 +291,7 @@ class PageAdmission:
 
 COOKIE, SECURE_COOKIE = "ostinato", "__Host-ostinato"
 _LONGEST_PROMPT = 8_000
+Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Visitor], Awaitable[Response]]
 
 
@@ -313,7 +314,7 @@ class Pages:
         self._templates = Templates(self._files)
         self._live = Live(clock)
         self._admission = PageAdmission(clock)
-        self._visitors: Visitors | None = None
+        self._visitors: Visitors  # known with the routes
 
     def close(self) -> None:
         """End all viewers' streams. Pages are still answered."""
@@ -343,37 +344,37 @@ class Pages:
             ("/playground", "playground"),
         ]
         acts: list[tuple[str, str, Handler]] = [
-            ("/releases/{root}/ship", "ship", self._ship),
-            ("/releases/{root}/approve", "approve", self._approve),
-            ("/releases/{root}/refuse", "refuse", self._refuse),
+            ("/releases/{root}/ship", "ship", self._decider(self._acts.ship, "Shipped")),
+            ("/releases/{root}/approve", "approve", self._decider(self._acts.approve, "Approved")),
+            ("/releases/{root}/refuse", "refuse", self._decider(self._acts.refuse, "Refused")),
             ("/rollback", "roll back", self._roll_back),
             ("/monitors/{name:path}/accept", "accept alarm", self._accept),
             ("/playground", "ask in the playground", self._ask),
             ("/playground/feedback", "rate in the playground", self._rate),
         ]
         return [
-            *(Route(path, self._seen(self._shower(name), name), methods=["GET"]) for path, name in shown),
-            *(Route(path, self._done(act, name), methods=["POST"]) for path, name, act in acts),
-            Route("/events", self._seen(self._events, "turns"), methods=["GET"]),
-            Route("/sign-in", self._by_anybody(self._sign_in_form), methods=["GET"]),
-            Route("/sign-in", self._by_anybody(self._sign_in), methods=["POST"]),
-            Route("/sign-out", self._by_anybody(self._sign_out), methods=["POST"]),
+            *(Route(path, self._for_visitors(self._shown(name), name), methods=["GET"]) for path, name in shown),
+            *(Route(path, self._for_operators(act, name), methods=["POST"]) for path, name, act in acts),
+            Route("/events", self._for_visitors(self._events, "turns"), methods=["GET"]),
+            Route("/sign-in", self._for_anybody(self._sign_in_form), methods=["GET"]),
+            Route("/sign-in", self._for_anybody(self._sign_in), methods=["POST"]),
+            Route("/sign-out", self._for_anybody(self._sign_out), methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
-            _Elsewhere("/{path:path}", self._seen(self._nothing, "turns"), methods=["GET"]),
+            _Elsewhere("/{path:path}", self._for_visitors(self._nothing, "turns"), methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ access
 
-    def _seen(self, handle: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
+    def _for_visitors(self, handle: Handler, name: str) -> Endpoint:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             if visitor is None:
-                reply = RedirectResponse("/sign-in", 303, headers=dict(HEADERS))
+                reply = RedirectResponse("/sign-in", 303, headers=HEADERS)
                 self._record_nobody(request, reply)
                 return reply
             if not visitor.sees_all and name not in OPEN_TO_TENANTS:
                 if name == "now":
-                    return RedirectResponse("/turns", 303, headers=dict(HEADERS))
+                    return RedirectResponse("/turns", 303, headers=HEADERS)
                 return await self._failed(
                     Forbidden("This page is for the operator: it shows all tenants together."), visitor
                 )
@@ -381,13 +382,13 @@ class Pages:
 
         return answer
 
-    def _by_anybody(self, handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _for_anybody(self, handle: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
             return await self._guarded(lambda: handle(request), request, self._visitor(request))
 
         return answer
 
-    def _done(self, act: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
+    def _for_operators(self, act: Handler, name: str) -> Endpoint:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             reply = await admitted(request, visitor)
@@ -428,13 +429,11 @@ class Pages:
 
     def _record_nobody(self, request: Request, reply: Response) -> None:
         """Record a request without a visitor only if it has a wrong key: anybody could repeat another without end."""
-        assert self._visitors is not None
         key = self._visitors.wrong_key(dict(request.scope["headers"]))
         if key is not None:
             self._record_wrong_key(request, reply, fingerprint(key))
 
     def _visitor(self, request: Request) -> Visitor | None:
-        assert self._visitors is not None
         return self._visitors.visitor(dict(request.scope["headers"]))
 
     async def _guarded(
@@ -452,7 +451,7 @@ class Pages:
             return await self._failed(told, visitor)
 
     async def _failed(self, error: OstinatoError, visitor: Visitor | None) -> Response:
-        frame: Mapping[str, Any] = {"visitor": visitor, "run": None, "tabs": (), "state": None}
+        frame = _frame(visitor)
         if visitor is not None:
             try:
                 frame = await self._views.frame(visitor)
@@ -466,19 +465,21 @@ class Pages:
 
     def _html(self, template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
         body = self._templates.render(template, facts)
-        return Response(body, status, dict(HEADERS), media_type="text/html")
+        return Response(body, status, HEADERS, media_type="text/html")
 
     # ------------------------------------------------------------ pages
 
-    def _shower(self, name: str) -> Handler:
+    def _shown(self, name: str) -> Handler:
+        template = "page.html" if name in PLAIN_PAGES else f"{name}.html"
+
         async def show(request: Request, visitor: Visitor) -> Response:
             fields = _fields(request)
             async with self._admission.page(visitor):
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
                 facts |= {"tab": name, "events": _events_of(name, request)}
-                body = await self._threads.ask(lambda: self._templates.render(f"{name}.html", facts).encode())
+                body = await self._threads.ask(lambda: self._templates.render(template, facts).encode())
             if name not in KEPT_PAGES:
-                return Response(body, 200, dict(HEADERS), media_type="text/html")
+                return Response(body, 200, HEADERS, media_type="text/html")
             return _unless_known(request, body, facts["run"])
 
         return show
@@ -493,11 +494,9 @@ class Pages:
         async def parts() -> Mapping[str, str]:
             async with self._admission.stream(visitor):
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
-                names = (
-                    {"part": f"_{name}.html"}
-                    if facts["run"] is None
-                    else {"strip": "_strip.html", "part": f"_{name}.html"}
-                )
+                names = {"strip": "_strip.html", "part": f"_{name}.html"}
+                if facts["run"] is None:
+                    del names["strip"]
                 facts["tab"] = name
                 return await self._threads.ask(
                     lambda: {part: self._templates.render(template, facts) for part, template in names.items()}
@@ -511,17 +510,12 @@ class Pages:
 
     # ------------------------------------------------------------ an operator's actions
 
-    async def _ship(self, request: Request, visitor: Visitor) -> Response:
-        said = await self._acts.ship(root(request.path_params["root"]), *_decision(await form(request)))
-        return await self._told(visitor, "Shipped", said)
+    def _decider(self, act: Callable[[str, str, str, str], Awaitable[str]], title: str) -> Handler:
+        async def decide(request: Request, visitor: Visitor) -> Response:
+            said = await act(root(request.path_params["root"]), *_decision(await form(request)))
+            return await self._told(visitor, title, said)
 
-    async def _approve(self, request: Request, visitor: Visitor) -> Response:
-        said = await self._acts.approve(root(request.path_params["root"]), *_decision(await form(request)))
-        return await self._told(visitor, "Approved", said)
-
-    async def _refuse(self, request: Request, visitor: Visitor) -> Response:
-        said = await self._acts.refuse(root(request.path_params["root"]), *_decision(await form(request)))
-        return await self._told(visitor, "Refused", said)
+        return decide
 
     async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
         said = await self._acts.roll_back(*_decision(await form(request)))
@@ -556,22 +550,20 @@ class Pages:
     # ------------------------------------------------------------ keys
 
     async def _sign_in_form(self, request: Request) -> Response:
-        facts = {"visitor": self._visitor(request), "run": None, "tabs": (), "state": None, "tab": "", "wrong": False}
-        facts["back"] = own_path(request.headers.get("referer", ""), request.url.netloc)
+        back = own_path(request.headers.get("referer", ""), request.url.netloc)
+        facts = {**_frame(self._visitor(request)), "tab": "", "wrong": False, "back": back}
         return self._html("sign_in.html", facts)
 
     async def _sign_in(self, request: Request) -> Response:
-        assert self._visitors is not None
         check_form(request.headers)
         fields = await form(request)
         cookie = self._visitors.cookie(words(fields, "key"))
         back = own_path(words(fields, "back"))
         if cookie is None:
-            facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True, "back": back}
-            refused = self._html("sign_in.html", facts, 401)
+            refused = self._html("sign_in.html", {**_frame(None), "tab": "", "wrong": True, "back": back}, 401)
             self._record_wrong_key(request, refused)
             return refused
-        reply = RedirectResponse(back, 303, headers=dict(HEADERS))
+        reply = RedirectResponse(back, 303, headers=HEADERS)
         visitor = self._visitors.visitor({b"x-ostinato-key": words(fields, "key").encode()})
         if visitor is not None:
             self._record(request, "sign in", reply, visitor)
@@ -580,17 +572,15 @@ class Pages:
         return reply
 
     async def _sign_out(self, request: Request) -> Response:
-        assert self._visitors is not None
         check_form(request.headers)
         self._visitors.leave(dict(request.scope["headers"]))
-        reply = RedirectResponse("/", 303, headers=dict(HEADERS))
+        reply = RedirectResponse("/", 303, headers=HEADERS)
         secure = self._is_secure(request)
         for name in {COOKIE, self._cookie_name(request)}:  # the first may be left from before the proxy spoke HTTPS
             reply.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
         return reply
 
     def _is_secure(self, request: Request) -> bool:
-        assert self._visitors is not None
         return self._visitors.secure or request.headers.get("x-forwarded-proto") == "https"
 
     def _cookie_name(self, request: Request) -> str:
@@ -605,9 +595,11 @@ class _Elsewhere(Route):
         return super().matches(scope) if b"text/html" in accepted else (Match.NONE, {})
 
 
-KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights", "worlds"})
+PLAIN_PAGES = frozenset({"now", "releases", "learning", "monitors", "weights", "worlds"})
+"""Pages of a heading and one part, which is also what their events bring."""
+LIVE_PAGES = PLAIN_PAGES | {"turns"}
+KEPT_PAGES = PLAIN_PAGES | {"release"}
 """Pages that a browser may cache, because they show no user's words."""
-LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights", "worlds"})
 
 
 def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response:
@@ -618,6 +610,11 @@ def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response
     if is_known(request, tag):
         return Response(status_code=304, headers={**KEPT, "etag": tag})
     return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")
+
+
+def _frame(visitor: Visitor | None) -> Mapping[str, Any]:
+    """The frame of a page that shows nothing of the run."""
+    return {"visitor": visitor, "run": None, "tabs": (), "state": None}
 
 
 def _address(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Pictures as inline SVG: the loop with its figures, looks of the gate, lines over steps, the figures of one release.
+"""Pictures as inline SVG: the loop with its figures, looks of the gate, lines over steps, the figures of one release, success in worlds.
 
 Colours are CSS classes.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from ostinato.status.releases import GateLook, LayerChange, RateShift, ReleaseLine, TrialLook, TrialRules, WeightChange
 from ostinato.status.training_state import StepSeries
+from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
 from ostinato.web.chart import ChartAxis, Scale, axis
-from ostinato.web.page.templates import count, points
+from ostinato.web.page.templates import count, percent, points
 from ostinato.web.weights_page import shade
 
 _CORNERS_WIDE = ((0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1))
@@ -47,27 +48,11 @@ def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
 
 
 def _box(station: Station, x: float, y: float, width: float, height: float) -> Markup:
-    longest = int(width / 7.2)
-    return Markup(
-        '<g class="station {}"><rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>'
-        '<text class="title" x="{:g}" y="{:g}">{}</text><text class="figure" x="{:g}" y="{:g}">{}</text>'
-        '<text class="note" x="{:g}" y="{:g}">{}</text></g>'
-    ).format(
-        station.state,
-        x,
-        y,
-        width,
-        height,
-        x + 14,
-        y + 24,
-        station.name,
-        x + 14,
-        y + 52,
-        _cut(station.figure, int(width / 10.5)),
-        x + 14,
-        y + 77,
-        _cut(station.note, longest),
-    )
+    frame = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>').format(x, y, width, height)
+    title = _words("title", x + 14, y + 24, station.name)
+    figure = _words("figure", x + 14, y + 52, _cut(station.figure, int(width / 10.5)))
+    note = _words("note", x + 14, y + 77, _cut(station.note, int(width / 7.2)))
+    return Markup('<g class="station {}">{}{}{}{}</g>').format(station.state, frame, title, figure, note)
 
 
 def _arrow(here: tuple[float, float], there: tuple[float, float], width: float, height: float) -> Markup:
@@ -97,6 +82,57 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
+# ---------------------------------------------------------------- the parts of a chart
+
+
+def _chart(label: str, width: float, height: float, parts: Sequence[Markup], kind: str = "chart") -> Markup:
+    """The parts as one image; `label` is read out by screen readers."""
+    return Markup('<svg class="{}" viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">{}</svg>').format(
+        kind, width, height, label, Markup("").join(parts)
+    )
+
+
+def _across(at: float, left: float, right: float, kind: str = "grid") -> Markup:
+    """A horizontal line."""
+    return Markup('<line class="{0}" x1="{1:g}" x2="{2:g}" y1="{3:.1f}" y2="{3:.1f}"/>').format(kind, left, right, at)
+
+
+def _upright(at: float, top: float, bottom: float, kind: str = "grid") -> Markup:
+    """A vertical line."""
+    return Markup('<line class="{0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:g}" y2="{3:g}"/>').format(kind, at, top, bottom)
+
+
+def _words(kind: str, x: float, y: float, text: str) -> Markup:
+    """Words that begin at `x`."""
+    return Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(kind, x, y, text)
+
+
+def _before(x: float, y: float, text: str) -> Markup:
+    """Words that end at `x`."""
+    return Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(x, y, text)
+
+
+def _centred(x: float, y: float, text: str, kind: str = "axis") -> Markup:
+    """Words with their middle at `x`."""
+    return Markup('<text class="{}" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(kind, x, y, text)
+
+
+def _band(edges: Sequence[tuple[float, float, float]]) -> Markup:
+    """The area between two lines, from left to right: `x`, and there the lower and the upper line."""
+    upper = [f"{x:.1f},{high:.1f}" for x, _, high in edges]
+    lower = [f"{x:.1f},{low:.1f}" for x, low, _ in reversed(edges)]
+    return Markup('<polygon class="band" points="{}"/>').format(" ".join(upper + lower))
+
+
+def _against_zero(found: ChartAxis, x: Scale, top: float, bottom: float) -> list[Markup]:
+    """A vertical line and a figure with its sign for each tick."""
+    return [
+        _upright(x(tick), top, bottom, "grid" if tick else "grid zero")
+        + _centred(x(tick), bottom + 16, f"{tick:+g}" if tick else "0")
+        for tick in found.ticks
+    ]
+
+
 # ---------------------------------------------------------------- differences
 
 
@@ -119,52 +155,22 @@ def differences(
     right, top, pitch = 620.0, 26.0, 24.0
     x = found.scale(left, right)
     bottom = top + pitch * len(rows)
-    parts = [
-        Markup('<line class="grid{}" x1="{:.1f}" x2="{:.1f}" y1="{:g}" y2="{:g}"/>').format(
-            " zero" if tick == 0 else "", x(tick), x(tick), top - 6, bottom
-        )
-        + Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
-            x(tick), bottom + 16, f"{tick:+g}" if tick else "0"
-        )
-        for tick in found.ticks
-    ]
+    parts = _against_zero(found, x, top - 6, bottom)
     if margin is not None:
-        parts.append(
-            Markup('<line class="margin" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"/>').format(
-                x(-100 * margin), top - 6, bottom
-            )
-            + Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">margin</text>').format(
-                x(-100 * margin), top - 10
-            )
-        )
+        at = x(-100 * margin)
+        parts.append(_upright(at, top - 6, bottom, "margin") + _centred(at, top - 10, "margin"))
     parts += [_difference(row, left, top + (number + 0.5) * pitch, x) for number, row in enumerate(rows)]
-    return Markup('<svg class="chart" viewBox="0 0 640 {:g}" role="img" aria-label="{}">{}</svg>').format(
-        bottom + 24, title, Markup("").join(parts)
-    )
+    return _chart(title, 640, bottom + 24, parts)
 
 
 def _difference(row: tuple[str, float, float, float, str], left: float, at: float, x: Scale) -> Markup:
     """One row, at this height."""
     label, mean, lower, upper, state = row
+    said = f"{label}: {points(mean)} pp [{points(lower)}, {points(upper)}]"
     return Markup(
-        '<g class="difference {}"><title>{}: {} pp [{}, {}]</title><text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}'
-        '</text><line x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/><circle cx="{:.1f}" cy="{:.1f}" r="4.5"/></g>'
-    ).format(
-        state,
-        label,
-        points(mean),
-        points(lower),
-        points(upper),
-        left - 10,
-        at + 4,
-        label,
-        x(100 * lower),
-        x(100 * upper),
-        at,
-        at,
-        x(100 * mean),
-        at,
-    )
+        '<g class="difference {0}"><title>{1}</title>{2}<line x1="{3:.1f}" x2="{4:.1f}" y1="{5:.1f}" y2="{5:.1f}"/>'
+        '<circle cx="{6:.1f}" cy="{5:.1f}" r="4.5"/></g>'
+    ).format(state, said, _before(left - 10, at + 4, label), x(100 * lower), x(100 * upper), at, x(100 * mean))
 
 
 def forest(lines: Sequence[ReleaseLine]) -> Markup:
@@ -199,15 +205,7 @@ def spread(dials: Mapping[str, Sequence[float]]) -> Markup:
     found = axis(min(0.0, *ends), max(0.0, *ends), 6)
     left, right, top, pitch = 150.0, 620.0, 10.0, 24.0
     x, bottom = found.scale(left, right), top + pitch * len(dials)
-    parts = [
-        Markup('<line class="grid{0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:g}" y2="{3:g}"/>').format(
-            " zero" if tick == 0 else "", x(tick), top, bottom
-        )
-        + Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
-            x(tick), bottom + 16, f"{tick:+g}" if tick else "0"
-        )
-        for tick in found.ticks
-    ]
+    parts = _against_zero(found, x, top, bottom)
     for number, (name, (least, low, middle, high, most)) in enumerate(dials.items()):
         at = top + (number + 0.5) * pitch
         parts.append(
@@ -221,10 +219,7 @@ def spread(dials: Mapping[str, Sequence[float]]) -> Markup:
                 name, low, high, left - 10, at + 4, x(least), x(most), at, x(low), at - 4, x(high) - x(low), x(middle)
             )
         )
-    label = "How people's dials differ: median, middle half, and 10 to 90%"
-    return Markup('<svg class="chart" viewBox="0 0 640 {:g}" role="img" aria-label="{}">{}</svg>').format(
-        bottom + 24, label, Markup("").join(parts)
-    )
+    return _chart("How people's dials differ: median, middle half, and 10 to 90%", 640, bottom + 24, parts)
 
 
 # ---------------------------------------------------------------- lines over steps
@@ -238,9 +233,9 @@ class Thinned:
     every: int
 
 
-def thinned(series: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Thinned:
+def thinned(series: Sequence[tuple[float, float]]) -> Thinned:
     """(x, low, high) of equal runs of points; each point by itself if there are few."""
-    every = max(1, -(-len(series) // most))
+    every = max(1, -(-len(series) // MOST_POINTS))
     runs = [series[start : start + every] for start in range(0, len(series), every)]
     return Thinned(
         points=tuple((run[-1][0], min(y for _, y in run), max(y for _, y in run)) for run in runs), every=every
@@ -255,24 +250,11 @@ def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Marku
     y_axis = axis(min(values), max(values), 4)
     left, right, top, bottom = 62.0, 470.0, 18.0, 152.0
     x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
-    parts = [
-        Markup('<line class="grid" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(left, right, y(t), y(t))
-        + Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            left - 8, y(t) + 4, f"{t:g}"
-        )
-        for t in y_axis.ticks
-    ]
-    parts += [
-        Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
-            x(t), bottom + 17, f"{t:g}"
-        )
-        for t in x_axis.ticks
-    ]
+    parts = [_across(y(t), left, right) + _before(left - 8, y(t) + 4, f"{t:g}") for t in y_axis.ticks]
+    parts += [_centred(x(t), bottom + 17, f"{t:g}") for t in x_axis.ticks]
     parts += release_marks(marks, x, top, bottom, found.points[0][0], found.points[-1][0])
     if found.every > 1:
-        upper = [f"{x(at):.1f},{y(high):.1f}" for at, _, high in found.points]
-        lower = [f"{x(at):.1f},{y(low):.1f}" for at, low, _ in reversed(found.points)]
-        parts.append(Markup('<polygon class="band" points="{}"/>').format(" ".join(upper + lower)))
+        parts.append(_band([(x(at), y(low), y(high)) for at, low, high in found.points]))
     middle = " ".join(f"{x(at):.1f},{y((low + high) / 2):.1f}" for at, low, high in found.points)
     parts.append(Markup('<polyline class="line arm-live" points="{}"/>').format(middle))
     if len(found.points) < 60:
@@ -281,9 +263,7 @@ def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Marku
             for at, low, _ in found.points
         ]
     label = f"{series.title}, {series.unit}, over steps {found.points[0][0]:g} to {found.points[-1][0]:g}"
-    return Markup('<svg class="chart" viewBox="0 0 480 180" role="img" aria-label="{}">{}</svg>').format(
-        escape(label), Markup("").join(parts)
-    )
+    return _chart(label, 480, 180, parts)
 
 
 MOST_MARKS = 60
@@ -304,11 +284,7 @@ def release_marks(
             ).format(at, top, bottom, name)
         )
         if at > free:
-            parts.append(
-                Markup('<text class="version" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
-                    at, top - 5, name
-                )
-            )
+            parts.append(_centred(at, top - 5, name, "version"))
             free = at + 7.5 * len(name) + 6
     return parts
 
@@ -333,57 +309,31 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
     x_axis = axis(0.0, max(look.goal.people or 0.0 for look in drawn), 6)
     y_axis = axis(min([0.0, *ends, *([] if margin is None else [-margin])]), max([0.0, *ends]), 5)
     x, y = x_axis.scale(LEFT, RIGHT), y_axis.scale(BOTTOM, TOP)
-    parts = [*_frame(x_axis, y_axis, x, y), *_margin(margin, y), _band(drawn, x, y)]
-    parts += [_look(look, x, y) for look in drawn]
+    parts = _frame(x_axis, y_axis, x, y)
+    if margin is not None:
+        parts += [_across(y(-margin), LEFT, RIGHT, "margin"), _before(RIGHT, y(-margin) + 14, f"margin {margin:g} pp")]
+    goals = [look.goal for look in drawn]
+    edges = [(x(goal.people or 0.0), y(100 * (goal.lower or 0.0)), y(100 * (goal.upper or 0.0))) for goal in goals]
+    parts += [_band(edges), *(_look(look, x, y) for look in drawn)]
     last = drawn[-1]
     label = (
         f"Difference in the {last.goal.name} over {len(drawn)} looks, in percentage points, with bounds that hold at every look; "
         f"the last: {points(last.goal.difference)} between {points(last.goal.lower)} and {points(last.goal.upper)}"
     )
-    return Markup('<svg class="chart" viewBox="0 0 640 252" role="img" aria-label="{}">{}</svg>').format(
-        label, Markup("").join(parts)
-    )
+    return _chart(label, 640, 252, parts)
 
 
 def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Markup]:
     parts = [
-        Markup('<line class="grid{}" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(
-            " zero" if tick == 0 else "", LEFT, RIGHT, y(tick), y(tick)
-        )
-        + Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0"
-        )
+        _across(y(tick), LEFT, RIGHT, "grid" if tick else "grid zero")
+        + _before(LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0")
         for tick in y_axis.ticks
     ]
-    parts += [
-        Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
-            x(tick), BOTTOM + 17, count(tick)
-        )
-        for tick in x_axis.ticks
-    ]
+    parts += [_centred(x(tick), BOTTOM + 17, count(tick)) for tick in x_axis.ticks]
     below = Markup('<text class="axis" x="{:g}" y="{:g}" text-anchor="middle">{}</text>').format(
         (LEFT + RIGHT) / 2, BOTTOM + 36, "effective users on the smaller side"
     )
-    above = Markup('<text class="axis" x="{:g}" y="{:g}">{}</text>').format(6, 14, "difference, pp")
-    return [*parts, below, above]
-
-
-def _margin(margin: float | None, y: Scale) -> list[Markup]:
-    if margin is None:
-        return []
-    line = Markup('<line class="margin" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(
-        LEFT, RIGHT, y(-margin), y(-margin)
-    )
-    name = Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
-        RIGHT, y(-margin) + 14, f"margin {margin:g} pp"
-    )
-    return [line, name]
-
-
-def _band(drawn: Sequence[TrialLook], x: Scale, y: Scale) -> Markup:
-    upper = [f"{x(look.goal.people or 0.0):.1f},{y(100 * (look.goal.upper or 0.0)):.1f}" for look in drawn]
-    lower = [f"{x(look.goal.people or 0.0):.1f},{y(100 * (look.goal.lower or 0.0)):.1f}" for look in reversed(drawn)]
-    return Markup('<polygon class="band" points="{}"/>').format(" ".join(upper + lower))
+    return [*parts, below, _words("axis", 6, 14, "difference, pp")]
 
 
 def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
@@ -445,3 +395,64 @@ def layers(change: WeightChange | None) -> LayerMap | None:
 
 def _cell(found: LayerChange | None, most: float) -> tuple[LayerChange, int] | None:
     return None if found is None else (found, round(shade(found.share, most) * (_SHADES - 1)))
+
+
+# ---------------------------------------------------------------- success in simulated worlds
+
+
+_CLASSES = ("arm-live", "arm-other")
+
+
+def success(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> Markup:
+    """The share that was solved over versions, with 95% intervals; a dashed line for each released version. Empty without a point."""
+    found = [point for curve in curves for point in curve.points]
+    if not found:
+        return Markup("")
+    left, right, top, bottom = 52.0, 660.0, 26.0, 226.0
+    first, last = min(point.first for point in found), max(point.last for point in found)
+    x_axis, y_axis = axis(first, max(last, first + 1), min(8, max(last - first, 1))), axis(0.0, 1.0, 5)
+    x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
+    parts = [_across(y(t), left, right) + _before(left - 8, y(t) + 4, f"{100 * t:g}%") for t in y_axis.ticks]
+    parts += [_centred(x(t), bottom + 18, f"v{t:g}") for t in x_axis.ticks if t == int(t)]
+    parts += release_marks(marks, x, top, bottom, first, last)
+    for number, (curve, kind) in enumerate(zip(curves, _CLASSES, strict=False)):
+        parts += _curve(curve, kind, lambda value, by=4.0 * number: x(value) + by, y)  # whiskers beside each other
+    said = "; ".join(
+        f"{curve.name} {_share(curve.points[-1].solved)} at {versions_of(curve.points[-1])}" for curve in curves
+    )
+    label = f"Share of rollouts that were solved, by version, with 95% intervals. Newest: {said}."
+    return _chart(label, 760, 252, parts, "chart success")
+
+
+def versions_of(point: VersionPoint) -> str:
+    """The versions of a point. Example: ``v4 to v6``"""
+    return f"v{point.first}" if point.first == point.last else f"v{point.first} to v{point.last}"
+
+
+def _share(solved: SolvedShare) -> str:
+    return f"{percent(solved.share)} [{percent(solved.lower)}, {percent(solved.upper)}]"
+
+
+def _curve(curve: SolvedCurve, kind: str, x: Scale, y: Scale) -> list[Markup]:
+    places = [(x((point.first + point.last) / 2), point.solved) for point in curve.points]
+    parts = [
+        Markup('<line class="whisker {}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
+            kind, at, at, y(solved.lower), y(solved.upper)
+        )
+        for at, solved in places
+    ]
+    path = " ".join(f"{at:.1f},{y(solved.share):.1f}" for at, solved in places)
+    parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, path))
+    parts += [
+        Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3.2"><title>{} {}: {}</title></circle>').format(
+            kind, at, y(point.solved.share), curve.name, versions_of(point), _share(point.solved)
+        )
+        for (at, _), point in zip(places, curve.points, strict=True)
+    ]
+    at, solved = places[-1]
+    parts.append(
+        Markup('<text class="name {}" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            kind, at + 9, y(solved.share) + 4, curve.name
+        )
+    )
+    return parts

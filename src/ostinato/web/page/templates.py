@@ -35,8 +35,8 @@ _KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 class StaticFiles:
     """Everything in `web/static` that a browser asks for, read once."""
 
-    def __init__(self, folder: Path = _STATIC) -> None:
-        found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in _KINDS}
+    def __init__(self) -> None:
+        found = {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
         self._bodies = {name: path.read_bytes() for name, path in sorted(found.items())}
         self._hashes = {name: hashlib.sha256(body).hexdigest()[:8] for name, body in self._bodies.items()}
 
@@ -167,21 +167,8 @@ class Templates:
             lstrip_blocks=True,
         )
         self._file = files.url
-        self._env.filters.update(
-            ago=ago,
-            when=when,
-            count=count,
-            pp=points,
-            percent=percent,
-            size=size,
-            marked=marked,
-            told=told,
-            headline=headline,
-            bare=bare,
-            figure=figure,
-            flat=flat,
-            capital=capital,
-        )
+        filters = (ago, when, count, percent, size, marked, told, headline, bare, figure, flat, capital)
+        self._env.filters.update({each.__name__: each for each in filters}, pp=points)
 
     def render(self, name: str, facts: Mapping[str, Any]) -> str:
         """Render a template with these facts."""

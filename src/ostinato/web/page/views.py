@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
-
-from markupsafe import Markup
 
 from ostinato.core.errors import NotFound
 from ostinato.core.records import Arm
@@ -20,14 +18,14 @@ from ostinato.status.run_facts import RunFacts, TurnDetail
 from ostinato.status.run_state import RunNow
 from ostinato.status.training_state import LearningNow
 from ostinato.status.worlds.run_worlds import RolloutQuery, RunWorlds, WorldsNow
-from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
+from ostinato.status.worlds.tasks import SolvedCurve
 from ostinato.status.worlds.underway import RolloutLine
-from ostinato.web.chart import Scale, axis, lines
+from ostinato.web.chart import lines
 from ostinato.web.page import charts
-from ostinato.web.page.charts import Station, release_marks
+from ostinato.web.page.charts import Station
 from ostinato.web.page.query_params import place, turn_query, version, words
 from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
-from ostinato.web.page.templates import DASH, ago, cells, count, percent, prompt_text
+from ostinato.web.page.templates import DASH, ago, capital, cells, count, prompt_text
 
 Fields = Mapping[str, str]
 Shown = Mapping[str, Any]
@@ -53,7 +51,7 @@ class Views:
     """
 
     def __init__(self, facts: RunFacts, worlds: RunWorlds, threads: Threads) -> None:
-        self._facts, self._threads = facts, threads
+        self._facts, self._worlds, self._threads = facts, worlds, threads
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
             "releases": self.releases,
@@ -65,7 +63,10 @@ class Views:
             "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
-            **WorldViews(worlds, threads).by_name,
+            "worlds": self.worlds,
+            "rollouts": self.rollouts,
+            "rollout": self.rollout,
+            "task": self.task,
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
@@ -136,10 +137,72 @@ class Views:
     async def playground(self, visitor: Visitor, fields: Fields) -> Shown:
         """The playground before a question."""
         run = await self._facts.now()
+        return {"arms": [arm for arm in ("live", "control") if arm in run.refs], "prompt": "", "answers": ()}
+
+    # ------------------------------------------------------------ simulated worlds
+
+    async def worlds(self, visitor: Visitor, fields: Fields) -> Shown:
+        """Tasksets, success, groups under way."""
+        found = await self._worlds.worlds(words(fields, "family"))
         return {
-            "arms": [arm for arm in ("live", "control") if arm in run.refs],
-            "prompt": "",
-            "answers": (),
+            "found": found,
+            "nothing": _nothing(found),
+            "chart": await self._threads.ask(lambda: charts.success(found.counts.curves, found.marks)),
+            "versions_of": charts.versions_of,
+            "state_of": rollout_state,
+        }
+
+    async def rollouts(self, visitor: Visitor, fields: Fields) -> Shown:
+        """Rollouts that ended, newest first."""
+        chosen = {name: words(fields, name) for name in ("task", "family", "split", "outcome", "ended")}
+        query = RolloutQuery(**chosen, before=place(fields, "before"))
+        found = await self._worlds.rollouts(query)
+        return {
+            "found": found,
+            "query": query,
+            "outcomes": OUTCOMES,
+            "endings": ENDINGS,
+            "state_of": rollout_state,
+            "older": None if found.older is None else rollouts_address(query, found.older),
+            "newest": rollouts_address(query, None),
+        }
+
+    async def rollout(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One rollout. Raises NotFound."""
+        first = place(fields, "from") or 0
+        found = await self._worlds.rollout(fields["episode"], first)
+        if found is None:
+            raise NotFound(
+                "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
+                field="episode",
+            )
+        diffs = await self._threads.ask(
+            lambda: [(each, [] if each.diff is None else diff_lines(each.diff)) for each in found.changes]
+        )
+        names = [line.episode for line in found.members]
+        at = names.index(found.line.episode) if found.line.episode in names else -1
+        return {
+            "found": found,
+            "line": found.line,
+            "state_of": rollout_state,
+            "previous": found.members[at - 1] if at > 0 else None,
+            "following": found.members[at + 1] if 0 <= at < len(names) - 1 else None,
+            "diffs": diffs,
+        }
+
+    async def task(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One task; only the operator sees its hidden part. Raises NotFound."""
+        found = await self._worlds.task(fields["id"], hidden=visitor.operator)
+        if found is None:
+            raise NotFound("Neither the taskset nor a rollout on record has that task.", field="id")
+        curve = SolvedCurve(name="solved", points=found.points)
+        return {
+            "found": found,
+            "facts": found.facts,
+            "chart": charts.success((curve,) if found.points else (), ()),
+            "versions_of": charts.versions_of,
+            "state_of": rollout_state,
+            "all": rollouts_address(RolloutQuery(task=found.id), None),
         }
 
 
@@ -179,7 +242,7 @@ def dials_shown(found: DialsNow) -> Shown:
     title = "Share of rated turns that were accepted, people with dials beside the holdout"
     return {
         "found": found,
-        "sentence": said[0].upper() + said[1:],
+        "sentence": capital(said),
         "cautions": cautions(found),
         "course": lines(title, said, found.curves, ()) if found.curves else "",
         "spread": charts.spread(found.spread),
@@ -189,7 +252,7 @@ def dials_shown(found: DialsNow) -> Shown:
 def compactions_shown(found: CompactionsNow) -> Shown:
     """How good summaries of people's sessions are, in words and figures."""
     said = [facts_sentence(found), rewards_sentence(found)]
-    return {"found": found, "sentences": [each[0].upper() + each[1:] for each in said]}
+    return {"found": found, "sentences": [capital(each) for each in said]}
 
 
 def releases_shown(found: ReleaseList) -> Shown:
@@ -282,17 +345,8 @@ def stations_of(run: RunNow) -> list[Station]:
 
 def address(query: TurnQuery, visitor: Visitor, *, before: int | None = None, after: int | None = None) -> str:
     """The address of a list of turns."""
-    asked = {
-        "tenant": query.tenant if visitor.sees_all else None,
-        "user": query.user,
-        "arm": query.arm,
-        "version": query.version,
-        "outcome": query.outcome,
-        "text": query.text,
-        "before": before,
-        "after": after,
-    }
-    return _with_query("/turns", asked)
+    shown = replace(query, tenant=query.tenant if visitor.sees_all else None, before=before, after=after)
+    return _with_query("/turns", asdict(shown))
 
 
 def _with_query(path: str, asked: Mapping[str, str | int | None]) -> str:
@@ -301,80 +355,10 @@ def _with_query(path: str, asked: Mapping[str, str | int | None]) -> str:
     return path + (f"?{urlencode(chosen)}" if chosen else "")
 
 
-# ---------------------------------------------------------------- simulated worlds: drawing
+# ---------------------------------------------------------------- simulated worlds
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 660.0, 26.0, 226.0
-_CLASSES = ("arm-live", "arm-other")
+
 MOST_LINES = 1_500
-
-
-def success_chart(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> Markup:
-    """The share that was solved over versions, with 95% intervals; a dashed line for each released version. Empty without a point."""
-    points = [point for curve in curves for point in curve.points]
-    if not points:
-        return Markup("")
-    first, last = min(point.first for point in points), max(point.last for point in points)
-    x_axis, y_axis = axis(first, max(last, first + 1), min(8, max(last - first, 1))), axis(0.0, 1.0, 5)
-    x, y = x_axis.scale(_LEFT, _RIGHT), y_axis.scale(_BOTTOM, _TOP)
-    parts = [
-        *(
-            Markup('<line class="grid" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(_LEFT, _RIGHT, y(t), y(t))
-            + Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{:g}%</text>').format(
-                _LEFT - 8, y(t) + 4, 100 * t
-            )
-            for t in y_axis.ticks
-        ),
-        *(
-            Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">v{:g}</text>').format(
-                x(t), _BOTTOM + 18, t
-            )
-            for t in x_axis.ticks
-            if t == int(t)
-        ),
-        *release_marks(marks, x, _TOP, _BOTTOM, first, last),
-    ]
-    for number, (curve, kind) in enumerate(zip(curves, _CLASSES, strict=False)):
-        parts += _curve(curve, kind, lambda value, by=4.0 * number: x(value) + by, y)  # whiskers beside each other
-    said = "; ".join(
-        f"{curve.name} {_share(curve.points[-1].solved)} at {versions_of(curve.points[-1])}" for curve in curves
-    )
-    return Markup('<svg class="chart success" viewBox="0 0 760 252" role="img" aria-label="{}">{}</svg>').format(
-        f"Share of rollouts that were solved, by version, with 95% intervals. Newest: {said}.", Markup("").join(parts)
-    )
-
-
-def versions_of(point: VersionPoint) -> str:
-    """The versions of a point. Example: ``v4 to v6``"""
-    return f"v{point.first}" if point.first == point.last else f"v{point.first} to v{point.last}"
-
-
-def _share(solved: SolvedShare) -> str:
-    return f"{percent(solved.share)} [{percent(solved.lower)}, {percent(solved.upper)}]"
-
-
-def _curve(curve: SolvedCurve, kind: str, x: Scale, y: Scale) -> list[Markup]:
-    places = [(x((point.first + point.last) / 2), point.solved) for point in curve.points]
-    parts = [
-        Markup('<line class="whisker {}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
-            kind, at, at, y(solved.lower), y(solved.upper)
-        )
-        for at, solved in places
-    ]
-    path = " ".join(f"{at:.1f},{y(solved.share):.1f}" for at, solved in places)
-    parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, path))
-    parts += [
-        Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3.2"><title>{} {}: {}</title></circle>').format(
-            kind, at, y(point.solved.share), curve.name, versions_of(point), _share(point.solved)
-        )
-        for (at, _), point in zip(places, curve.points, strict=True)
-    ]
-    at, solved = places[-1]
-    parts.append(
-        Markup('<text class="name {}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            kind, at + 9, y(solved.share) + 4, curve.name
-        )
-    )
-    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,94 +384,8 @@ def diff_lines(diff: str) -> list[DiffLine]:
     return found
 
 
-# ---------------------------------------------------------------- simulated worlds: pages
-
-
 OUTCOMES = ("solved", "failed", "ungraded", "cheated")
 ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
-
-
-class WorldViews:
-    """Builds the facts that the templates show, as `web.page.views.Views` does."""
-
-    def __init__(self, facts: RunWorlds, threads: Threads) -> None:
-        self._facts, self._threads = facts, threads
-        self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
-            "worlds": self.worlds,
-            "rollouts": self.rollouts,
-            "rollout": self.rollout,
-            "task": self.task,
-        }
-
-    async def worlds(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Tasksets, success, groups under way."""
-        found = await self._facts.worlds(words(fields, "family"))
-        return {
-            "found": found,
-            "nothing": _nothing(found),
-            "chart": await self._threads.ask(lambda: success_chart(found.counts.curves, found.marks)),
-            "versions_of": versions_of,
-            "state_of": rollout_state,
-        }
-
-    async def rollouts(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Rollouts that ended, newest first."""
-        query = RolloutQuery(
-            task=words(fields, "task"),
-            family=words(fields, "family"),
-            split=words(fields, "split"),
-            outcome=words(fields, "outcome"),
-            ended=words(fields, "ended"),
-            before=place(fields, "before"),
-        )
-        found = await self._facts.rollouts(query)
-        return {
-            "found": found,
-            "query": query,
-            "outcomes": OUTCOMES,
-            "endings": ENDINGS,
-            "state_of": rollout_state,
-            "older": None if found.older is None else rollouts_address(query, found.older),
-            "newest": rollouts_address(query, None),
-        }
-
-    async def rollout(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One rollout. Raises NotFound."""
-        first = place(fields, "from") or 0
-        found = await self._facts.rollout(fields["episode"], first)
-        if found is None:
-            raise NotFound(
-                "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
-                field="episode",
-            )
-        diffs = await self._threads.ask(
-            lambda: [(each, [] if each.diff is None else diff_lines(each.diff)) for each in found.changes]
-        )
-        names = [line.episode for line in found.members]
-        at = names.index(found.line.episode) if found.line.episode in names else -1
-        return {
-            "found": found,
-            "line": found.line,
-            "state_of": rollout_state,
-            "previous": found.members[at - 1] if at > 0 else None,
-            "following": found.members[at + 1] if 0 <= at < len(names) - 1 else None,
-            "diffs": diffs,
-        }
-
-    async def task(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One task; only the operator sees its hidden part. Raises NotFound."""
-        found = await self._facts.task(fields["id"], hidden=visitor.operator)
-        if found is None:
-            raise NotFound("Neither the taskset nor a rollout on record has that task.", field="id")
-        curve = SolvedCurve(name="solved", points=found.points)
-        return {
-            "found": found,
-            "facts": found.facts,
-            "chart": success_chart((curve,) if found.points else (), ()),
-            "versions_of": versions_of,
-            "state_of": rollout_state,
-            "all": rollouts_address(RolloutQuery(task=found.id), None),
-        }
 
 
 def rollout_state(line: RolloutLine) -> tuple[str, str]:
@@ -505,15 +403,7 @@ def rollout_state(line: RolloutLine) -> tuple[str, str]:
 
 def rollouts_address(query: RolloutQuery, before: int | None) -> str:
     """The address of a list of rollouts."""
-    asked = {
-        "task": query.task,
-        "family": query.family,
-        "split": query.split,
-        "outcome": query.outcome,
-        "ended": query.ended,
-        "before": before,
-    }
-    return _with_query("/worlds/rollouts", asked)
+    return _with_query("/worlds/rollouts", asdict(replace(query, before=before)))
 
 
 def _nothing(found: WorldsNow) -> bool:
