@@ -154,9 +154,8 @@ class SuiteRunner:
             async with places:
                 found = await patiently(self._config, what, lambda: tried(item, block))
             for draw, each in zip(block.draws, found[-len(block.draws) :], strict=True):
-                async with (
-                    grading
-                ):  # a grade that fails is asked for again; other answers would favour those that can be graded
+                # a grade that fails is asked for again; other answers would favour those that can be graded
+                async with grading:
                     score = await patiently(self._config, f"grading {what}", each.grade, hint="look at its grader")
                 graded.append(_scored(item, draw, each, score))
 

@@ -540,9 +540,8 @@ class RunningStanding:
         `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
         """
         key = state.verified[-1].hash, state.verified_at
-        ahead = (
-            self._upto > max(now, state.verified_at) + self._config.trial.slot_s
-        )  # the clock was; it has been set back
+        # the clock was ahead, and has been set back
+        ahead = self._upto > max(now, state.verified_at) + self._config.trial.slot_s
         if self._key != key or ahead:
             await self._begin(state.verified_at, after, now)
             self._key = key

@@ -354,9 +354,8 @@ def _approved(state: State, event: ReleaseEvent) -> State:
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
-    if event.detail.get(
-        "anew"
-    ):  # of a branch that began anew, what it was before is nothing to go back to, or to compare with
+    # of a branch that began anew, what it was before is nothing to go back to, or to compare with
+    if event.detail.get("anew"):
         state = replace(state, releases=(), proven=(), verified=())
     # a version with a higher number than all before it cannot be among them
     known = () if event.policy.number > state.highest else state.releases

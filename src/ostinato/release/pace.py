@@ -55,9 +55,8 @@ class Spans:
     def end(self, at: float) -> None:
         """End the open stretch, if any."""
         if self.open is not None:
-            self.over.append(
-                (self.open, max(at, self.open))
-            )  # a clock that was set back ends no stretch before it began
+            # a clock that was set back ends no stretch before it began
+            self.over.append((self.open, max(at, self.open)))
         self.open = None
 
     def periods(self, seconds: float, since: float, now: float) -> int:

@@ -184,9 +184,8 @@ class Surrogate:
         named = (f"{kind}:{name}" for name in config.signals for kind in ("has", "value"))
         self._names = ("reward", "silent", "delay", *named)
         self.awaited: dict[str, AwaitedTruth] = {}
-        self._deaf_until: dict[
-            str, float
-        ] = {}  # by tenant: turns that ended before were served while its feedback was lost
+        # by tenant: turns that ended before were served while its feedback was lost
+        self._deaf_until: dict[str, float] = {}
         self._at = 0.0  # the time of the newest row that the desk dated
         self._levels: Counter[str] = Counter()  # by tenant: one turn in 2 ** level is followed
         self._rows: dict[str, list[TruthPair]] = {}

@@ -39,9 +39,8 @@ class Retention:
 
     def __init__(self, began: float) -> None:
         self._began = began
-        self._people: dict[
-            Person, dict[int, tuple[int, int, float]]
-        ] = {}  # by day: turns, sessions, time of the last turn
+        # by day: turns, sessions, time of the last turn
+        self._people: dict[Person, dict[int, tuple[int, int, float]]] = {}
 
     def day(self, at: float) -> int:
         """The day in which a time lies."""

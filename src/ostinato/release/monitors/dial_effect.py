@@ -122,9 +122,8 @@ class DialTally:
     def turn(self, turn: Turn) -> float | None:
         """Take in a turn; its person's place if its reward counts, else None."""
         counts = self._could_lean(turn)
-        self._declared |= (
-            turn.steered is not None and not turn.verified
-        )  # after this turn, or it would count by its side
+        # after this turn, or it would count by its side
+        self._declared |= turn.steered is not None and not turn.verified
         if not counts:
             return None
         place = holdout_place(turn.person)

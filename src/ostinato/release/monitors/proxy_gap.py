@@ -354,10 +354,8 @@ class OutcomeGapWatch(GapWatch):
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
         if known is not None and side is not None and side is not known.treated:
-            known.treated, known.sums = (
-                side,
-                {},
-            )  # control's share was changed: what the other side gave is not this one's
+            # control's share was changed: what the other side gave is not this one's
+            known.treated, known.sums = side, {}
         if known is not None and day > known.last[0]:
             known.before, known.last = known.last, (day, side)
 
@@ -381,10 +379,8 @@ class OutcomeGapWatch(GapWatch):
             return
         known = self._owned(owner) if owner is not None and owner.person[0] == signal.tenant else None
         # as many as of rewards: nobody decides for all by sending many
-        if (
-            known is not None
-            and known.sums.get(signal.name, (0.0, 0))[1] < self._config.turns_a_day * self._config.gold_s / DAY
-        ):
+        most = self._config.turns_a_day * self._config.gold_s / DAY
+        if known is not None and known.sums.get(signal.name, (0.0, 0))[1] < most:
             known.add(signal.name, min(max(signal.value, 0.0), 1.0))
 
     def alarm(self, row: Alarm) -> None:
