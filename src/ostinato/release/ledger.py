@@ -313,21 +313,18 @@ def _ramped(state: State, event: ReleaseEvent) -> State:
     return replace(state, trial=replace(state.trial.then(event.at, float(event.detail["share"])), told_at=event.at))
 
 
-def _looked(state: State, event: ReleaseEvent, **found: Any) -> State:
-    """With a line about the trial, and what was `found`; nobody takes part in it any more if the line says that it is `over`."""
+def _looked(state: State, event: ReleaseEvent) -> State:
+    """With a line about the trial; nobody takes part in it any more if the line says that it is `over`."""
     if state.trial is None or state.trial.candidate != event.policy:
         return state
     if event.detail.get("over"):
         return replace(state, trial=None)
-    return replace(state, trial=replace(state.trial, told_at=event.at, **found))
-
-
-def _better(state: State, event: ReleaseEvent) -> State:
-    return _looked(state, event, better_at=event.at)
-
-
-def _retested(state: State, event: ReleaseEvent) -> State:
-    return _looked(state, event, retested=event.action == "confirmed")
+    trial = replace(state.trial, told_at=event.at)
+    if event.action == "better":
+        trial = replace(trial, better_at=event.at)
+    elif event.action in ("confirmed", "faded"):
+        trial = replace(trial, retested=event.action == "confirmed")
+    return replace(state, trial=trial)
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:
@@ -404,23 +401,23 @@ def taken_back(state: State, event: ReleaseEvent) -> Set[str]:
         return frozenset()
     chain = state.releases
     cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
-    dropped = {release.hash for release in chain[cut:]} | (
-        {event.previous.hash} if event.previous is not None else set()
-    )
-    return dropped - {event.policy.hash}
+    dropped = chain[cut:] if event.previous is None else (*chain[cut:], event.previous)
+    return {release.hash for release in dropped} - {event.policy.hash}
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
     """`policy` is live again; the versions after it in the chain are refused from now on."""
     chain, dropped = state.releases, taken_back(state, event)
-    cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
-    kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
+    if event.policy in chain:
+        earlier = chain[: chain.index(event.policy)]
+    else:
+        earlier = tuple(release for release in chain if release.hash not in dropped)
     refused = (state.refused | dropped) - {event.policy.hash}
     proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)
     rolled = RolledBack(at=event.at, by_itself=not event.detail.get("actor"))
     return replace(
         state,
-        releases=kept,
+        releases=(*earlier, event.policy),
         highest=max(state.highest, event.policy.number),
         refused=refused,
         proven=proven,
@@ -444,9 +441,9 @@ _STEPS = {
     "canary": _canary,
     "ramped": _ramped,
     "looked": _looked,
-    "better": _better,
-    "confirmed": _retested,
-    "faded": _retested,
+    "better": _looked,
+    "confirmed": _looked,
+    "faded": _looked,
     "awaits_approval": _awaits_approval,
     "approved": _approved,
     "shipped": _shipped,
