@@ -91,11 +91,8 @@ def sameness(live: Iterable[Answered], control: Iterable[Answered], policy: str 
     than 20 people on a side.
     """
     sides = [list(live), list(control)]
-    fewest = {
-        key: min(count[key] for count in counts)
-        for counts in [[Counter(each[:2] for each in side) for side in sides]]
-        for key in counts[0] | counts[1]
-    }
+    counts = [Counter(each[:2] for each in side) for side in sides]
+    fewest = counts[0] & counts[1]
     groups: list[dict[tuple[str, str], list[str]]] = [{}, {}]
     for side, grouped in zip(sides, groups, strict=True):
         for tenant, opening, hashed in side:
