@@ -118,30 +118,6 @@ class GapAlarm:
         )
 
 
-class GapWatch:
-    """What the watches on a gap have in common: an alarm, and how it follows the log.
-
-    Args:
-        gap: the alarm.
-    """
-
-    def __init__(self, gap: GapAlarm) -> None:
-        self.gap = gap
-
-    @property
-    def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
-
-    def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
-
-    def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        self.gap.accepted(row)
-
-
 # ---------------------------------------------------------------- alarms about rates
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Arm, Person, Purpose, Reward, Signal, Turn
-from ostinato.release.monitors.active_alarms import GapAlarm, GapWatch
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, lower_bound, upper_bound
@@ -191,6 +191,31 @@ class PersonCrowd(Generic[T]):
         return True
 
 
+class GapWatch:
+    """What the watches on a gap have in common: an alarm that follows the log, and crowds from which people can be forgotten."""
+
+    def __init__(self, gap: GapAlarm, *crowds: PersonCrowd[Any]) -> None:
+        self.gap, self._crowds = gap, crowds
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return self.gap.standing
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self.gap.begin(alarms)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
+        self.gap.accepted(row)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop what is counted of a person."""
+        for crowd in self._crowds:
+            crowd.forget(row)
+
+
 class GoldWatch(GapWatch):
     """Rewards in, alarms about the gap out.
 
@@ -198,10 +223,10 @@ class GoldWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR))
+        self._people = PersonCrowd[_Counted](config.most_people)
+        super().__init__(GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR), self._people)
         self._config = config
         self._gold = gold_people(config)
-        self._people = PersonCrowd[_Counted](config.most_people)
 
     @property
     def full(self) -> bool:
@@ -220,10 +245,6 @@ class GoldWatch(GapWatch):
             self._count(owner.person, row)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's counts."""
-        self._people.forget(row)
 
     def _count(self, person: Person, row: Reward) -> None:
         day = int(row.at // DAY)
@@ -335,10 +356,10 @@ class OutcomeGapWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(OUTCOME_GAP))
+        self._people = PersonCrowd[_Visits](config.most_people)
+        super().__init__(GapAlarm(OUTCOME_GAP), self._people)
         self._config = config
         self._on = config.enabled and bool(config.outcomes)
-        self._people = PersonCrowd[_Visits](config.most_people)
         self._today: int | None = None
         self._lost: dict[str, float] = {}
         self._tolerated: dict[str, float] = {}
@@ -388,10 +409,6 @@ class OutcomeGapWatch(GapWatch):
         if self.gap.accepted(row):
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's counts."""
-        self._people.forget(row)
 
     def _owned(self, owner: Owner | None) -> _Visits | None:
         """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
@@ -492,9 +509,9 @@ class FeedbackGapWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD))
-        self._config = config
         self._people = PersonCrowd[_Heard](config.most_people)
+        super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD), self._people)
+        self._config = config
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
@@ -528,10 +545,6 @@ class FeedbackGapWatch(GapWatch):
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's counts."""
-        self._people.forget(row)
 
     def _look(self, at: float) -> Iterator[Alarm]:
         sides = {person: each.treated for person, each in self._people}

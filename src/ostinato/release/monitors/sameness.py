@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.core.notices import Alarm, Forgotten
+from ostinato.core.notices import Alarm
 from ostinato.core.records import Arm, ReleaseEvent, Turn
 from ostinato.release.metrics.facts import tasks_of
-from ostinato.release.monitors.active_alarms import GapAlarm, GapWatch
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, GapWatch, PersonCrowd
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 USERS_ALIKE = "users_alike"
@@ -150,11 +150,11 @@ class SamenessWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(USERS_ALIKE, TOLERATED))
-        self._config = config
         self._live, self._control = (
             PersonCrowd[tuple[Answered, float]](min(MOST_PEOPLE, config.most_people)) for _ in range(2)
         )
+        super().__init__(GapAlarm(USERS_ALIKE, TOLERATED), self._live, self._control)
+        self._config = config
         # tenants for whose people a side had no room: neither side takes more of them in this count
         self._closed: set[str] = set()
         self._policy = ""
@@ -189,11 +189,6 @@ class SamenessWatch(GapWatch):
             if len(self._live) >= _SETTLED[0] and len(self._control) >= _SETTLED[1]:
                 yield from self._anew(event.at)
             self._policy = str(event.policy)
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's answers."""
-        self._live.forget(row)
-        self._control.forget(row)
 
     def _anew(self, at: float) -> Iterator[Alarm]:
         """End the count, with a last look at it."""
