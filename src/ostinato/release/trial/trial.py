@@ -128,6 +128,11 @@ _MOST_TENANTS = 20
 _NO_THRESHOLDS: Mapping[str, float | None] = MappingProxyType({})
 
 
+def first_share(config: TrialConfig, active: float) -> float:
+    """The share of users that a trial begins with, where so many are active on an ordinary day: it reaches `first_people` of them."""
+    return min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
+
+
 class Trial:
     """From the first per cent of users until the next trial begins. Shares are of the users who take part; those on other arms do not.
 
@@ -135,7 +140,7 @@ class Trial:
     of the same two versions, with one error budget, throughout.
 
     Args:
-        active: users of an ordinary day who take part; the first share reaches `first_people` of them.
+        active: users of an ordinary day who take part (`first_share`).
         metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
         plan: the plan of the looks that decide whether it goes live; without one the confidence sequence decides, at any look.
     """
@@ -160,7 +165,7 @@ class Trial:
         self._missing = 0.0  # users of the candidate who did not come back, by the tolerated share
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._back_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
+        self.share = first_share(config, active)
         self.require: Require = "no_loss"
         self.thresholds = _NO_THRESHOLDS
         self.shipped = False
