@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -203,17 +203,8 @@ class Surrogate:
         value, (weights_F, low, high) = early["reward"], self._fitted(tenant, function)
         expected = float(np.array(self._features(early)) @ weights_F)
         expected = min(max(high, value), max(min(low, value), expected))
-        return Reward(
-            turn=reward.turn,
-            value=min(most, max(-most, expected)),
-            function=function,
-            signals=reward.signals,
-            at=reward.at,
-            upto=reward.upto,
-            lines=reward.lines,
-            reach=reward.reach,
-            early=tuple(early.items()),
-        )
+        value = min(most, max(-most, expected))
+        return replace(reward, value=value, function=function, early=tuple(early.items()))
 
     def _features(self, early: Mapping[str, float]) -> list[float]:
         return [1.0] + [early.get(name, 0.0) for name in self._names]
