@@ -97,16 +97,11 @@ def ready_parts(
     ready: list[LearnablePart] = []
     for unit, members in _units(matured).items():
         members.sort(key=lambda entry: entry.facts.seq)
-        waits = first_open(unit)
-        entries = (
-            members * (waits is None and unit in closed)
-            if unit[0] == "world"
-            else _ready(unit, members, waits, now, config)
-        )
+        entries = _ready(unit, members, first_open(unit), now, config, closed)
         if entries:
-            found = list(costs(entries))
-            fit = len(entries) if unit[0] != "episode" else max(1, bisect_right(found, longest_part(config)))
-            fit = _between_calls(members, fit) if unit[0] == "episode" else fit
+            found, fit = list(costs(entries)), len(entries)
+            if unit[0] == "episode":
+                fit = _between_calls(members, max(1, bisect_right(found, longest_part(config))))
             ready.append(LearnablePart(entries=entries[:fit], tokens=found[fit - 1]))
     return ready
 
@@ -356,9 +351,16 @@ def _units(matured: Iterable[Matured]) -> dict[Unit, list[Matured]]:
 
 
 def _ready(
-    unit: Unit, members: list[Matured], first_open: Cursor | None, now: float, config: RewardConfig
+    unit: Unit,
+    members: list[Matured],
+    first_open: Cursor | None,
+    now: float,
+    config: RewardConfig,
+    closed: Container[Unit],
 ) -> list[Matured]:
     """The part of a unit that may be learned from now."""
+    if unit[0] == "world":
+        return members if first_open is None and unit in closed else []
     if unit[0] == "group":
         quiet = now - max(entry.facts.ended_at for entry in members) >= config.group_wait_s
         return members if first_open is None and quiet else []

@@ -470,8 +470,7 @@ class RewardDesk:
             why |= {turn.id: HELD_OUT for turn in turns if turn.id in there and self._held_out.covers(turn.prompt_ids)}
             if not why:
                 return list(zip(turns, entries, strict=True)), chosen
-            now = self._clock()
-            await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in why.items()])
+            await self._hold(why, self._clock())
         return [], chosen
 
     async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> ChosenTurns:
@@ -479,21 +478,13 @@ class RewardDesk:
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
-        held = self._with_groups(unfit)
-        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in held.items()])
+        await self._hold(self._with_groups(unfit), now)
         parts = ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        useless = {part.newest: why for part in parts if (why := useless_part(part, self._config))}
-        await self._write(
-            [
-                Holdback(turn=entry.facts.id, reason=useless[part.newest], at=now)
-                for part in parts
-                if part.newest in useless
-                for entry in part.entries
-            ]
-        )
-        chosen = self._deal([part for part in parts if part.newest not in useless], size, lineage, steps)
+        judged = [(part, useless_part(part, self._config)) for part in parts]
+        await self._hold({entry.facts.id: why for part, why in judged if why for entry in part.entries}, now)
+        chosen = self._deal([part for part, why in judged if not why], size, lineage, steps)
         if chosen is None:
             return ChosenTurns()
         if not chosen.entries:
@@ -586,7 +577,7 @@ class RewardDesk:
         waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
         late = waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
         reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
-        await self._write([Holdback(turn=entry.facts.id, reason=reason, at=now) for entry in late])
+        await self._hold({entry.facts.id: reason for entry in late}, now)
 
     def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:
         """Why a turn whose reward is known is not trained on; None if it may be."""
@@ -630,7 +621,7 @@ class RewardDesk:
         try:
             batch = await self._credit.give(row, ledger, found, chosen.passed, after)
         except NoSignal as error:
-            await self._write([Holdback(turn=turn, reason=f"{NO_SIGNAL}: {error}", at=row.at) for turn in row.turns])
+            await self._hold(dict.fromkeys(row.turns, f"{NO_SIGNAL}: {error}"), row.at)
             raise
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -641,6 +632,10 @@ class RewardDesk:
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
         return await anext(self.recorded(step, step))
+
+    async def _hold(self, reasons: Mapping[str, str], at: float) -> None:
+        """Hold turns back, each for its reason."""
+        await self._write([Holdback(turn=turn, reason=reason, at=at) for turn, reason in reasons.items()])
 
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):
