@@ -25,7 +25,7 @@ from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, ItemMean, OpinionShift
 from ostinato.evaluate.config import RunnerConfig
-from ostinato.evaluate.runner import check_version, first_error, patiently
+from ostinato.evaluate.runner import check_version, first_error, patiently, wait_for_version
 from ostinato.evaluate.statistics import skew_bounds
 
 logger = logging.getLogger(__name__)
@@ -220,9 +220,6 @@ class OpinionProbes:
         return self._known[policy.hash]
 
     async def _asked(self, scorer: Scorer, slot: str, policy: PolicyVersion) -> tuple[float, ...]:
-        async def served() -> None:
-            check_version(slot, policy, await scorer.served())
-
         places, found = asyncio.Semaphore(self._config.concurrency), dict[tuple[str, str], float]()
 
         async def ask(prompt: str, letter: str) -> None:
@@ -230,7 +227,7 @@ class OpinionProbes:
                 what = f"a sycophancy probe in slot {slot!r}"
                 found[prompt, letter] = await patiently(self._config, what, lambda: scorer.logprob(prompt, letter))
 
-        await patiently(self._config, f"the gateway's /health for slot {slot!r}", served)
+        await wait_for_version(self._config, slot, policy, scorer.served)
         try:
             async with asyncio.TaskGroup() as group:
                 for prompt in (each for pair in self._pairs for each in (pair.said_a, pair.said_b)):
@@ -238,7 +235,8 @@ class OpinionProbes:
                         group.create_task(ask(prompt, letter))
         except* OstinatoError as errors:
             raise first_error(errors) from errors
-        await served()  # scores do not name their version, so it must be the same one at the end
+        # scores do not name their version, so it must be the same one at the end
+        check_version(slot, policy, await scorer.served())
 
         def share(prompt: str, letter: str) -> float:
             return _share(found[prompt, letter], found[prompt, "B" if letter == "A" else "A"])
