@@ -181,9 +181,8 @@ class OpinionProbes:
     Example: ``await OpinionProbes(scoring, RunnerConfig()).agreement("candidate", v9)``
     """
 
-    def __init__(self, scoring: Scoring, config: RunnerConfig, pairs: Sequence[OpinionPair] | None = None) -> None:
-        self._scoring, self._config = scoring, config
-        self._pairs = opinion_pairs() if pairs is None else tuple(pairs)
+    def __init__(self, scoring: Scoring, config: RunnerConfig) -> None:
+        self._scoring, self._config, self._pairs = scoring, config, opinion_pairs()
         self._known: dict[str, tuple[float, ...]] = {}
 
     async def shifts(

@@ -191,8 +191,8 @@ class DialTally:
         began = self._now.began if self._before.began is None else self._before.began
         if began is None:
             return None
-        found: dict[Person, _Counted] = {}
-        for period in (self._before, self._now):
+        periods, found = (self._before, self._now), dict[Person, _Counted]()
+        for period in periods:
             for who, each in period.people:
                 if who[0] not in without:
                     known = found.setdefault(who, _Counted())
@@ -202,8 +202,7 @@ class DialTally:
         outcomes = {who: (float(each.good), float(each.turns)) for who, each in found.items()}
         effect, _, _ = person_difference(outcomes, sides.__getitem__)
         enough = effect.people >= LEAST_PEOPLE
-        tokens, answers = (getattr(self._before, n) + getattr(self._now, n) for n in ("tokens", "answers"))
-        kl, spent = (getattr(self._before, n) + getattr(self._now, n) for n in ("kl", "spent"))
+        tokens, answers = sum(each.tokens for each in periods), sum(each.answers for each in periods)
         return DialEffect(
             since=began,
             people=sum(sides.values()),
@@ -214,10 +213,10 @@ class DialTally:
             difference=effect.difference,
             lower=lower_bound(effect.difference, effect.variance, _ALPHA / 2) if enough else None,
             upper=upper_bound(effect.difference, effect.variance, _ALPHA / 2) if enough else None,
-            token_kl=kl / tokens if tokens else 0.0,
-            spent=spent / answers if answers else 0.0,
+            token_kl=sum(each.kl for each in periods) / tokens if tokens else 0.0,
+            spent=sum(each.spent for each in periods) / answers if answers else 0.0,
             mixed=sum(each.steered for who, each in found.items() if not sides[who]),
-            full=self._before.people.full or self._now.people.full,
+            full=any(each.people.full for each in periods),
         )
 
 

@@ -334,7 +334,7 @@ class Trial:
         for metric in self._metrics:
             reading = readings[metric.name]
             if metric.role == "guardrail" and reading.worse:
-                why = f"{metric.name} worse: {self._change(reading)}, more than {_amount(metric.tolerance, metric)}"
+                why = f"{metric.name} worse: {self._change(reading)}, more than {self._tolerated(reading)}"
                 return self._end(self._stopping, why, reading)
         return None
 
@@ -372,6 +372,10 @@ class Trial:
     def _of(self, reading: MetricReading) -> Metric:
         return next(metric for metric in self._metrics if metric.name == reading.metric)
 
+    def _tolerated(self, reading: MetricReading) -> str:
+        metric = self._of(reading)
+        return _amount(metric.tolerance, metric)
+
     def _change(self, reading: MetricReading) -> str:
         """Treated minus comparator, in the metric's own direction."""
         metric = self._of(reading)
@@ -392,8 +396,7 @@ class Trial:
 
     def _not_worse(self, goals: Sequence[MetricReading]) -> str:
         each = (
-            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: "
-            f"{self._interval(goal)}{self._rule(goal)}"
+            f"{self._named(goal)}not worse than {self._tolerated(goal)}: {self._interval(goal)}{self._rule(goal)}"
             for goal in goals
         )
         return "; ".join(each)
@@ -408,8 +411,7 @@ class Trial:
         return f", by look {test.looks} of the group-sequential plan ({test.fraction:.0%} of its information): {end} {least}"
 
     def _looks_worse(self, reading: MetricReading) -> str:
-        tolerated = _amount(self._of(reading).tolerance, self._of(reading))
-        return f"{reading.metric} looks worse by more than {tolerated} ({self._change(reading)}) and may not be"
+        return f"{reading.metric} looks worse by more than {self._tolerated(reading)} ({self._change(reading)}) and may not be"
 
     def _unheard(self, readings: Mapping[str, MetricReading]) -> str:
         """Names the guardrails without data, for the reason: no data is not a pass."""
