@@ -376,8 +376,7 @@ class PersonState:
         precision_DD[cleared, :] = precision_DD[:, cleared] = shift_D[cleared] = 0.0
         settled = replace(evidence, precision_DD=precision_DD, shift_D=shift_D)
         held = tuple(each for each in self.held if each[0] not in dials)
-        settled_at = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
-        reported = self._violations()
+        settled_at, reported = max(place, self._newest), self._violations()
         state = replace(
             self, settled=settled, settled_at=settled_at, recent=(), held=held, reported=reported, latest=None
         )
@@ -388,7 +387,7 @@ class PersonState:
         and violations that are none yet. What is rated from now on may be anybody's again (`private`).
         """
         known = self.settled if self.latest is None else self.latest
-        place = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        place = max(place, self._newest)
         none = replace(Evidence.none(self.dials), resets=known.resets, reset_at=place)
         return replace(
             self,
@@ -406,11 +405,10 @@ class PersonState:
         reported = self._violations()
         if not self.strikes and not reported:
             return None
-        place = max([self.settled_at, *(rated.place for rated in self.recent[-1:])])
         return PersonState(
             names=self.names,
             settled=Evidence.none(self.dials),
-            settled_at=place,
+            settled_at=self._newest,
             strikes=self.strikes,
             reported=reported,
         )
@@ -422,6 +420,11 @@ class PersonState:
         if not most or not self.recent or self._violations() < most:
             return self
         return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, _PRIVATE - 1), reported=0)
+
+    @property
+    def _newest(self) -> int:
+        """The place of the newest answer that was taken in."""
+        return self.recent[-1].place if self.recent else self.settled_at
 
     def _violations(self) -> int:
         return min(255, self.reported + sum(rated.violates for rated in self.recent))
