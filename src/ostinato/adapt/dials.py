@@ -318,11 +318,10 @@ class DialAdaptation(PersonAdaptation):
         if person[0] in rules.without or (config.users == "verified" and not verified) or self.held_out(person):
             return None
         try:
-            state = fold.state(person)
+            state = fold.state_or_new(person)
         except OstinatoError as error:
             self._trouble(error)
             return None
-        state = state or PersonState.new(names_hash(rules.names), len(rules.names))
         dials = self._dials(state, rules, fold, self.prior_of(person[0]))
         return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
 
@@ -381,7 +380,7 @@ class DialAdaptation(PersonAdaptation):
             off = NotSteered.HOLDOUT
         elif basis is None or basis.names != rules.names:
             off = NotSteered.BASIS
-        state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
+        state = fold.state_or_new(person)
         return person_view(state, self.prior_of(person[0]), rules, fold.moments, cap=self._cap(state), off=off)
 
     def _cap(self, state: PersonState) -> float:

@@ -189,7 +189,7 @@ class StateFold:
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._fitted = set[str]()  # the weights, by hash, of which a basis is known
-        self._early = self._none_early()
+        self._early = PendingSignals[tuple[int, float | None]](most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
         self.moments = FeatureMoments(len(rules.names))
         # by tenant, so that none's reports cost another's people
         self._constraints = dict[str, ViolationConstraint]()
@@ -307,6 +307,10 @@ class StateFold:
         self._remember(person, entry)
         return entry.state
 
+    def state_or_new(self, person: Person) -> PersonState:
+        """As `state`; that of somebody who has rated nothing instead of None."""
+        return self.state(person) or PersonState.new(self._names, len(self._rules.names))
+
     def constraint(self, tenant: str) -> ViolationConstraint:
         """What violations cost the people of a tenant."""
         return self._constraints.setdefault(tenant, ViolationConstraint(self._rules.violations))
@@ -378,7 +382,7 @@ class StateFold:
         known = {number: row.dials[name] for number, name in enumerate(rules.names) if name in row.dials}
         if row.dials and not known:  # of another basis
             return
-        state = self.state(person) or PersonState.new(self._names, len(rules.names))
+        state = self.state_or_new(person)
         place = _place_at(max(0.0, min(row.at, self._early.time)), _CHOICES - 1)
         prior = rules.prior
         cleared = [number for number, value in known.items() if value is None]
@@ -477,7 +481,7 @@ class StateFold:
     def _rate(self, seq: Cursor, answer: _Answer, signal: int, reward: float | None) -> None:
         if self._cache.key(answer.person) != answer.key or answer.person in self._refusing:
             return  # the person was forgotten since, or allows no dials now
-        state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
+        state = self.state_or_new(answer.person)
         features = answer.features or (0.0,) * len(self._rules.names)
         rated = state.rate(answer.place, features, signal, reward, self._rules.prior, self._rules.regression)
         if rated is not state:
@@ -554,10 +558,6 @@ class StateFold:
         self._states.move_to_end(person)
         if len(self._states) > _STATES:
             self._states.popitem(last=False)
-
-    @staticmethod
-    def _none_early() -> PendingSignals[tuple[int, float | None]]:
-        return PendingSignals(most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
 
 
 def _place_of(turn: Turn) -> int:
