@@ -18,7 +18,7 @@ from ostinato.core.arm_assignment import could_lean, holdout_place
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, Person, SteeringBasis, Turn
 from ostinato.release.monitors.config import DAY
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, counts_today, person_difference
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 PERIOD_S = 14 * DAY
@@ -141,13 +141,7 @@ class DialTally:
     def reward(self, tenant: str, place: float, value: float, at: float) -> None:
         """Take in the reward of such a turn."""
         counted = self._person(tenant, place, at)
-        if counted is None:
-            return
-        day = int(at // DAY)
-        if counted.day != day:
-            counted.day, counted.today = day, 0
-        counted.today += 1
-        if counted.today <= TURNS_A_DAY:
+        if counted is not None and counts_today(counted, at, TURNS_A_DAY):
             counted.turns += 1
             counted.good += value > 0.0
 

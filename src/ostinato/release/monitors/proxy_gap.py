@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -117,12 +117,31 @@ def person_difference(
     return contrast.effect(), count, len(people) - count
 
 
-@dataclass(slots=True)
-class _Counted:
-    good: float
-    turns: float
+class _Daily(Protocol):
     day: int
     today: int
+
+
+def counts_today(counted: _Daily, at: float, most: int) -> bool:
+    """Count one more of the day of `at`; False beyond `most` of them."""
+    day = int(at // DAY)
+    if counted.day != day:
+        counted.day, counted.today = day, 0
+    counted.today += 1
+    return counted.today <= most
+
+
+def dealt_by_chance(turn: Turn) -> bool:
+    """True if chance decided which arm served this turn: neither the lack of a name, nor Auto, whose shares follow the reward."""
+    return turn.propensity < 1.0 and turn.auto is None
+
+
+@dataclass(slots=True)
+class _Counted:
+    good: float = 0.0
+    turns: float = 0.0
+    day: int = -1
+    today: int = 0
 
 
 class PersonCrowd(Generic[T]):
@@ -247,14 +266,8 @@ class GoldWatch(GapWatch):
             yield from self._look(row.at)
 
     def _count(self, person: Person, row: Reward) -> None:
-        day = int(row.at // DAY)
-        known = self._people.get(person, lambda: _Counted(0.0, 0.0, day, 0))
-        if known is None:
-            return
-        if known.day != day:
-            known.day, known.today = day, 0
-        if known.today < self._config.turns_a_day:
-            known.today += 1
+        known = self._people.get(person, _Counted)
+        if known is not None and counts_today(known, row.at, self._config.turns_a_day):
             known.turns += 1.0
             known.good += row.value > 0.0
 
@@ -298,6 +311,13 @@ class GoldWatch(GapWatch):
 # ---------------------------------------------------------------- the outcome gap
 
 
+def _compared(people: PersonCrowd[T], owner: Owner | None) -> T | None:
+    """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
+    if owner is None or owner.auto or not (owner.live or owner.control):
+        return None
+    return people.known(owner.person)
+
+
 RETURNED = "returned"
 """The outcome that needs no signal: whether people who came on one day came again on the next."""
 
@@ -321,13 +341,6 @@ class _Visits:
     def add(self, outcome: str, value: float) -> None:
         good, count = self.sums.get(outcome, (0.0, 0.0))
         self.sums[outcome] = good + value, count + 1.0
-
-    def counts(self, day: int, most: int) -> bool:
-        """Whether another reward of this day counts."""
-        if day != self.day:
-            self.day, self.today = day, 0
-        self.today += 1
-        return self.today <= most
 
     def to_json(self) -> list[Any]:
         return [self.treated, self.sums, self.last, self.before, self.day, self.today]
@@ -366,9 +379,7 @@ class OutcomeGapWatch(GapWatch):
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
-        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER:
-            return
-        if turn.propensity >= 1.0 or turn.auto is not None:
+        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER or not dealt_by_chance(turn):
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
         if self._today is None or day > self._today:
@@ -388,8 +399,8 @@ class OutcomeGapWatch(GapWatch):
         if self.gap.lasted(row.at) >= self._config.gold_s:
             yield from self.gap.anew(row.at)
             self._anew()
-        known = self._owned(owner)
-        if known is not None and known.counts(int(row.at // DAY), self._config.turns_a_day):
+        known = _compared(self._people, owner)
+        if known is not None and counts_today(known, row.at, self._config.turns_a_day):
             known.add("", float(row.value > 0.0))
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
@@ -398,7 +409,7 @@ class OutcomeGapWatch(GapWatch):
         """Take in a signal about a turn. Retractions are ignored."""
         if not self._on or signal.retracts is not None or signal.name not in self._config.outcomes:
             return
-        known = self._owned(owner) if owner is not None and owner.person[0] == signal.tenant else None
+        known = _compared(self._people, owner) if owner is not None and owner.person[0] == signal.tenant else None
         # as many as of rewards: nobody decides for all by sending many
         most = self._config.turns_a_day * self._config.gold_s / DAY
         if known is not None and known.sums.get(signal.name, (0.0, 0))[1] < most:
@@ -409,12 +420,6 @@ class OutcomeGapWatch(GapWatch):
         if self.gap.accepted(row):
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
-
-    def _owned(self, owner: Owner | None) -> _Visits | None:
-        """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
-        if owner is None or owner.auto or not (owner.live or owner.control):
-            return None
-        return self._people.known(owner.person)
 
     def _close(self, day: int) -> None:
         """Count who came again on the day that is over, of those who came to live or control on the day before it."""
@@ -516,20 +521,15 @@ class FeedbackGapWatch(GapWatch):
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
         side = _SIDES.get(turn.arm)
-        if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK:
+        if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
-        if turn.propensity >= 1.0 or turn.auto is not None:
-            return
-        known, day = self._people.get(turn.person, lambda: _Heard(treated=side)), int(turn.ended_at // DAY)
+        known = self._people.get(turn.person, lambda: _Heard(treated=side))
         if known is None:
             return
         if known.treated is not side:  # control's share was changed
             known.treated, known.turns, known.heard, known.weight = side, 0.0, 0.0, 0.0
-        if known.day != day:
-            known.day, known.today = day, 0
-        known.today += 1
         known.turns += 1.0
-        known.weight += known.today <= self._config.turns_a_day
+        known.weight += counts_today(known, turn.ended_at, self._config.turns_a_day)
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
@@ -539,8 +539,7 @@ class FeedbackGapWatch(GapWatch):
         if self.gap.lasted(row.at) >= self._config.gold_s:
             yield from self.gap.anew(row.at)
             self._people.clear()
-        counts = owner is not None and not owner.auto and (owner.live or owner.control)
-        known = self._people.known(owner.person) if owner is not None and counts else None
+        known = _compared(self._people, owner)
         if known is not None and row.signals:
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):

@@ -26,7 +26,7 @@ from ostinato.core.records import Arm, ReleaseEvent, Turn
 from ostinato.release.metrics.facts import tasks_of
 from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, GapWatch, PersonCrowd
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, GapWatch, PersonCrowd, dealt_by_chance
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 USERS_ALIKE = "users_alike"
@@ -165,9 +165,7 @@ class SamenessWatch(GapWatch):
         """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count, and none
         that Auto dealt, which follows the reward.
         """
-        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL):
-            return
-        if turn.propensity >= 1.0 or turn.auto is not None:
+        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL) or not dealt_by_chance(turn):
             return
         at, asked = turn.ended_at, tasks_of(turn)
         if not asked or not turn.sampled_ids or not turn.finish.complete:
