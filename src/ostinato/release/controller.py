@@ -39,8 +39,11 @@ FROZEN = "release:rollbacks"
 """The name of the alarm that stands while nothing ships by itself because of too many rollbacks."""
 
 
-class Braking:
-    """Keeps no state that is not in the ledger, except the alarm's last noted state."""
+class Cooldown:
+    """Whether candidates may ship by themselves after rollbacks, and the alarm about too many of them.
+
+    It keeps no state that is not in the ledger, except the alarm's last noted state.
+    """
 
     def __init__(self, log: Log, config: ReleaseConfig, clock: Clock) -> None:
         self._log = log
@@ -58,9 +61,7 @@ class Braking:
 
         Where candidates are tried on users first, a frozen controller tries none: a person ends the freeze by shipping a version.
         """
-        held = self.look(state)
-        frozen = held is not None and held.until is None
-        return not self._config.canary and (frozen or self._config.approval == "manual")
+        return not self._config.canary and (self._freeze(state) is not None or self._config.approval == "manual")
 
     def holds(self, state: State) -> bool:
         """True if no candidate may advance by itself."""
@@ -68,19 +69,24 @@ class Braking:
 
     async def note(self, state: State) -> None:
         """Raise or clear the alarm. A restarted worker compares it with the log at its first call."""
-        held = self.look(state)
-        frozen = held is not None and held.until is None
+        freeze = self._freeze(state)
+        frozen = freeze is not None
         if frozen != self._noted:
-            why = held.reason if held is not None and frozen else "a person shipped or approved a version since"
+            why = "a person shipped or approved a version since" if freeze is None else freeze.reason
             await note(self._log, FROZEN, raised=frozen, why=why, at=self._clock())
             self._noted = frozen
+
+    def _freeze(self, state: State) -> Brake | None:
+        """The brake that only a person ends, if that is the one."""
+        held = self.look(state)
+        return None if held is None or held.until is not None else held
 
 
 # ---------------------------------------------------------------- the verified release
 
 
 class VerifiedArm:
-    """Without `config.best_arm` there is no such arm, and the methods do nothing."""
+    """The arm that stays on the release that users have shown to be the best. Without `config.best_arm` the methods do nothing."""
 
     def __init__(self, log: Log, ledger: ReleaseLedger, moves: Moves, config: ReleaseConfig, clock: Clock) -> None:
         self._ledger = ledger
@@ -151,7 +157,7 @@ class ReleaseController:
         idle_refs: Sequence[str] = (),
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
-        self._braking = Braking(log, config, clock)
+        self._cooldown = Cooldown(log, config, clock)
         self._ancestry = Ancestry(log)
         self._troubles: dict[str, str] = {}
         self._store = store
@@ -308,14 +314,14 @@ class ReleaseController:
         """
         async with self._lock:
             state = await self._reconcile()
-            await self._braking.note(state)
+            await self._cooldown.note(state)
             if state.proposal is not None and state.proposal.actor is not None:
                 return await self._approvals.ship_approved(state.proposal)
             if state.trial is not None and not state.trial.shipped:
                 return await self._trials.go_on(state.trial, self.live, state)
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
                 return await self._settle(state)
-        if self._braking.holds(state):
+        if self._cooldown.holds(state):
             await self._park()  # candidates are skipped meanwhile: the newest is judged when the brake ends
             return None
         candidate = await self._due(state)
@@ -365,7 +371,7 @@ class ReleaseController:
     async def _place_learner(self) -> PolicyVersion | None:
         async with self._lock:
             state = await self._reconcile()
-            held = self._braking.look(state)
+            held = self._cooldown.look(state)
             why = "a monitor's alarm pauses releases" if self._paused() else "" if held is None else held.reason
             return await self._learner.place(state, self.ledger.harmful, why)
 
@@ -497,7 +503,7 @@ class ReleaseController:
             return None  # a candidate approved meanwhile goes live first, and ends this verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
-        if self._paused() or self._braking.holds(state):
+        if self._paused() or self._cooldown.holds(state):
             return None
         if self._trials.on:
             traffic = None if self._watch is None else await self._watch.traffic(state, self._clock())
@@ -506,7 +512,7 @@ class ReleaseController:
             why = f"not proven better than the best so far (release.require): {state.reason}"
             return await self.ledger.append("blocked", candidate, live, why)
         why = f"{state.reason}; on the gate alone, without a canary"
-        return await self._approvals.passed(candidate, live, why, {}, ask=self._braking.asks(state))
+        return await self._approvals.passed(candidate, live, why, {}, ask=self._cooldown.asks(state))
 
 
 # ---------------------------------------------------------------- the incumbent
@@ -517,9 +523,8 @@ _EXPECTED = 0.5
 
 
 class RunningStanding:
-    """Adds up time slots. After a restart they are read again from the log, as far back as `release.outcomes.window` reaches.
-
-    It compares by the first declared goal, if that has no quantile.
+    """Live beside the verified release, by the first declared goal, slot by slot. After a restart the slots are read again from the log, as
+    far back as `release.outcomes.window` reaches.
     """
 
     def __init__(self, log: Log, config: ReleaseConfig) -> None:

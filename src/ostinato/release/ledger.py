@@ -126,7 +126,9 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Valid as long as `against` is live. `actor` is the person who approved it, None before that, and `why` their reason.
+    """A candidate that has passed and waits for a person, as long as `against` is live.
+
+    `actor` is the person who approved it, None before that, and `why` their reason.
 
     `salt` is its trial's salt, None if it passed without a trial; `better`: the gate proved it better than the best so far.
 

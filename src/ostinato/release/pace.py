@@ -70,7 +70,7 @@ class Spans:
 
 
 class PaceHistory:
-    """Takes in the ledger's lines in their order."""
+    """Recent trials, verdicts and releases, from the ledger's lines in their order."""
 
     def __init__(self) -> None:
         self.trials: deque[TrialEnd] = deque(maxlen=KEPT)

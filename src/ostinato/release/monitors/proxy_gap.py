@@ -363,9 +363,8 @@ class OutcomeGapWatch(GapWatch):
 
     Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. The alarm is raised when live's share of turns with a
     positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at, of
-    which several outcomes have equal parts. An
-    outcome that merely stays where it was raises nothing: it may not depend on the model. After a person has accepted it, only a larger
-    loss of that outcome raises it.
+    which several outcomes have equal parts. An outcome that merely stays where it was raises nothing: it may not depend on the model.
+    After a person has accepted it, only a larger loss of that outcome raises it.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:

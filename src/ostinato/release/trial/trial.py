@@ -87,11 +87,13 @@ class ArmBalance:
         return self._settled + factor
 
 
-# ---------------------------------------------------------------- the recent window
+# ---------------------------------------------------------------- the newest period
 
 
-class Lately:
-    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better."""
+class RecentPeriod:
+    """The effects of the newest period alone. Periods of `period_s` are counted from the trial's beginning; another one begins once the
+    release is called better.
+    """
 
     def __init__(self, metrics: Sequence[Metric], period_s: float, most_turns_a_day: float) -> None:
         self._period_s = period_s
@@ -158,7 +160,7 @@ class Trial:
             for goal in self._goals
             if plan is not None and goal.name in planned
         }
-        self._lately = Lately(self._metrics, config.retest_s, config.most_turns_a_day)
+        self._recent = RecentPeriod(self._metrics, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = ArmBalance()
         self._back = ArmBalance()
@@ -190,7 +192,7 @@ class Trial:
                 effect = in_goal_direction(self._contrasts[goal.name].effect(), goal)
                 if enough(effect, goal, self._config):
                     self._tests[goal.name].add(effect, ended_s)
-        self._lately.add(outcomes, ended_s, self.better_s)
+        self._recent.add(outcomes, ended_s, self.better_s)
         self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
@@ -256,9 +258,9 @@ class Trial:
 
     def _proving(self, goals: Sequence[MetricReading], elapsed_s: float) -> Decision:
         if harm := self._harmed_lately():
-            over = f"over the last {_hours(elapsed_s - self._lately.since_s)}"
+            over = f"over the last {_hours(elapsed_s - self._recent.since_s)}"
             return self._end(NextAction.ROLL_BACK, f"{self._named(harm)}worse {over}: {self._change(harm)}", harm)
-        if self.better_s is not None and self.retested is None and self._lately.afterwards is not None:
+        if self.better_s is not None and self.retested is None and self._recent.afterwards is not None:
             return self._retest(goals)
         gained = self._gained(goals, elapsed_s)
         if gained and all(goal.not_worse for goal in goals) and self.better_s is None:
@@ -269,8 +271,8 @@ class Trial:
 
     def _retest(self, goals: Sequence[MetricReading]) -> Decision:
         """Whether any goal is better in the period after the release was called better, by that period alone."""
-        assert self._lately.afterwards is not None
-        since = read(self._lately.afterwards, self._metrics, self._config)
+        assert self._recent.afterwards is not None
+        since = read(self._recent.afterwards, self._metrics, self._config)
         again = [since[goal.name] for goal in self._goals]
         held = [goal for goal in again if goal.enough and goal.lower > 0.0]
         self.retested = bool(held)
@@ -283,9 +285,9 @@ class Trial:
 
     def _harmed_lately(self) -> MetricReading | None:
         """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which `look` has judged."""
-        if self._lately.since_s <= 0.0:
+        if self._recent.since_s <= 0.0:
             return None
-        readings = read(self._lately.effects(), self._metrics, self._config)
+        readings = read(self._recent.effects(), self._metrics, self._config)
         watched = (metric.name for metric in self._metrics if metric.role != "diagnostic")
         return next((readings[name] for name in watched if readings[name].worse), None)
 
