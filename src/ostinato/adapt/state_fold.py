@@ -265,16 +265,18 @@ class StateFold:
             if self.cursor == self._saved and not self._gone:
                 return
             cursor, batch, gone = self.cursor, self._dirty, self._gone
-            early = {**self._early.snapshot(), "time": self._early.time}
-            constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
-            kept = {
-                "moments": self.moments.state(),
-                "bases": self._bases,
-                "fitted": sorted(self._fitted),
-                "constraints": constraints,
-            }
             note = json.dumps(
-                {**early, "last": self._last, "resets": self.resets, "tenants": sorted(self._tenants), **kept}
+                {
+                    **self._early.snapshot(),
+                    "time": self._early.time,
+                    "last": self._last,
+                    "resets": self.resets,
+                    "tenants": sorted(self._tenants),
+                    "moments": self.moments.state(),
+                    "bases": self._bases,
+                    "fitted": sorted(self._fitted),
+                    "constraints": {tenant: each.state() for tenant, each in self._constraints.items()},
+                }
             )
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
