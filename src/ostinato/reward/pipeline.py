@@ -25,19 +25,9 @@ from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatc
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
+from ostinato.reward import batching
 from ostinato.reward.alarms import FUNCTION, LATE_FUNCTION
-from ostinato.reward.batching import (
-    ChosenTurns,
-    LearnablePart,
-    behind_last,
-    dealt,
-    drawn,
-    gathered,
-    ready_parts,
-    relative_weights,
-    useless_part,
-    waited_in_vain,
-)
+from ostinato.reward.batching import ChosenTurns, LearnablePart
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import BeliefWeighted, ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
@@ -479,10 +469,10 @@ class RewardDesk:
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
         await self._hold(self._with_groups(unfit), now)
-        parts = ready_parts(
+        parts = batching.ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        judged = [(part, useless_part(part, self._config)) for part in parts]
+        judged = [(part, batching.useless_part(part, self._config)) for part in parts]
         await self._hold({entry.facts.id: why for part, why in judged if why for entry in part.entries}, now)
         chosen = self._deal([part for part, why in judged if not why], size, lineage, steps)
         if chosen is None:
@@ -517,7 +507,7 @@ class RewardDesk:
         """
         parts = [part for part in parts if (self._taught.groups if part.world else self._taught.people)]
         people = [part for part in parts if not part.world]
-        served: Sequence[Matured] = dealt(people, size=size, config=self._config, every=self._taught.every)
+        served: Sequence[Matured] = batching.dealt(people, size=size, config=self._config, every=self._taught.every)
         oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)
         if oldest and oldest.tokens > self._config.batch_tokens and (not served or steps % 2):
             return ChosenTurns(entries=oldest.entries)
@@ -532,7 +522,7 @@ class RewardDesk:
         first = {entry.facts.id for entry in served}
         used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
         left = self._config.batch_tokens - used
-        simulated = gathered(
+        simulated = batching.gathered(
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
         )
         entries = sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
@@ -553,7 +543,9 @@ class RewardDesk:
             return math.sqrt(sum(square * tokens for square, tokens in zip(squares, sampled, strict=True)))
 
         seed = f"{steps} {fair[0].facts.id}"
-        return drawn(people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed)
+        return batching.drawn(
+            people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed
+        )
 
     def _even_share(self, served: Sequence[Matured], lineage: Lineage, steps: int) -> float:
         """A step's even share of people's turns that may be learned from, beside these: one that k more steps can take before it is too
@@ -575,7 +567,7 @@ class RewardDesk:
         """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
         now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
         waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
-        late = waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
+        late = batching.waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
         reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
         await self._hold({entry.facts.id: reason for entry in late}, now)
 
@@ -603,7 +595,7 @@ class RewardDesk:
         ledger = self._reading.ledger
         ledger.teaching.catch_up()
         turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
-        relative = relative_weights(chosen.entries, chosen.weights, ledger.propensity)
+        relative = batching.relative_weights(chosen.entries, chosen.weights, ledger.propensity)
         after = ledger.later_returns(entries)
         row = Batch(
             step=step,
@@ -614,7 +606,7 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(batch_weights(turns, relative, even=True)) if relative else (),
-            after=behind_last(entries, after),
+            after=batching.behind_last(entries, after),
             upto=self._reading.cursor,
             drawn=tuple(chosen.weights.get(turn.id, 1.0) for turn in turns),
         )

@@ -27,19 +27,11 @@ from numpy.typing import NDArray
 
 from ostinato.release.metrics.config import DEFAULT_GOAL, MetricConfig
 from ostinato.release.metrics.metric import Metric
+from ostinato.release.trial import verdict
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.contrast import Contrast, Effect, Indices, TimeSlot, contrast_of
 from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
-from ostinato.release.trial.verdict import (
-    Decision,
-    MetricReading,
-    NextAction,
-    bounds_of,
-    enough,
-    in_goal_direction,
-    read,
-    told,
-)
+from ostinato.release.trial.verdict import Decision, MetricReading, NextAction
 
 # ---------------------------------------------------------------- balance
 
@@ -189,8 +181,8 @@ class Trial:
                 self._add_tenant(name, stratum, slot)
         for goal in () if self.shipped else self._goals:
             if goal.name in self._tests:
-                effect = in_goal_direction(self._contrasts[goal.name].effect(), goal)
-                if enough(effect, goal, self._config):
+                effect = verdict.in_goal_direction(self._contrasts[goal.name].effect(), goal)
+                if verdict.enough(effect, goal, self._config):
                     self._tests[goal.name].add(effect, ended_s)
         self._recent.add(outcomes, ended_s, self.better_s)
         self._deal(came)
@@ -199,7 +191,7 @@ class Trial:
         """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
         # planned looks end when it goes live: whether it stays is told by all that came since
-        readings = read(effects, self._metrics, self._config, {} if self.shipped else self._tests)
+        readings = verdict.read(effects, self._metrics, self._config, {} if self.shipped else self._tests)
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
@@ -223,11 +215,11 @@ class Trial:
         for metric in self._metrics:
             own = self._by_tenant.get(metric.name, {})
             tenants = {
-                name: bounds_of(contrast.effect(), metric, self._config)
+                name: verdict.bounds_of(contrast.effect(), metric, self._config)
                 for name, contrast in own.items()
                 if len(own) > 1
             }
-            found = told(readings[metric.name], metric, self.thresholds.get(metric.name))
+            found = verdict.told(readings[metric.name], metric, self.thresholds.get(metric.name))
             every[metric.name] = found | ({"tenants": tenants} if tenants else {})
         return every
 
@@ -272,7 +264,7 @@ class Trial:
     def _retest(self, goals: Sequence[MetricReading]) -> Decision:
         """Whether any goal is better in the period after the release was called better, by that period alone."""
         assert self._recent.afterwards is not None
-        since = read(self._recent.afterwards, self._metrics, self._config)
+        since = verdict.read(self._recent.afterwards, self._metrics, self._config)
         again = [since[goal.name] for goal in self._goals]
         held = [goal for goal in again if goal.enough and goal.lower > 0.0]
         self.retested = bool(held)
@@ -287,7 +279,7 @@ class Trial:
         """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which `look` has judged."""
         if self._recent.since_s <= 0.0:
             return None
-        readings = read(self._recent.effects(), self._metrics, self._config)
+        readings = verdict.read(self._recent.effects(), self._metrics, self._config)
         watched = (metric.name for metric in self._metrics if metric.role != "diagnostic")
         return next((readings[name] for name in watched if readings[name].worse), None)
 
