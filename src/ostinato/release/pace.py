@@ -90,9 +90,8 @@ class PaceHistory:
     def apply(self, event: ReleaseEvent) -> None:
         """Take in one more line."""
         self._compared(event)
-        verdict = str(event.detail.get("report", {}).get("verdict", ""))
         if event.action == "evaluated":
-            self._evaluated(event, verdict in ("SHIP", "BLOCK"))
+            self._evaluated(event)
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
         elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
@@ -111,7 +110,8 @@ class PaceHistory:
             at = self._judged_before
         return None if at is None else now - at
 
-    def _evaluated(self, event: ReleaseEvent, ends: bool) -> None:
+    def _evaluated(self, event: ReleaseEvent) -> None:
+        ends = event.detail.get("report", {}).get("verdict") in ("SHIP", "BLOCK")
         if self._judged is None or event.policy.hash != self._judged[0]:
             self._judged_before = None if self._judged is None else self._judged[1]
         if ends:
