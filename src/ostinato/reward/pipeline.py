@@ -519,8 +519,8 @@ class RewardDesk:
             else:
                 draw = self._draw(people, served, steps)
                 served = draw.entries
-        first = {entry.facts.id for entry in served}
-        used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
+        ids = {entry.facts.id for entry in served}
+        used = sum(part.tokens for part in parts if part.first in ids)
         left = self._config.batch_tokens - used
         simulated = batching.gathered(
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
