@@ -211,10 +211,6 @@ class StyleAdaptation(PersonAdaptation):
             if policies and all(holds(arm, policy, shared=shared) for policy in policies)
         }
 
-    def entitled(self, person: Person, *, verified: bool) -> bool:
-        known = verified or not self.verified_only
-        return known and person[0] not in self._config.without and not self.held_out(person)
-
     def deal(self, person: Person, arms: Collection[str]) -> Pick | None:
         if not arms:
             return None
