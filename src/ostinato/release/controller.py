@@ -319,7 +319,8 @@ class ReleaseController:
                 return await self._approvals.ship_approved(state.proposal)
             if state.trial is not None and not state.trial.shipped:
                 return await self._trials.go_on(state.trial, self.live, state)
-            if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
+            last = state.verdict
+            if last is not None and last.against == state.live and last.verdict in ("SHIP", "BLOCK"):
                 return await self._settle(state)
         if self._cooldown.holds(state):
             await self._park()  # candidates are skipped meanwhile: the newest is judged when the brake ends
@@ -432,9 +433,9 @@ class ReleaseController:
         if newest is None:
             return None
         begun = state.verdict
-        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun[0] == newest[0])
-        if begun is not None and begun[1] == state.live and begun[2] == "EXTEND" and pinned:
-            return begun[0]
+        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun.candidate == newest[0])
+        if begun is not None and begun.against == state.live and begun.verdict == "EXTEND" and pinned:
+            return begun.candidate
         return None if state.settled(newest[0]) else newest[0]
 
     async def _evaluate(self, candidate: PolicyVersion, evals: GateJudge) -> ReleaseEvent | None:
@@ -492,7 +493,7 @@ class ReleaseController:
         """Reason and detail for a live version without a ledger line: the process that moved the ref was cut off in between."""
         if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
             return told(state.proposal)
-        judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
+        judged = policy == state.canary or (state.verdict is not None and state.verdict.candidate == policy)
         return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
 
     async def _settle(self, state: State) -> ReleaseEvent | None:

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
@@ -193,18 +193,26 @@ _AT_ONCE = 128
 """Lines folded before yielding to the event loop."""
 
 
+class GateVerdict(NamedTuple):
+    """The last evaluation: a candidate, the version that was live then, and "SHIP", "BLOCK" or "EXTEND"."""
+
+    candidate: PolicyVersion
+    against: PolicyVersion
+    verdict: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The folded ledger. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release extends it;
     no version is in it twice. `highest` is the highest number that was ever live.
 
     `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison on users that is under way:
-    of a candidate with live, or of live with the version it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
-    "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
-    oldest first: it begins with the starting model, a release that was proven better extends it, and a version that is rolled back leaves
-    it. `judged` counts the verdicts. `proposal` is the candidate that waits for a person; every move of live ends it, and a newer one
-    replaces it. `rollbacks` are those since a person last shipped or approved a version, oldest first. `verified` is the chain of releases
-    that users proved better, each than the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
+    of a candidate with live, or of live with the version it replaced. `better`: `verdict` proved its candidate better than the best so
+    far. `proven` is the chain of versions that were best, oldest first: it begins with the starting model, a release that was proven
+    better extends it, and a version that is rolled back leaves it. `judged` counts the verdicts. `proposal` is the candidate that waits
+    for a person; every move of live ends it, and a newer one replaces it. `rollbacks` are those since a person last shipped or approved
+    a version, oldest first. `verified` is the chain of releases that users proved better, each than the one before it, oldest first,
+    and `verified_at` when the comparison with the last of them began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -213,7 +221,7 @@ class State:
     highest: int = -1
     refused: Set[str] = field(default_factory=Hashes)
     trial: TrialRecord | None = None
-    verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
+    verdict: GateVerdict | None = None
     better: bool = False
     proven: tuple[PolicyVersion, ...] = ()
     judged: int = 0
@@ -266,7 +274,7 @@ class State:
         """True if the gate proved a candidate that is not live yet better than the best so far."""
         if self.proposal is not None and self.proposal.candidate == policy:
             return self.proposal.better
-        return self.better and self.verdict is not None and self.verdict[0] == policy
+        return self.better and self.verdict is not None and self.verdict.candidate == policy
 
 
 def fold(state: State, event: ReleaseEvent) -> State:
@@ -291,7 +299,7 @@ def _evaluated(state: State, event: ReleaseEvent) -> State:
     report = event.detail.get("report", {})
     verdict, better = str(report.get("verdict", "")), bool(report.get("better", False))
     judged = state.judged + (verdict != "EXTEND")
-    found = (event.policy, event.previous, verdict)
+    found = GateVerdict(event.policy, event.previous, verdict)
     return replace(state, verdict=found, reason=event.reason, better=better, judged=judged)
 
 
@@ -392,7 +400,7 @@ def _staying(state: State, event: ReleaseEvent) -> TrialRecord | None:
 def _blocked(state: State, event: ReleaseEvent) -> State:
     trial = None if state.canary == event.policy else state.trial
     proposal = None if state.proposal is None or state.proposal.candidate == event.policy else state.proposal
-    verdict = None if state.verdict is None or state.verdict[0] == event.policy else state.verdict
+    verdict = None if state.verdict is None or state.verdict.candidate == event.policy else state.verdict
     refused = Hashes(state.refused) if not isinstance(state.refused, Hashes) else state.refused
     return replace(state, refused=refused.adding(event.policy.hash), trial=trial, verdict=verdict, proposal=proposal)
 
