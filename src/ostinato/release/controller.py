@@ -161,7 +161,6 @@ class ReleaseController:
         self._ancestry = Ancestry(log)
         self._troubles: dict[str, str] = {}
         self._store = store
-        self._versions = versions
         self._evals = evals
         self._config = config
         self._evaluation_ref = evaluation_ref
@@ -185,9 +184,7 @@ class ReleaseController:
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
         self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)
         self._verified = VerifiedArm(log, self.ledger, self._moves, config, clock)
-        self._learner = LearnerArm(
-            log, self._moves, versions, steps, clock, newest=newest_ref, test=step_ref, idle=idle_refs
-        )
+        self._learner = LearnerArm(log, self._moves, steps, clock, newest=newest_ref, test=step_ref, idle=idle_refs)
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -214,7 +211,7 @@ class ReleaseController:
 
     async def bootstrap(self, base: PolicyVersion) -> None:
         """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""
-        manifest = await self._versions.manifest_of(base)
+        manifest = await self._moves.manifest_of(base)
         async with self._lock:
             for ref in ("live", "control"):
                 # read first: a store that releases elsewhere may be read-only
@@ -429,14 +426,14 @@ class ReleaseController:
 
     async def _due(self, state: State) -> PolicyVersion | None:
         """The candidate to evaluate: the one whose judgement has begun, else the newest, unless settled."""
-        newest = await self._versions.resolve("candidate")
+        newest = await self._moves.version_at("candidate")
         if newest is None:
             return None
         begun = state.verdict
-        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun.candidate == newest[0])
+        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun.candidate == newest)
         if begun is not None and begun.against == state.live and begun.verdict == "EXTEND" and pinned:
             return begun.candidate
-        return None if state.settled(newest[0]) else newest[0]
+        return None if state.settled(newest) else newest
 
     async def _evaluate(self, candidate: PolicyVersion, evals: GateJudge) -> ReleaseEvent | None:
         if not self._restored:
@@ -453,8 +450,7 @@ class ReleaseController:
         try:
             report = await evals.run(candidate, against=incumbents)
         except Conflict:
-            newest = await self._versions.resolve("candidate")
-            if newest is None or newest[0] == candidate:
+            if await self._moves.version_at("candidate") in (None, candidate):
                 raise
             return None  # superseded while being evaluated: the next step takes the newest
         return await self.decide(candidate, report)
@@ -469,15 +465,14 @@ class ReleaseController:
 
     async def _reconcile(self) -> State:
         """Bring the ledger in line with the live ref, which is authoritative about what users get."""
-        found, state = await self._versions.resolve("live"), await self.ledger.refresh()
-        if found is not None and state.live not in (None, found[0]):
+        policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
+        if policy is not None and state.live not in (None, policy):
             # a process that moves it by hand is about to write why; one that was killed in between is not
             await asyncio.sleep(min(_WHY_S, self._config.poll_s))
-            found, state = await self._versions.resolve("live"), await self.ledger.refresh()
-        if found is None:
+            policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
+        if policy is None:
             raise Unavailable(_NOTHING)
-        policy, control = found[0], await self._versions.resolve("control")
-        self._anchor = None if control is None else control[0]
+        self._anchor = await self._moves.version_at("control")
         if state.live is None:
             await self.ledger.append("shipped", policy, None, "the starting model")
         elif state.live != policy and policy in state.releases:
