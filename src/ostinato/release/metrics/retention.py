@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterator
 
 from ostinato.core.records import Person
+from ostinato.release.trial.config import DAY
 
-DAY = 86_400.0
 REMEMBERED_DAYS = 7
 MOST_PEOPLE = 500_000
 _PAUSE_S = 1_800.0  # without a turn, after which another session begins

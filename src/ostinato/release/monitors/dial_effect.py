@@ -121,7 +121,9 @@ class DialTally:
 
     def turn(self, turn: Turn) -> float | None:
         """Take in a turn; its person's place if its reward counts, else None."""
-        counts = self._could_lean(turn)
+        # who withdraws the consent to dials still counts: that may be what dials did
+        allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
+        counts = allowed and could_lean(turn, self.bases)
         # after this turn, or it would count by its side
         self._declared |= turn.steered is not None and not turn.verified
         if not counts:
@@ -152,11 +154,6 @@ class DialTally:
                 people.forget(row)
             else:
                 people.drop((row.tenant, repr(holdout_place((row.tenant, row.user)))))
-
-    def _could_lean(self, turn: Turn) -> bool:
-        # who withdraws the consent to dials still counts: that may be what dials did
-        allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
-        return allowed and could_lean(turn, self.bases)
 
     def _person(self, tenant: str, place: float, at: float) -> _Counted | None:
         if self._now.began is None:
