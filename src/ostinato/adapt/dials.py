@@ -71,7 +71,7 @@ class PersonAdaptation:
         clock: Clock = wall_clock,
     ) -> None:
         self._log, self._cache, self._config = log, cache, config
-        self._consent, self._clock = consent, clock
+        self._consent, self._clock, self._without = consent, clock, config.without
         self._names: tuple[str, ...] = ()
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
@@ -116,6 +116,13 @@ class PersonAdaptation:
     def _level(self, tenant: str) -> str:
         found = self._config.tenants.get(tenant)
         return "shared" if found is None else found.prior
+
+    def entitled(self, person: Person, *, verified: bool) -> bool:
+        """True if a person's wishes may count: they are known as the settings want it, their tenant has no objection, and they are not of
+        the holdout.
+        """
+        known = verified or not self.verified_only
+        return known and person[0] not in self._without and not self.held_out(person)
 
     def held_out(self, person: Person) -> bool:
         """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
@@ -315,14 +322,13 @@ class DialAdaptation(PersonAdaptation):
         config, fold, rules, basis = self._config, self.fold, self._rules, self._bases.get(weights)
         if fold is None or rules is None or basis is None or basis.names != rules.names:
             return None
-        if person[0] in rules.without or (config.users == "verified" and not verified) or self.held_out(person):
+        if not self.entitled(person, verified=verified):
             return None
         try:
-            state = fold.state(person)
+            state = fold.state_or_new(person)
         except OstinatoError as error:
             self._trouble(error)
             return None
-        state = state or PersonState.new(names_hash(rules.names), len(rules.names))
         dials = self._dials(state, rules, fold, self.prior_of(person[0]))
         return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
 
@@ -381,7 +387,7 @@ class DialAdaptation(PersonAdaptation):
             off = NotSteered.HOLDOUT
         elif basis is None or basis.names != rules.names:
             off = NotSteered.BASIS
-        state = fold.state(person) or PersonState.new(names_hash(rules.names), len(rules.names))
+        state = fold.state_or_new(person)
         return person_view(state, self.prior_of(person[0]), rules, fold.moments, cap=self._cap(state), off=off)
 
     def _cap(self, state: PersonState) -> float:

@@ -66,16 +66,9 @@ ATTRIBUTES: Mapping[str, Attribute] = {
 
 _THINGS = (
     *("photosynthesis", "inflation", "the water cycle", "a compiler", "black holes", "democracy", "vaccines", "jazz"),
-    *(
-        "recycling",
-        "the French Revolution",
-        "volcanoes",
-        "a database index",
-        "meditation",
-        "earthquakes",
-        "coral reefs",
-    ),
-    *("encryption", "bread baking", "tides", "the immune system", "solar panels", "chess openings", "the stock market"),
+    *("recycling", "the French Revolution", "volcanoes", "a database index", "meditation", "earthquakes"),
+    *("coral reefs", "encryption", "bread baking", "tides", "the immune system", "solar panels", "chess openings"),
+    "the stock market",
 )
 _GOALS = (
     *("sleep better", "learn a language", "save money", "write a good email", "start running", "plan a trip"),

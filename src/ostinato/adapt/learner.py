@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import islice
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -376,8 +376,7 @@ class PersonState:
         precision_DD[cleared, :] = precision_DD[:, cleared] = shift_D[cleared] = 0.0
         settled = replace(evidence, precision_DD=precision_DD, shift_D=shift_D)
         held = tuple(each for each in self.held if each[0] not in dials)
-        settled_at = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
-        reported = self._violations()
+        settled_at, reported = max(place, self._newest), self._violations()
         state = replace(
             self, settled=settled, settled_at=settled_at, recent=(), held=held, reported=reported, latest=None
         )
@@ -388,7 +387,7 @@ class PersonState:
         and violations that are none yet. What is rated from now on may be anybody's again (`private`).
         """
         known = self.settled if self.latest is None else self.latest
-        place = max([place, self.settled_at, *(rated.place for rated in self.recent[-1:])])
+        place = max(place, self._newest)
         none = replace(Evidence.none(self.dials), resets=known.resets, reset_at=place)
         return replace(
             self,
@@ -406,11 +405,10 @@ class PersonState:
         reported = self._violations()
         if not self.strikes and not reported:
             return None
-        place = max([self.settled_at, *(rated.place for rated in self.recent[-1:])])
         return PersonState(
             names=self.names,
             settled=Evidence.none(self.dials),
-            settled_at=place,
+            settled_at=self._newest,
             strikes=self.strikes,
             reported=reported,
         )
@@ -422,6 +420,11 @@ class PersonState:
         if not most or not self.recent or self._violations() < most:
             return self
         return replace(self.reset(self.recent[-1].place), strikes=min(self.strikes + 1, _PRIVATE - 1), reported=0)
+
+    @property
+    def _newest(self) -> int:
+        """The place of the newest answer that was taken in."""
+        return self.recent[-1].place if self.recent else self.settled_at
 
     def _violations(self) -> int:
         return min(255, self.reported + sum(rated.violates for rated in self.recent))
@@ -497,17 +500,11 @@ class PersonState:
     @classmethod
     def _read(cls, packed: bytes, regression: Regression) -> PersonState:
         """From bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
-        _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
-            _HEAD.unpack_from(packed)
-        )
         last_cusum, returns, last = _OUTCOME.unpack_from(packed, _HEAD.size)
-        numbers = [dial for dial in range(dials) if mask >> dial & 1]
-        at, size = _HEAD.size + _OUTCOME.size, dials + 1
-        triangle = size * (size + 1) // 2
-        told = np.frombuffer(packed, "<f4", triangle + size + len(numbers), at).astype(np.float32)
-        at += 4 * len(told)
-        settled = Evidence(told[_square(size)], told[triangle : triangle + size], ratings, cusum, resets, reset_at)
-        held = tuple(zip(numbers, told[triangle + size :].tolist(), strict=True))
+        fields, count, at = unpacked_head(packed, _OUTCOME.size)
+        before: Evidence = fields["settled"]
+        size = len(before.shift_D)
+        dials = size - 1
         places = struct.unpack_from(f"<{count}Q", packed, at)
         features_NK = np.frombuffer(packed, "<f2", count * dials, at + 9 * count).astype(np.float16)
         features_NK = features_NK.reshape(count, dials)
@@ -515,27 +512,41 @@ class PersonState:
         if len(signals) != _SIGNAL.size * sum(counts) or last >= (max(1, count) if returns else 1):
             raise ValueError(f"{count} answers, {sum(counts)} signals in {len(signals)} bytes, last return {last}")
         recent = _Packed(places, counts, features_NK, signals)
-        before = settled
         if returns:
-            before = replace(Evidence.none(dials), resets=resets + returns, reset_at=places[last])
+            before = replace(Evidence.none(dials), resets=before.resets + returns, reset_at=places[last])
         rewards = recent.rewards()
         rated = [number for number in range(last, count) if rewards[number] is not None]
         told_NE = np.empty((len(rated), size + 1))
         told_NE[:, :dials], told_NE[:, dials] = features_NK[rated], 1.0
         told_NE[:, size] = [rewards[number] for number in rated]
-        return cls(
-            names=names.hex(),
-            settled=settled,
-            settled_at=settled_at,
-            recent=recent if count else (),
-            held=held,
-            strikes=flags & (_PRIVATE - 1),
-            reported=reported,
-            nats=nats,
-            cursor=cursor,
-            private=bool(flags & _PRIVATE),
-            latest=before.added(told_NE, regression, cusum=last_cusum),
-        )
+        latest = before.added(told_NE, regression, cusum=last_cusum)
+        return cls(**fields, recent=recent if count else (), latest=latest)
+
+
+def unpacked_head(packed: bytes, outcome: int) -> tuple[dict[str, Any], int, int]:
+    """The fields of a packed state that do not rest on recent ratings, how many of these there are, and the place at which they begin.
+
+    `outcome`: the bytes between the head and the settled evidence. Raises struct.error and ValueError for too few bytes.
+    """
+    _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
+        _HEAD.unpack_from(packed)
+    )
+    numbers = [dial for dial in range(dials) if mask >> dial & 1]
+    at, size = _HEAD.size + outcome, dials + 1
+    triangle = size * (size + 1) // 2
+    told = np.frombuffer(packed, "<f4", triangle + size + len(numbers), at).astype(np.float32)
+    fields = {
+        "names": names.hex(),
+        "settled": Evidence(told[_square(size)], told[triangle : triangle + size], ratings, cusum, resets, reset_at),
+        "settled_at": settled_at,
+        "held": tuple(zip(numbers, told[triangle + size :].tolist(), strict=True)),
+        "strikes": flags & (_PRIVATE - 1),
+        "reported": reported,
+        "nats": nats,
+        "cursor": cursor,
+        "private": bool(flags & _PRIVATE),
+    }
+    return fields, count, at + 4 * len(told)
 
 
 def checked(data: bytes, format: int) -> bytes:

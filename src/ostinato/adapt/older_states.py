@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ostinato.adapt.learner import Evidence, PersonState, Prior, Rated, Regression, checked, window
+from ostinato.adapt.learner import PersonState, Prior, Rated, Regression, checked, unpacked_head, window
 from ostinato.core.errors import Corrupt
 
 OLDER_FORMAT = 2
-_HEAD = struct.Struct("<BBBBBHHIffQQQ16s")
 _RATED = struct.Struct("<QB")  # an answer's place and number of signals; its features and signals follow
 _SIGNAL = struct.Struct("<Ie")
-_PRIVATE = 1 << 7  # a bit beside the number of strikes
 
 
 def older_state(data: bytes, prior: Prior, regression: Regression) -> PersonState:
@@ -33,17 +31,8 @@ def older_state(data: bytes, prior: Prior, regression: Regression) -> PersonStat
 
 def _read(packed: bytes) -> PersonState:
     """From bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
-    _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
-        _HEAD.unpack_from(packed)
-    )
-    size, numbers, at = dials + 1, [dial for dial in range(dials) if mask >> dial & 1], _HEAD.size
-    triangle = size * (size + 1) // 2
-    told = np.frombuffer(packed, "<f4", triangle + size + len(numbers), at).astype(np.float32)
-    at += told.nbytes
-    precision_DD = np.zeros((size, size), np.float32)
-    precision_DD[np.tril_indices(size)] = told[:triangle]
-    precision_DD += np.tril(precision_DD, -1).T
-    recent = list[Rated]()
+    fields, count, at = unpacked_head(packed, 0)
+    dials, recent = len(fields["settled"].shift_D) - 1, list[Rated]()
     for _ in range(count):
         place, signals = _RATED.unpack_from(packed, at)
         features_K = np.frombuffer(packed, "<f2", dials, at + _RATED.size).astype(np.float16)
@@ -53,15 +42,4 @@ def _read(packed: bytes) -> PersonState:
         at = end
     if at != len(packed):
         raise ValueError(f"{len(packed)} bytes instead of {at}")
-    return PersonState(
-        names=names.hex(),
-        settled=Evidence(precision_DD, told[triangle : triangle + size], ratings, cusum, resets, reset_at),
-        settled_at=settled_at,
-        recent=tuple(recent),
-        held=tuple(zip(numbers, told[triangle + size :].tolist(), strict=True)),
-        strikes=flags & (_PRIVATE - 1),
-        reported=reported,
-        nats=nats,
-        cursor=cursor,
-        private=bool(flags & _PRIVATE),
-    )
+    return PersonState(**fields, recent=tuple(recent))

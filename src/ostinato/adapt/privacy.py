@@ -105,26 +105,20 @@ class PrivacyBudget:
         """The epsilon, at the budget's delta, of releases with these noise multipliers together."""
         return gaussian_epsilon(composed_sigma(earlier), self.delta) if earlier else 0.0
 
-    def check(self, people: int) -> None:
-        """Raises BadConfig if delta is not below 1 / people."""
-        if people and self.delta * people >= 1:
-            raise BadConfig(
-                f"adapt.privacy.delta = {self.delta} is not below 1 in {people}, the number of people: it would allow to publish one of "
-                f"them whole; set it to {0.1 / people:.0e} or less"
-            )
-
     def admits(self, people: Mapping[str, int]) -> list[str]:
         """The tenants, of these with so many people each, whose people a release may tell of: all, if delta is below 1 / their number, else
         those with less than an equal part of 1 / delta, so that one's invented people block no other tenant. Raises BadConfig if none.
         """
-        try:
-            self.check(sum(people.values()))
-        except BadConfig:
-            found = [tenant for tenant, number in people.items() if self.delta * number * len(people) < 1]
-            if not found:
-                raise
-            return found
-        return [*people]
+        total = sum(people.values())
+        if self.delta * total < 1:
+            return [*people]
+        found = [tenant for tenant, number in people.items() if self.delta * number * len(people) < 1]
+        if not found:
+            raise BadConfig(
+                f"adapt.privacy.delta = {self.delta} is not below 1 in {total}, the number of people: it would allow to publish one of "
+                f"them whole; set it to {0.1 / total:.0e} or less"
+            )
+        return found
 
     def next_sigma(self, earlier: Sequence[float]) -> float:
         """The noise multiplier of another release after those with these. Raises Unavailable if the year's budget does not suffice."""

@@ -189,7 +189,7 @@ class StateFold:
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._fitted = set[str]()  # the weights, by hash, of which a basis is known
-        self._early = self._none_early()
+        self._early = PendingSignals[tuple[int, float | None]](most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
         self.moments = FeatureMoments(len(rules.names))
         # by tenant, so that none's reports cost another's people
         self._constraints = dict[str, ViolationConstraint]()
@@ -265,16 +265,18 @@ class StateFold:
             if self.cursor == self._saved and not self._gone:
                 return
             cursor, batch, gone = self.cursor, self._dirty, self._gone
-            early = {**self._early.snapshot(), "time": self._early.time}
-            constraints = {tenant: each.state() for tenant, each in self._constraints.items()}
-            kept = {
-                "moments": self.moments.state(),
-                "bases": self._bases,
-                "fitted": sorted(self._fitted),
-                "constraints": constraints,
-            }
             note = json.dumps(
-                {**early, "last": self._last, "resets": self.resets, "tenants": sorted(self._tenants), **kept}
+                {
+                    **self._early.snapshot(),
+                    "time": self._early.time,
+                    "last": self._last,
+                    "resets": self.resets,
+                    "tenants": sorted(self._tenants),
+                    "moments": self.moments.state(),
+                    "bases": self._bases,
+                    "fitted": sorted(self._fitted),
+                    "constraints": {tenant: each.state() for tenant, each in self._constraints.items()},
+                }
             )
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
@@ -306,6 +308,10 @@ class StateFold:
             return None
         self._remember(person, entry)
         return entry.state
+
+    def state_or_new(self, person: Person) -> PersonState:
+        """As `state`; that of somebody who has rated nothing instead of None."""
+        return self.state(person) or PersonState.new(self._names, len(self._rules.names))
 
     def constraint(self, tenant: str) -> ViolationConstraint:
         """What violations cost the people of a tenant."""
@@ -378,7 +384,7 @@ class StateFold:
         known = {number: row.dials[name] for number, name in enumerate(rules.names) if name in row.dials}
         if row.dials and not known:  # of another basis
             return
-        state = self.state(person) or PersonState.new(self._names, len(rules.names))
+        state = self.state_or_new(person)
         place = _place_at(max(0.0, min(row.at, self._early.time)), _CHOICES - 1)
         prior = rules.prior
         cleared = [number for number, value in known.items() if value is None]
@@ -477,7 +483,7 @@ class StateFold:
     def _rate(self, seq: Cursor, answer: _Answer, signal: int, reward: float | None) -> None:
         if self._cache.key(answer.person) != answer.key or answer.person in self._refusing:
             return  # the person was forgotten since, or allows no dials now
-        state = self.state(answer.person) or PersonState.new(self._names, len(self._rules.names))
+        state = self.state_or_new(answer.person)
         features = answer.features or (0.0,) * len(self._rules.names)
         rated = state.rate(answer.place, features, signal, reward, self._rules.prior, self._rules.regression)
         if rated is not state:
@@ -554,10 +560,6 @@ class StateFold:
         self._states.move_to_end(person)
         if len(self._states) > _STATES:
             self._states.popitem(last=False)
-
-    @staticmethod
-    def _none_early() -> PendingSignals[tuple[int, float | None]]:
-        return PendingSignals(most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
 
 
 def _place_of(turn: Turn) -> int:

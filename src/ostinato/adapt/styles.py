@@ -24,7 +24,7 @@ import numpy as np
 
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.dials import PersonAdaptation
-from ostinato.adapt.learner import Floats, PersonPosterior, PersonState, names_hash
+from ostinato.adapt.learner import Floats, PersonPosterior, PersonState
 from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
 from ostinato.core.clock import wall_clock
@@ -211,10 +211,6 @@ class StyleAdaptation(PersonAdaptation):
             if policies and all(holds(arm, policy, shared=shared) for policy in policies)
         }
 
-    def entitled(self, person: Person, *, verified: bool) -> bool:
-        known = verified or not self.verified_only
-        return known and person[0] not in self._config.without and not self.held_out(person)
-
     def deal(self, person: Person, arms: Collection[str]) -> Pick | None:
         if not arms:
             return None
@@ -239,8 +235,8 @@ class StyleAdaptation(PersonAdaptation):
         fold, rules = self.fold, self._rules
         if fold is None or rules is None:
             return {}
-        state, held = fold.state(person), None
-        if state is not None and (held := _held(state, rules)) is not None:
+        state = fold.state_or_new(person)
+        if (held := _held(state, rules)) is not None:
             return {held if held in arms else NO_STYLE: 1.0}
         posterior = self._posterior(state, person, rules)
         places = [rules.names.index(arm) for arm in arms]
@@ -249,8 +245,7 @@ class StyleAdaptation(PersonAdaptation):
         odds_A = thompson_odds(mean_A, covariance_AA, self._config.styles.floor)
         return {arm: float(chance) for arm, chance in zip(arms, odds_A, strict=True)}
 
-    def _posterior(self, state: PersonState | None, person: Person, rules: StateRules) -> PersonPosterior:
-        state = state or PersonState.new(names_hash(rules.names), len(rules.names))
+    def _posterior(self, state: PersonState, person: Person, rules: StateRules) -> PersonPosterior:
         state = replace(state, held=())  # what somebody chose says nothing of how it pleases them
         return state.posterior(self.prior_of(person[0]), rules.regression)
 
@@ -270,7 +265,7 @@ class StyleAdaptation(PersonAdaptation):
             off = NotSteered.HOLDOUT
         elif len(arms) == 1:
             off = NotSteered.STYLES
-        state = fold.state(person)
+        state = fold.state_or_new(person)
         odds = self.odds(person, arms)
         told, names = self._posterior(state, person, rules), {arm: name for name, arm in self.arms.items()}
         styles: list[StyleView] = []
@@ -281,10 +276,8 @@ class StyleAdaptation(PersonAdaptation):
             wide = _DEVIATIONS * _EFFECT * float(np.sqrt(max(0.0, spread)))
             chance = odds.get(arm, 0.0) if arm in arms else None
             styles.append(StyleView(name=names[arm], value=more, low=more - wide, high=more + wide, chance=chance))
-        held = None if state is None else _held(state, rules)
-        rated = (
-            0 if state is None else state.evidence(state.prior(rules.prior, rules.regression), rules.regression).ratings
-        )
+        held = _held(state, rules)
+        rated = state.evidence(state.prior(rules.prior, rules.regression), rules.regression).ratings
         return StylesView(styles=tuple(styles), held=None if held is None else names[held], off=off, ratings=rated)
 
     async def follow(self) -> None:

@@ -56,9 +56,10 @@ def live_minus_control(rated: Iterable[Rated], before: Iterable[Rated] = ()) -> 
         compared = [(turn, reward) for turn, reward in compared if turn.arm is Arm.CONTROL or turn.propensity < 1.0]
     expected = _expected_by_prompt(before)
     live, control = ([pair for pair in compared if pair[0].arm is arm] for arm in (Arm.LIVE, Arm.CONTROL))
-    accepted = [_tally((turn.person, reward.value > 0) for turn, reward in side) for side in (live, control)]
+    accepted = [tally_of((turn.person, reward.value > 0) for turn, reward in side) for side in (live, control)]
     left = [
-        _tally((turn.person, (reward.value > 0) - expected(turn)) for turn, reward in side) for side in (live, control)
+        tally_of((turn.person, (reward.value > 0) - expected(turn)) for turn, reward in side)
+        for side in (live, control)
     ]
     return _difference(left[0], left[1], raw=(accepted[0], accepted[1]))
 
@@ -85,7 +86,7 @@ def difference_of(treated: Iterable[tuple[Person, float]], control: Iterable[tup
 
     The interval is [-1, 1], with no degrees of freedom, if a side has fewer than two people.
     """
-    return _difference(_tally(treated), _tally(control))
+    return _difference(tally_of(treated), tally_of(control))
 
 
 def _difference(one: Tally, other: Tally, raw: tuple[Tally, Tally] | None = None) -> Estimate:
@@ -102,13 +103,14 @@ def _share(tally: WeightedTally) -> float:
 
 def share_of(accepted: Iterable[tuple[Person, bool]]) -> Acceptance:
     """The acceptance of one or more turns, each given as its person and whether it was accepted."""
-    tally = _tally(accepted)
+    tally = tally_of(accepted)
     lower, upper = clustered_share(tally)
     turns = sum(count for _, count in tally.values())
     return Acceptance(turns=turns, acceptance=_share(tally), lower=lower, upper=upper)
 
 
-def _tally(accepted: Iterable[tuple[Person, float]]) -> Tally:
+def tally_of(accepted: Iterable[tuple[Person, float]]) -> Tally:
+    """By person, the sum of their outcomes and how many there are."""
     tally: dict[Person, tuple[float, int]] = {}
     for person, was in accepted:
         total, count = tally.get(person, (0.0, 0))

@@ -301,9 +301,8 @@ class StepCheck:
         return ""
 
     async def _bar_scores(self, runner: Runner, step: PolicyVersion) -> list[ItemScore]:
-        items: Sequence[Item] = (
-            runner.suite.items
-        )  # of a suite for bars alone the gate asks all, and fewer may prove too little
+        # of a suite for bars alone the gate asks all, and fewer may prove too little
+        items: Sequence[Item] = runner.suite.items
         if runner.suite.name in self._compared:
             items = _opened(select(runner.suite, self._gate, step.hash, 0))
         draws = range(self._gate.next_draws(0))

@@ -14,6 +14,7 @@ from statistics import NormalDist
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, ItemScore, PassRates, Sharpening
+from ostinato.evaluate.statistics import scores_by_item
 
 LEAST_ITEMS = 10
 
@@ -42,7 +43,7 @@ def pass_rates(scores: Iterable[ItemScore], k: int, confidence: float = 0.95) ->
     Raises:
         ValueError: no items, or one with fewer than k draws.
     """
-    items = _by_item(scores)
+    items = scores_by_item(scores)
     return PassRates(
         k=k,
         first=_mean([best_of(draws, 1) for draws in items.values()], confidence),
@@ -64,7 +65,7 @@ def sharpening(
     The intervals are normal ones on the item differences, whose standard error is computed with one item at +1 and one at -1 added, so
     that identical differences alone prove nothing.
     """
-    earlier, later = _by_item(incumbent), _by_item(candidate)
+    earlier, later = scores_by_item(incumbent), scores_by_item(candidate)
     shared = [item for item in earlier if item in later and min(len(earlier[item]), len(later[item])) >= k]
     if len(shared) < LEAST_ITEMS:
         return None
@@ -116,13 +117,6 @@ def _pairs_that_differ(scores: Iterable[ItemScore]) -> dict[str, tuple[float, in
         for item, counts in items.items()
         if counts.total() > 1
     }
-
-
-def _by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:
-    items: dict[str, list[float]] = {}
-    for score in scores:
-        items.setdefault(score.item, []).append(score.score)
-    return items
 
 
 def _mean(values_I: Sequence[float], confidence: float, *, cautious: bool = False) -> ItemMean:

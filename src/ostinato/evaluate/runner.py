@@ -110,7 +110,8 @@ class SuiteRunner:
         graded: list[ItemScore] = []
         try:
             async with asyncio.timeout(self._config.deadline_s), self._world.open(slot) as tasks:
-                await self._serving(tasks, slot, policy)  # a wrong version must not cost a whole batch of samples
+                # a wrong version must not cost a whole batch of samples
+                await wait_for_version(self._config, slot, policy, tasks.served)
                 await self._all(tasks, slot, policy, draws, chosen, seed, graded)
         except TimeoutError as error:
             raise Unavailable(
@@ -119,12 +120,6 @@ class SuiteRunner:
             ) from error
         place = {item.id: number for number, item in enumerate(chosen)}
         return sorted(graded, key=lambda score: (place[score.item], score.draw))
-
-    async def _serving(self, tasks: TaskSlot, slot: str, policy: PolicyVersion) -> None:
-        async def served() -> None:
-            check_version(slot, policy, await tasks.served())
-
-        await patiently(self._config, f"the gateway's /health for slot {slot!r}", served)
 
     async def _all(
         self,
@@ -154,9 +149,8 @@ class SuiteRunner:
             async with places:
                 found = await patiently(self._config, what, lambda: tried(item, block))
             for draw, each in zip(block.draws, found[-len(block.draws) :], strict=True):
-                async with (
-                    grading
-                ):  # a grade that fails is asked for again; other answers would favour those that can be graded
+                # a grade that fails is asked for again; other answers would favour those that can be graded
+                async with grading:
                     score = await patiently(self._config, f"grading {what}", each.grade, hint="look at its grader")
                 graded.append(_scored(item, draw, each, score))
 
@@ -212,6 +206,17 @@ def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None)
         raise Conflict(
             f"slot {slot!r} has moved on to {found} while {policy} was evaluated; evaluate again, now {found}"
         )
+
+
+async def wait_for_version(
+    config: RunnerConfig, slot: str, policy: PolicyVersion, served: Callable[[], Awaitable[PolicyVersion | None]]
+) -> None:
+    """Wait until the slot holds `policy`. Raises as `check_version` and `patiently`."""
+
+    async def check() -> None:
+        check_version(slot, policy, await served())
+
+    await patiently(config, f"the gateway's /health for slot {slot!r}", check)
 
 
 async def patiently(

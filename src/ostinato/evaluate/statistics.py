@@ -171,6 +171,14 @@ def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate
     return replace(plain, lower=max(-1.0, lower), upper=min(1.0, upper))
 
 
+def scores_by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:
+    """Each item's scores."""
+    items: dict[str, list[float]] = {}
+    for score in scores:
+        items.setdefault(score.item, []).append(score.score)
+    return items
+
+
 def suite_mean(scores: Iterable[ItemScore]) -> Estimate:
     """Mean score of one policy over a suite, draws averaged within each item, with a two-sided 95% t interval cut to [0, 1].
 
@@ -179,9 +187,7 @@ def suite_mean(scores: Iterable[ItemScore]) -> Estimate:
     Raises:
         ValueError: no scores.
     """
-    items: dict[str, list[float]] = {}
-    for score in scores:
-        items.setdefault(score.item, []).append(score.score)
+    items = scores_by_item(scores)
     if not items:
         raise ValueError("no scores to average; run the suite first")
     means_I = np.array([math.fsum(values) / len(values) for values in items.values()])
@@ -201,10 +207,7 @@ def draw_spread(scores: Iterable[ItemScore]) -> float | None:
 
     Example: binary items that are solved at a rate of 0.25 on average, with rates that spread by 0.25, give 0.35.
     """
-    items: dict[str, list[float]] = {}
-    for score in scores:
-        items.setdefault(score.item, []).append(score.score)
-    again = [np.array(values) for values in items.values() if len(values) > 1]
+    again = [np.array(values) for values in scores_by_item(scores).values() if len(values) > 1]
     if not again:
         return None
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in again)
@@ -367,25 +370,24 @@ def agresti_caffo(mean: float, n: int) -> float:
     return share * (1.0 - share) / (n + 2.0)
 
 
-def power(items: int, variance: float, margin: float, *, effect: float = 0.0, alpha: float = 0.05) -> float:
-    """Probability that a candidate whose true difference is `effect` passes the non-inferiority test on one look.
+def power(items: int, variance: float, margin: float, *, alpha: float = 0.05) -> float:
+    """Probability that a candidate that does not differ passes the non-inferiority test on one look.
 
-    `variance` is that of one item's difference; for one binary draw it is ``discordance - effect ** 2``. Normal
-    approximation: Phi((effect + margin) / sqrt(variance / items) - z_alpha) (Chow, Shao and Wang 2008, section 4.2).
+    `variance` is that of one item's difference; for one binary draw it is the discordance. Normal approximation:
+    Phi(margin / sqrt(variance / items) - z_alpha) (Chow, Shao and Wang 2008, section 4.2).
 
     Example: ``power(1000, 0.15, 0.02)`` is 0.50: one thousand items cannot certify 2 points at 15% discordance.
     """
     if items <= 0:
         return 0.0
     if variance <= 0.0:
-        return 1.0 if effect + margin > 0 else 0.0
-    signal = (effect + margin) / math.sqrt(variance / items)
-    return _NORMAL.cdf(signal - _NORMAL.inv_cdf(1.0 - alpha))
+        return 1.0 if margin > 0 else 0.0
+    return _NORMAL.cdf(margin / math.sqrt(variance / items) - _NORMAL.inv_cdf(1.0 - alpha))
 
 
-def items_needed(found: Spread, margin: float, *, alpha: float, chance: float = 0.8) -> int:
-    """How many items a test needs whose one-sided upper bound must not exceed `margin`, at this spread, to hold for equals with this
-    `chance`.
+def items_needed(found: Spread, margin: float, *, alpha: float) -> int:
+    """How many items a test needs whose one-sided upper bound must not exceed `margin`, at this spread, to hold for equals eight times in
+    ten.
 
     Normal approximation, the inverse of `power`; if all items were equal, so many that the exact binomial bound of none holds.
 
@@ -393,7 +395,7 @@ def items_needed(found: Spread, margin: float, *, alpha: float, chance: float = 
     """
     if found.constant:
         return math.ceil(math.log(alpha) / math.log1p(-margin))
-    wanted = _NORMAL.inv_cdf(1.0 - alpha) + _NORMAL.inv_cdf(chance)
+    wanted = _NORMAL.inv_cdf(1.0 - alpha) + _NORMAL.inv_cdf(0.8)
     return math.ceil(found.error**2 * (found.df + 1) * (wanted / margin) ** 2)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ostinato.core.records import Arm, Person
 from ostinato.core.report import ItemScore
-from ostinato.evaluate.acceptance import Rated
+from ostinato.evaluate.acceptance import Rated, tally_of
 from ostinato.evaluate.statistics import (
     Estimate,
     Tally,
@@ -76,15 +76,11 @@ def by_item(scores: Iterable[ItemScore], family: Mapping[str, str], t: float) ->
 
 def _tallied(outcomes: Iterable[tuple[Person, float]]) -> Tallies:
     """(who, reward) -> tallies."""
-    suggested: dict[Person, tuple[float, int]] = {}
-    accepted: dict[Person, tuple[float, int]] = {}
-    for who, value in outcomes:
-        total, count = suggested.get(who, (0.0, 0))
-        suggested[who] = total + (value != 0.0), count + 1
-        if value != 0.0:
-            total, count = accepted.get(who, (0.0, 0))
-            accepted[who] = total + (value > 0.0), count + 1
-    return Tallies(suggested=suggested, accepted=accepted)
+    told = list(outcomes)
+    return Tallies(
+        suggested=tally_of((who, value != 0.0) for who, value in told),
+        accepted=tally_of((who, value > 0.0) for who, value in told if value != 0.0),
+    )
 
 
 def ratio(tally: Tally) -> Estimate | None:

@@ -21,13 +21,13 @@ from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State, TrialRecord
 from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
 from ostinato.release.metrics.metric import ExpectedMetrics, Metric, Past, metrics_of, wanted
-from ostinato.release.metrics.reactions import Reacted, Reactions
+from ostinato.release.metrics.reactions import Reactions
 from ostinato.release.metrics.retention import DAY, REMEMBERED_DAYS, Retention
 from ostinato.release.moves import Moves
 from ostinato.release.pace import Traffic, ship_plan
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import POOLED, SlotTally
-from ostinato.release.trial.trial import Trial
+from ostinato.release.trial.trial import Trial, first_share
 from ostinato.release.trial.verdict import Decision, NextAction
 
 # ---------------------------------------------------------------- a running trial
@@ -76,7 +76,7 @@ class RunningTrial:
         """The share that the next trial should begin with, given the number of users of the last day."""
         self._record = None
         await self._read()
-        return Trial(self._config, active=self._active(now)).share
+        return first_share(self._config, self._active(now))
 
     async def look(self, record: TrialRecord, after: Cursor, now: float) -> Decision | None:
         """The decision after the slots that are over, or None if none has ended since the last look that was `acted` on.
@@ -122,8 +122,8 @@ class RunningTrial:
         self._past = Past(self._metrics, record.began)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
         await self._read(record.began, record.began, now)
-        for each, known in self._take(record.began, record.began):
-            self._past.remember(each.person, each.ended_at, known, each.tasks)
+        for each in self._reactions.take(record.began):
+            self._past.remember(each.person, each.ended_at, each.known(record.began), each.tasks)
         self._past.forget(record.began - _REMEMBERED_S)
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
@@ -158,11 +158,6 @@ class RunningTrial:
     def _from(self, after: Cursor) -> Reactions:
         return Reactions(self._log, self._outcomes, self._wanted, after)
 
-    def _take(self, until: float, heard: float) -> list[tuple[Reacted, dict[str, float]]]:
-        """The turns that ended by `until` and were not taken before, each with its facts and the signals received by `heard`."""
-        assert self._reactions is not None
-        return [(each, each.known(heard)) for each in self._reactions.take(until)]
-
     def _active(self, now: float) -> float:
         assert self._reactions is not None
         return float(len(self._past.active(now - DAY) | self._reactions.people()))
@@ -179,6 +174,7 @@ class RunningTrial:
 
     def _add(self, record: TrialRecord, end: float) -> None:
         assert self._trial is not None
+        assert self._reactions is not None
         self._fix_thresholds()
         shipped = record.shipped and end > record.shares[-1][0]
         # the same two versions throughout: before it ships the candidate is the canary, afterwards the version it replaced is `previous`
@@ -190,7 +186,8 @@ class RunningTrial:
         thresholds = [self._thresholds[metric.name] for metric in self._metrics]
         adding = list(zip(self._metrics, tallies, thresholds, strict=True))
         sampling = None in (self._thresholds[metric.name] for metric in self._metrics if metric.quantile is not None)
-        for each, known in self._take(end, end + self._outcomes.maturity_s):
+        for each in self._reactions.take(end):
+            known = each.known(end + self._outcomes.maturity_s)
             # the expected values stand since the trial began: only a threshold that is still to be set reads what was said
             self._past.see(each.person, each.ended_at)
             if sampling:

@@ -39,8 +39,11 @@ FROZEN = "release:rollbacks"
 """The name of the alarm that stands while nothing ships by itself because of too many rollbacks."""
 
 
-class Braking:
-    """Keeps no state that is not in the ledger, except the alarm's last noted state."""
+class Cooldown:
+    """Whether candidates may ship by themselves after rollbacks, and the alarm about too many of them.
+
+    It keeps no state that is not in the ledger, except the alarm's last noted state.
+    """
 
     def __init__(self, log: Log, config: ReleaseConfig, clock: Clock) -> None:
         self._log = log
@@ -58,9 +61,7 @@ class Braking:
 
         Where candidates are tried on users first, a frozen controller tries none: a person ends the freeze by shipping a version.
         """
-        held = self.look(state)
-        frozen = held is not None and held.until is None
-        return not self._config.canary and (frozen or self._config.approval == "manual")
+        return not self._config.canary and (self._freeze(state) is not None or self._config.approval == "manual")
 
     def holds(self, state: State) -> bool:
         """True if no candidate may advance by itself."""
@@ -68,19 +69,24 @@ class Braking:
 
     async def note(self, state: State) -> None:
         """Raise or clear the alarm. A restarted worker compares it with the log at its first call."""
-        held = self.look(state)
-        frozen = held is not None and held.until is None
+        freeze = self._freeze(state)
+        frozen = freeze is not None
         if frozen != self._noted:
-            why = held.reason if held is not None and frozen else "a person shipped or approved a version since"
+            why = "a person shipped or approved a version since" if freeze is None else freeze.reason
             await note(self._log, FROZEN, raised=frozen, why=why, at=self._clock())
             self._noted = frozen
+
+    def _freeze(self, state: State) -> Brake | None:
+        """The brake that only a person ends, if that is the one."""
+        held = self.look(state)
+        return None if held is None or held.until is not None else held
 
 
 # ---------------------------------------------------------------- the verified release
 
 
 class VerifiedArm:
-    """Without `config.best_arm` there is no such arm, and the methods do nothing."""
+    """The arm that stays on the release that users have shown to be the best. Without `config.best_arm` the methods do nothing."""
 
     def __init__(self, log: Log, ledger: ReleaseLedger, moves: Moves, config: ReleaseConfig, clock: Clock) -> None:
         self._ledger = ledger
@@ -151,11 +157,10 @@ class ReleaseController:
         idle_refs: Sequence[str] = (),
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
-        self._braking = Braking(log, config, clock)
+        self._cooldown = Cooldown(log, config, clock)
         self._ancestry = Ancestry(log)
         self._troubles: dict[str, str] = {}
         self._store = store
-        self._versions = versions
         self._evals = evals
         self._config = config
         self._evaluation_ref = evaluation_ref
@@ -179,9 +184,7 @@ class ReleaseController:
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
         self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)
         self._verified = VerifiedArm(log, self.ledger, self._moves, config, clock)
-        self._learner = LearnerArm(
-            log, self._moves, versions, steps, clock, newest=newest_ref, test=step_ref, idle=idle_refs
-        )
+        self._learner = LearnerArm(log, self._moves, steps, clock, newest=newest_ref, test=step_ref, idle=idle_refs)
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -208,7 +211,7 @@ class ReleaseController:
 
     async def bootstrap(self, base: PolicyVersion) -> None:
         """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""
-        manifest = await self._versions.manifest_of(base)
+        manifest = await self._moves.manifest_of(base)
         async with self._lock:
             for ref in ("live", "control"):
                 # read first: a store that releases elsewhere may be read-only
@@ -308,14 +311,15 @@ class ReleaseController:
         """
         async with self._lock:
             state = await self._reconcile()
-            await self._braking.note(state)
+            await self._cooldown.note(state)
             if state.proposal is not None and state.proposal.actor is not None:
                 return await self._approvals.ship_approved(state.proposal)
             if state.trial is not None and not state.trial.shipped:
                 return await self._trials.go_on(state.trial, self.live, state)
-            if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
+            last = state.verdict
+            if last is not None and last.against == state.live and last.verdict in ("SHIP", "BLOCK"):
                 return await self._settle(state)
-        if self._braking.holds(state):
+        if self._cooldown.holds(state):
             await self._park()  # candidates are skipped meanwhile: the newest is judged when the brake ends
             return None
         candidate = await self._due(state)
@@ -365,7 +369,7 @@ class ReleaseController:
     async def _place_learner(self) -> PolicyVersion | None:
         async with self._lock:
             state = await self._reconcile()
-            held = self._braking.look(state)
+            held = self._cooldown.look(state)
             why = "a monitor's alarm pauses releases" if self._paused() else "" if held is None else held.reason
             return await self._learner.place(state, self.ledger.harmful, why)
 
@@ -422,14 +426,14 @@ class ReleaseController:
 
     async def _due(self, state: State) -> PolicyVersion | None:
         """The candidate to evaluate: the one whose judgement has begun, else the newest, unless settled."""
-        newest = await self._versions.resolve("candidate")
+        newest = await self._moves.version_at("candidate")
         if newest is None:
             return None
         begun = state.verdict
-        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun[0] == newest[0])
-        if begun is not None and begun[1] == state.live and begun[2] == "EXTEND" and pinned:
-            return begun[0]
-        return None if state.settled(newest[0]) else newest[0]
+        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun.candidate == newest)
+        if begun is not None and begun.against == state.live and begun.verdict == "EXTEND" and pinned:
+            return begun.candidate
+        return None if state.settled(newest) else newest
 
     async def _evaluate(self, candidate: PolicyVersion, evals: GateJudge) -> ReleaseEvent | None:
         if not self._restored:
@@ -446,8 +450,7 @@ class ReleaseController:
         try:
             report = await evals.run(candidate, against=incumbents)
         except Conflict:
-            newest = await self._versions.resolve("candidate")
-            if newest is None or newest[0] == candidate:
+            if await self._moves.version_at("candidate") in (None, candidate):
                 raise
             return None  # superseded while being evaluated: the next step takes the newest
         return await self.decide(candidate, report)
@@ -462,15 +465,14 @@ class ReleaseController:
 
     async def _reconcile(self) -> State:
         """Bring the ledger in line with the live ref, which is authoritative about what users get."""
-        found, state = await self._versions.resolve("live"), await self.ledger.refresh()
-        if found is not None and state.live not in (None, found[0]):
+        policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
+        if policy is not None and state.live not in (None, policy):
             # a process that moves it by hand is about to write why; one that was killed in between is not
             await asyncio.sleep(min(_WHY_S, self._config.poll_s))
-            found, state = await self._versions.resolve("live"), await self.ledger.refresh()
-        if found is None:
+            policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
+        if policy is None:
             raise Unavailable(_NOTHING)
-        policy, control = found[0], await self._versions.resolve("control")
-        self._anchor = None if control is None else control[0]
+        self._anchor = await self._moves.version_at("control")
         if state.live is None:
             await self.ledger.append("shipped", policy, None, "the starting model")
         elif state.live != policy and policy in state.releases:
@@ -486,7 +488,7 @@ class ReleaseController:
         """Reason and detail for a live version without a ledger line: the process that moved the ref was cut off in between."""
         if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
             return told(state.proposal)
-        judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
+        judged = policy == state.canary or (state.verdict is not None and state.verdict.candidate == policy)
         return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
 
     async def _settle(self, state: State) -> ReleaseEvent | None:
@@ -497,7 +499,7 @@ class ReleaseController:
             return None  # a candidate approved meanwhile goes live first, and ends this verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
-        if self._paused() or self._braking.holds(state):
+        if self._paused() or self._cooldown.holds(state):
             return None
         if self._trials.on:
             traffic = None if self._watch is None else await self._watch.traffic(state, self._clock())
@@ -506,7 +508,7 @@ class ReleaseController:
             why = f"not proven better than the best so far (release.require): {state.reason}"
             return await self.ledger.append("blocked", candidate, live, why)
         why = f"{state.reason}; on the gate alone, without a canary"
-        return await self._approvals.passed(candidate, live, why, {}, ask=self._braking.asks(state))
+        return await self._approvals.passed(candidate, live, why, {}, ask=self._cooldown.asks(state))
 
 
 # ---------------------------------------------------------------- the incumbent
@@ -517,9 +519,8 @@ _EXPECTED = 0.5
 
 
 class RunningStanding:
-    """Adds up time slots. After a restart they are read again from the log, as far back as `release.outcomes.window` reaches.
-
-    It compares by the first declared goal, if that has no quantile.
+    """Live beside the verified release, by the first declared goal, slot by slot. After a restart the slots are read again from the log, as
+    far back as `release.outcomes.window` reaches.
     """
 
     def __init__(self, log: Log, config: ReleaseConfig) -> None:
@@ -540,9 +541,8 @@ class RunningStanding:
         `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
         """
         key = state.verified[-1].hash, state.verified_at
-        ahead = (
-            self._upto > max(now, state.verified_at) + self._config.trial.slot_s
-        )  # the clock was; it has been set back
+        # the clock was ahead, and has been set back
+        ahead = self._upto > max(now, state.verified_at) + self._config.trial.slot_s
         if self._key != key or ahead:
             await self._begin(state.verified_at, after, now)
             self._key = key

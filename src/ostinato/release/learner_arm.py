@@ -16,7 +16,7 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Clock, Log
 from ostinato.release.alarms import note
 from ostinato.release.ledger import Ancestry, Harmful, State
-from ostinato.release.moves import Moves, Versions
+from ostinato.release.moves import Moves
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +39,13 @@ class LearnerArm:
     is tested, so nobody is led further. `idle`: refs that hold live wherever they are there, since this arm or another is off, so that they
     keep no version in the store and in gateways.
 
-    Example: ``LearnerArm(log, moves, versions, judge, clock, newest="world", test="learner-test")``
+    Example: ``LearnerArm(log, moves, judge, clock, newest="world", test="learner-test")``
     """
 
     def __init__(
         self,
         log: Log,
         moves: Moves,
-        versions: Versions,
         judge: StepJudge | None,
         clock: Clock,
         *,
@@ -54,7 +53,7 @@ class LearnerArm:
         test: str,
         idle: Sequence[str] = (),
     ) -> None:
-        self._log, self._moves, self._versions, self._judge, self._clock = log, moves, versions, judge, clock
+        self._log, self._moves, self._judge, self._clock = log, moves, judge, clock
         self._newest, self._test, self._idle, self._idle_at = newest, test, tuple(idle), ""
         self._ancestry = Ancestry(log)  # its own: the controller reads on in its at the same time
         self._passed = self._failed = self._why = self._hold = ""
@@ -75,7 +74,7 @@ class LearnerArm:
             logger.info("the learner arm %s", f"is served live: {hold}" if hold else "follows training again")
             self._hold = hold
         if not hold:
-            newest = self._testing or await self._resolve(self._newest)
+            newest = self._testing or await self._moves.version_at(self._newest)
         if newest is None or newest.hash == self._failed or not await self._follows(newest, state, harmful):
             for ref in (Arm.LEARNER.value, self._test):
                 await self._moves.point(ref, live)
@@ -83,7 +82,7 @@ class LearnerArm:
         if newest.hash == self._passed:
             await self._moves.point(Arm.LEARNER.value, newest)
             return None
-        tested = await self._resolve(self._test)
+        tested = await self._moves.version_at(self._test)
         if self._why:  # the step before one that failed is as good as the same
             await self._moves.point(Arm.LEARNER.value, live)
         elif tested is not None and tested.hash == self._passed and await self._follows(tested, state, harmful):
@@ -95,7 +94,7 @@ class LearnerArm:
 
     async def leave(self, state: State, harmful: Harmful | None) -> None:
         """Give the arm's users live's weights if what they have was refused, may carry on harm, or is no newer than live."""
-        served = await self._resolve(Arm.LEARNER.value)
+        served = await self._moves.version_at(Arm.LEARNER.value)
         if served is not None and state.live is not None and not await self._follows(served, state, harmful):
             await self._moves.point(Arm.LEARNER.value, state.live)
 
@@ -139,10 +138,6 @@ class LearnerArm:
         if live is None or live.hash == self._idle_at:
             return
         for ref in self._idle:
-            if await self._resolve(ref) is not None:
+            if await self._moves.version_at(ref) is not None:
                 await self._moves.point(ref, live)
         self._idle_at = live.hash
-
-    async def _resolve(self, ref: str) -> PolicyVersion | None:
-        found = await self._versions.resolve(ref)
-        return None if found is None else found[0]

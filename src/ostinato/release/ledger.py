@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
@@ -126,7 +126,9 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Valid as long as `against` is live. `actor` is the person who approved it, None before that, and `why` their reason.
+    """A candidate that has passed and waits for a person, as long as `against` is live.
+
+    `actor` is the person who approved it, None before that, and `why` their reason.
 
     `salt` is its trial's salt, None if it passed without a trial; `better`: the gate proved it better than the best so far.
 
@@ -191,18 +193,26 @@ _AT_ONCE = 128
 """Lines folded before yielding to the event loop."""
 
 
+class GateVerdict(NamedTuple):
+    """The last evaluation: a candidate, the version that was live then, and "SHIP", "BLOCK" or "EXTEND"."""
+
+    candidate: PolicyVersion
+    against: PolicyVersion
+    verdict: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The folded ledger. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release extends it;
     no version is in it twice. `highest` is the highest number that was ever live.
 
     `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison on users that is under way:
-    of a candidate with live, or of live with the version it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
-    "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
-    oldest first: it begins with the starting model, a release that was proven better extends it, and a version that is rolled back leaves
-    it. `judged` counts the verdicts. `proposal` is the candidate that waits for a person; every move of live ends it, and a newer one
-    replaces it. `rollbacks` are those since a person last shipped or approved a version, oldest first. `verified` is the chain of releases
-    that users proved better, each than the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
+    of a candidate with live, or of live with the version it replaced. `better`: `verdict` proved its candidate better than the best so
+    far. `proven` is the chain of versions that were best, oldest first: it begins with the starting model, a release that was proven
+    better extends it, and a version that is rolled back leaves it. `judged` counts the verdicts. `proposal` is the candidate that waits
+    for a person; every move of live ends it, and a newer one replaces it. `rollbacks` are those since a person last shipped or approved
+    a version, oldest first. `verified` is the chain of releases that users proved better, each than the one before it, oldest first,
+    and `verified_at` when the comparison with the last of them began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -211,7 +221,7 @@ class State:
     highest: int = -1
     refused: Set[str] = field(default_factory=Hashes)
     trial: TrialRecord | None = None
-    verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
+    verdict: GateVerdict | None = None
     better: bool = False
     proven: tuple[PolicyVersion, ...] = ()
     judged: int = 0
@@ -264,7 +274,7 @@ class State:
         """True if the gate proved a candidate that is not live yet better than the best so far."""
         if self.proposal is not None and self.proposal.candidate == policy:
             return self.proposal.better
-        return self.better and self.verdict is not None and self.verdict[0] == policy
+        return self.better and self.verdict is not None and self.verdict.candidate == policy
 
 
 def fold(state: State, event: ReleaseEvent) -> State:
@@ -289,7 +299,7 @@ def _evaluated(state: State, event: ReleaseEvent) -> State:
     report = event.detail.get("report", {})
     verdict, better = str(report.get("verdict", "")), bool(report.get("better", False))
     judged = state.judged + (verdict != "EXTEND")
-    found = (event.policy, event.previous, verdict)
+    found = GateVerdict(event.policy, event.previous, verdict)
     return replace(state, verdict=found, reason=event.reason, better=better, judged=judged)
 
 
@@ -313,21 +323,18 @@ def _ramped(state: State, event: ReleaseEvent) -> State:
     return replace(state, trial=replace(state.trial.then(event.at, float(event.detail["share"])), told_at=event.at))
 
 
-def _looked(state: State, event: ReleaseEvent, **found: Any) -> State:
-    """With a line about the trial, and what was `found`; nobody takes part in it any more if the line says that it is `over`."""
+def _looked(state: State, event: ReleaseEvent) -> State:
+    """With a line about the trial; nobody takes part in it any more if the line says that it is `over`."""
     if state.trial is None or state.trial.candidate != event.policy:
         return state
     if event.detail.get("over"):
         return replace(state, trial=None)
-    return replace(state, trial=replace(state.trial, told_at=event.at, **found))
-
-
-def _better(state: State, event: ReleaseEvent) -> State:
-    return _looked(state, event, better_at=event.at)
-
-
-def _retested(state: State, event: ReleaseEvent) -> State:
-    return _looked(state, event, retested=event.action == "confirmed")
+    trial = replace(state.trial, told_at=event.at)
+    if event.action == "better":
+        trial = replace(trial, better_at=event.at)
+    elif event.action in ("confirmed", "faded"):
+        trial = replace(trial, retested=event.action == "confirmed")
+    return replace(state, trial=trial)
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:
@@ -354,9 +361,8 @@ def _approved(state: State, event: ReleaseEvent) -> State:
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
-    if event.detail.get(
-        "anew"
-    ):  # of a branch that began anew, what it was before is nothing to go back to, or to compare with
+    # of a branch that began anew, what it was before is nothing to go back to, or to compare with
+    if event.detail.get("anew"):
         state = replace(state, releases=(), proven=(), verified=())
     # a version with a higher number than all before it cannot be among them
     known = () if event.policy.number > state.highest else state.releases
@@ -394,7 +400,7 @@ def _staying(state: State, event: ReleaseEvent) -> TrialRecord | None:
 def _blocked(state: State, event: ReleaseEvent) -> State:
     trial = None if state.canary == event.policy else state.trial
     proposal = None if state.proposal is None or state.proposal.candidate == event.policy else state.proposal
-    verdict = None if state.verdict is None or state.verdict[0] == event.policy else state.verdict
+    verdict = None if state.verdict is None or state.verdict.candidate == event.policy else state.verdict
     refused = Hashes(state.refused) if not isinstance(state.refused, Hashes) else state.refused
     return replace(state, refused=refused.adding(event.policy.hash), trial=trial, verdict=verdict, proposal=proposal)
 
@@ -405,23 +411,23 @@ def taken_back(state: State, event: ReleaseEvent) -> Set[str]:
         return frozenset()
     chain = state.releases
     cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
-    dropped = {release.hash for release in chain[cut:]} | (
-        {event.previous.hash} if event.previous is not None else set()
-    )
-    return dropped - {event.policy.hash}
+    dropped = chain[cut:] if event.previous is None else (*chain[cut:], event.previous)
+    return {release.hash for release in dropped} - {event.policy.hash}
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
     """`policy` is live again; the versions after it in the chain are refused from now on."""
     chain, dropped = state.releases, taken_back(state, event)
-    cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
-    kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
+    if event.policy in chain:
+        earlier = chain[: chain.index(event.policy)]
+    else:
+        earlier = tuple(release for release in chain if release.hash not in dropped)
     refused = (state.refused | dropped) - {event.policy.hash}
     proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)
     rolled = RolledBack(at=event.at, by_itself=not event.detail.get("actor"))
     return replace(
         state,
-        releases=kept,
+        releases=(*earlier, event.policy),
         highest=max(state.highest, event.policy.number),
         refused=refused,
         proven=proven,
@@ -445,9 +451,9 @@ _STEPS = {
     "canary": _canary,
     "ramped": _ramped,
     "looked": _looked,
-    "better": _better,
-    "confirmed": _retested,
-    "faded": _retested,
+    "better": _looked,
+    "confirmed": _looked,
+    "faded": _looked,
     "awaits_approval": _awaits_approval,
     "approved": _approved,
     "shipped": _shipped,

@@ -93,6 +93,11 @@ class Moves:
         """The manifest hash of a version. Raises NotFound if it was never published, or is no longer in the store."""
         return await self._versions.manifest_of(policy)
 
+    async def version_at(self, ref: str) -> PolicyVersion | None:
+        """The version that a ref points to; None if there is no such ref."""
+        found = await self._versions.resolve(ref)
+        return None if found is None else found[0]
+
     async def point(self, ref: str, policy: PolicyVersion) -> None:
         """Move a ref that no other process moves, if it does not point there already."""
         manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)
@@ -102,8 +107,7 @@ class Moves:
     async def _swap_live(self, live: PolicyVersion, target: PolicyVersion) -> str:
         """Compare-and-swap on the ref's content, which is read before the version behind it is checked."""
         manifest, held = await self._versions.manifest_of(target), await self._store.read_ref("live")
-        found = await self._versions.resolve("live")
-        if found is None or found[0] != live:
+        if await self.version_at("live") != live:
             raise Conflict(f"live is no longer {live}; look again")
         await self._store.move_ref("live", held, manifest)
         return manifest

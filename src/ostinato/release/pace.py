@@ -55,9 +55,8 @@ class Spans:
     def end(self, at: float) -> None:
         """End the open stretch, if any."""
         if self.open is not None:
-            self.over.append(
-                (self.open, max(at, self.open))
-            )  # a clock that was set back ends no stretch before it began
+            # a clock that was set back ends no stretch before it began
+            self.over.append((self.open, max(at, self.open)))
         self.open = None
 
     def periods(self, seconds: float, since: float, now: float) -> int:
@@ -71,7 +70,7 @@ class Spans:
 
 
 class PaceHistory:
-    """Takes in the ledger's lines in their order."""
+    """Recent trials, verdicts and releases, from the ledger's lines in their order."""
 
     def __init__(self) -> None:
         self.trials: deque[TrialEnd] = deque(maxlen=KEPT)
@@ -91,9 +90,8 @@ class PaceHistory:
     def apply(self, event: ReleaseEvent) -> None:
         """Take in one more line."""
         self._compared(event)
-        verdict = str(event.detail.get("report", {}).get("verdict", ""))
         if event.action == "evaluated":
-            self._evaluated(event, verdict in ("SHIP", "BLOCK"))
+            self._evaluated(event)
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
         elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
@@ -112,7 +110,8 @@ class PaceHistory:
             at = self._judged_before
         return None if at is None else now - at
 
-    def _evaluated(self, event: ReleaseEvent, ends: bool) -> None:
+    def _evaluated(self, event: ReleaseEvent) -> None:
+        ends = event.detail.get("report", {}).get("verdict") in ("SHIP", "BLOCK")
         if self._judged is None or event.policy.hash != self._judged[0]:
             self._judged_before = None if self._judged is None else self._judged[1]
         if ends:

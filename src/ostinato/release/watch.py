@@ -113,13 +113,9 @@ class Outcomes:
 
         Turns younger than `maturity_s` at `until` are left out: otherwise quick reactions would count more than slow ones.
         """
-        tally: dict[Person, tuple[float, int]] = {}
         until -= self._config.maturity_s
-        for (_, person), (value, count) in self._tally(
-            self._goal, arm, policy, since, until, dealt=False, slot_s=math.inf
-        ).items():
-            tally[person] = value, count
-        return tally
+        found = self._tally(self._goal, arm, policy, since, until, dealt=False, slot_s=math.inf)
+        return {person: tally for (_, person), tally in found.items()}
 
     def acceptance_by_slot(
         self, arm: Arm, policy: PolicyVersion | None, since: float, until: float, slot_s: float

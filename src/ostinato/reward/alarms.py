@@ -214,13 +214,11 @@ class Alarms:
 
     def apply(self, row: Alarm) -> None:
         """Take in a row about one of the desk's alarms; other alarms are ignored."""
-        surrogate = row.name.startswith((SURROGATE, SURROGATE_GAP))
-        if row.name not in (*FUNCTIONS, UNUSED) and not row.name.startswith((COVERAGE, SIGNAL)) and not surrogate:
+        own = row.name.startswith((COVERAGE, SIGNAL, SURROGATE, SURROGATE_GAP))
+        if row.name not in (*FUNCTIONS, UNUSED) and not own:
             return
         known = self._known.setdefault(row.name, _Alarm())
         known.standing, known.rows = row.state is AlarmState.RAISED, known.rows + 1
-        if surrogate:
-            return
         if row.name in FUNCTIONS:
             self._failures.pop(row.name, None)
             self._sound[row.name] = 0
@@ -231,7 +229,7 @@ class Alarms:
                         coverage.settle()
                         if coverage.silent >= GONE:
                             coverage.weight = coverage.covered = 0.0
-        elif row.name != UNUSED:
+        elif row.name.startswith(COVERAGE):
             self.coverages.setdefault(row.name.removeprefix(COVERAGE), Coverage()).settle()
 
     def due(self, at: float, waiting: int = 0) -> Iterator[Alarm]:
@@ -247,10 +245,10 @@ class Alarms:
         for tenant, signals in self.signals.items():
             for name, coverage in signals.items() if not self.silenced(tenant) else ():
                 yield from self._signal(tenant, name, coverage, at)
-        used, known = self.use.share(waiting), self._known.get(UNUSED, _Alarm()).standing
-        if used is not None and not known and used < TOO_FEW_USED:
+        used, standing = self.use.share(waiting), self._stands(UNUSED)
+        if used is not None and not standing and used < TOO_FEW_USED:
             yield self.row(UNUSED, AlarmState.RAISED, self.use.reason(), at, {"counts": dict(self.use.counts)})
-        elif used is not None and known and used > ENOUGH_USED:
+        elif used is not None and standing and used > ENOUGH_USED:
             yield self.row(UNUSED, AlarmState.CLEARED, f"{100 * used:.0f}% of the last turns were trained on", at)
 
     def row(
@@ -291,10 +289,8 @@ class Alarms:
 
     def _signal(self, tenant: str, signal: str, coverage: Coverage, at: float) -> Iterator[Alarm]:
         name = _signal_alarm(tenant, signal)
-        standing, detail = (
-            self._stands(name),
-            {"usual": coverage.usual, "silent": coverage.silent, "turns": coverage.turns},
-        )
+        standing = self._stands(name)
+        detail = {"usual": coverage.usual, "silent": coverage.silent, "turns": coverage.turns}
         if standing and not self._config.enabled:
             yield self.row(name, AlarmState.CLEARED, "reward.coverage is switched off", at, detail)
         elif standing and coverage.is_back():
@@ -302,10 +298,8 @@ class Alarms:
         elif standing and coverage.silent >= GONE:
             yield self.row(name, AlarmState.CLEARED, f"{signal!r} is taken as given up", at, detail)
         elif self._config.enabled and not standing and coverage.fallen_silent(self._config):
-            if (
-                self.coverages[tenant].falling > coverage.falling / 2
-            ):  # other feedback falls silent, too: that has its own alarm
-                return
+            if self.coverages[tenant].falling > coverage.falling / 2:
+                return  # other feedback falls silent, too: that has its own alarm
             reason = (
                 f"no {signal!r} for {coverage.silent} turns, where {100 * coverage.usual:.0f}% of turns usually have it, while other "
                 "feedback arrives: what is learned now lacks it. Look at what sends it, and whether a new version of the product still does"

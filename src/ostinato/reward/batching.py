@@ -36,6 +36,11 @@ class LearnablePart:
         return self.entries[0].facts.tenant
 
     @property
+    def first(self) -> str:
+        """The id of the first turn, which no other part has."""
+        return self.entries[0].facts.id
+
+    @property
     def world(self) -> bool:
         """True if it is a group of a world's rollouts."""
         return self.entries[0].facts.unit[0] == "world"
@@ -97,16 +102,11 @@ def ready_parts(
     ready: list[LearnablePart] = []
     for unit, members in _units(matured).items():
         members.sort(key=lambda entry: entry.facts.seq)
-        waits = first_open(unit)
-        entries = (
-            members * (waits is None and unit in closed)
-            if unit[0] == "world"
-            else _ready(unit, members, waits, now, config)
-        )
+        entries = _ready(unit, members, first_open(unit), now, config, closed)
         if entries:
-            found = list(costs(entries))
-            fit = len(entries) if unit[0] != "episode" else max(1, bisect_right(found, longest_part(config)))
-            fit = _between_calls(members, fit) if unit[0] == "episode" else fit
+            found, fit = list(costs(entries)), len(entries)
+            if unit[0] == "episode":
+                fit = _between_calls(members, max(1, bisect_right(found, longest_part(config))))
             ready.append(LearnablePart(entries=entries[:fit], tokens=found[fit - 1]))
     return ready
 
@@ -196,25 +196,25 @@ def drawn(
     for part in parts:
         tenants[part.tenant].append(part)
     given = {
-        tenant: sum(part.tokens for part in theirs if _first(part) in fair)
+        tenant: sum(part.tokens for part in theirs if part.first in fair)
         for tenant, theirs in tenants.items()
-        if any(_first(part) in fair for part in theirs)
+        if any(part.first in fair for part in theirs)
     }
     pool = [part for part in parts if part.tenant in given]
-    chances = _fair_chances(pool, given, fair, {_first(part): noise(part) for part in pool}, most)
+    chances = _fair_chances(pool, given, fair, {part.first: noise(part) for part in pool}, most)
     if not chances:
-        taken = [entry for part in pool if _first(part) in fair for entry in part.entries]
+        taken = [entry for part in pool if part.first in fair for entry in part.entries]
         return ChosenTurns(entries=sorted(taken, key=lambda entry: entry.facts.seq))
     factors = {
-        tenant: sum(chances[_first(part)] * len(part.entries) for part in tenants[tenant])
+        tenant: sum(chances[part.first] * len(part.entries) for part in tenants[tenant])
         / sum(len(part.entries) for part in tenants[tenant])
         for tenant in given
     }
     kept = _systematic(sorted(pool, key=lambda part: (part.tokens, part.newest)), chances, Random(seed).random())
     weights = {
-        entry.facts.id: factors[part.tenant] / chances[_first(part)]
+        entry.facts.id: factors[part.tenant] / chances[part.first]
         for part in pool
-        if _first(part) in kept
+        if part.first in kept
         for entry in part.entries
     }
     entries = sorted((entry for part in pool for entry in part.entries), key=lambda entry: entry.facts.seq)
@@ -223,10 +223,6 @@ def drawn(
         weights=weights,
         passed=[entry for entry in entries if entry.facts.id not in weights],
     )
-
-
-def _first(part: LearnablePart) -> str:
-    return part.entries[0].facts.id
 
 
 def _fair_chances(
@@ -243,16 +239,16 @@ def _fair_chances(
     tenants: dict[str, list[LearnablePart]] = defaultdict(list)
     for part in pool:
         tenants[part.tenant].append(part)
-    cut = {tenant for tenant, theirs in tenants.items() if any(_first(part) not in fair for part in theirs)}
+    cut = {tenant for tenant, theirs in tenants.items() if any(part.first not in fair for part in theirs)}
     whole, spare = max(1, sum(given[tenant] for tenant in cut)), most - sum(given.values())
-    chances, longest = {_first(part): 1.0 for part in pool}, 0
+    chances, longest = {part.first: 1.0 for part in pool}, 0
     while (room := max(0, longest - spare)) < whole / 2:
         for tenant in cut:
             theirs = tenants[tenant]
             budget = given[tenant] * (1.0 - room / whole)
-            found = _chances([noises[_first(part)] for part in theirs], [part.tokens for part in theirs], budget)
-            chances |= {_first(part): chance for part, chance in zip(theirs, found, strict=True)}
-        doubtful = max((part.tokens for part in pool if chances[_first(part)] < 1.0), default=0)
+            found = _chances([noises[part.first] for part in theirs], [part.tokens for part in theirs], budget)
+            chances |= {part.first: chance for part, chance in zip(theirs, found, strict=True)}
+        doubtful = max((part.tokens for part in pool if chances[part.first] < 1.0), default=0)
         if doubtful <= longest:
             return chances
         longest = doubtful
@@ -276,11 +272,12 @@ def _systematic(parts: Sequence[LearnablePart], chances: Mapping[str, float], st
     the chances passes. Sorted by tokens, the parts drawn have their expected number of tokens, give or take the longest part's.
     """
     kept, at = set[str](), start
-    for name in map(_first, parts):
-        after = at + chances[name]
-        if chances[name] >= 1.0 or int(after) > int(at):
-            kept.add(name)
-        at = after if chances[name] < 1.0 else at
+    for part in parts:
+        chance = chances[part.first]
+        after = at + chance
+        if chance >= 1.0 or int(after) > int(at):
+            kept.add(part.first)
+        at = after if chance < 1.0 else at
     return kept
 
 
@@ -356,9 +353,16 @@ def _units(matured: Iterable[Matured]) -> dict[Unit, list[Matured]]:
 
 
 def _ready(
-    unit: Unit, members: list[Matured], first_open: Cursor | None, now: float, config: RewardConfig
+    unit: Unit,
+    members: list[Matured],
+    first_open: Cursor | None,
+    now: float,
+    config: RewardConfig,
+    closed: Container[Unit],
 ) -> list[Matured]:
     """The part of a unit that may be learned from now."""
+    if unit[0] == "world":
+        return members if first_open is None and unit in closed else []
     if unit[0] == "group":
         quiet = now - max(entry.facts.ended_at for entry in members) >= config.group_wait_s
         return members if first_open is None and quiet else []

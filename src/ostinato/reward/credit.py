@@ -239,13 +239,13 @@ class SingleRollout:
         advantages_N = residuals_N / rms
         people = [(counted_as(turn, self._config.users), turn.episode) for turn in turns]
         scales = scales_of(self._masses or masses_of(people, even=True), self._recent, self._config)
+        cuts = [scales.get(person, 1.0) for person, _ in people]
         found = {
-            turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
-            for turn, advantage in zip(turns, advantages_N, strict=True)
+            turn.id: (float(advantage) * cut,) * len(turn.sampled_ids)
+            for turn, advantage, cut in zip(turns, advantages_N, cuts, strict=True)
         }
         for i, residuals_T in by_line.items():
-            scale = scales.get(counted_as(turns[i], self._config.users), 1.0)
-            found[turns[i].id] = tuple((residuals_T / rms * scale).tolist())
+            found[turns[i].id] = tuple((residuals_T / rms * cuts[i]).tolist())
         return found
 
     def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, Floats, float]:
@@ -554,8 +554,7 @@ class ByOrigin:
         present = _rms_of(found, dict.fromkeys(theirs, 1.0))
         if not wanted or not present:  # one side teaches nothing
             return found
-        factor = wanted / present
-        factor = min(_MOST_SCALED, max(1 / _MOST_SCALED, factor))
+        factor = min(_MOST_SCALED, max(1 / _MOST_SCALED, wanted / present))
         return found | {turn: tuple(factor * value for value in found[turn]) for turn in theirs}
 
 

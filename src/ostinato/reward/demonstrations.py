@@ -11,7 +11,7 @@ nobody's corrections can teach more than that share of what their turns may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ostinato.core.pending_signals import happened_at
@@ -29,11 +29,17 @@ LONGEST, SPARE = 2, 64
 
 async def corrections_of(log: Log, turns: Sequence[Turn], rewards: Sequence[Reward]) -> dict[str, str]:
     """By turn, the last correction among the signals that its reward rests on. Redacted texts, and texts of worlds' turns, are none."""
-    people = {turn.id: turn.tenant for turn in turns if not of_world(turn)}
-    wanted = [(people[reward.turn], signal) for reward in rewards if reward.turn in people for signal in reward.signals]
+    said = await signals_behind(log, [turn for turn in turns if not of_world(turn)], rewards)
+    return {each.turn: each.correction for each in said if each.correction}
+
+
+async def signals_behind(log: Log, turns: Iterable[Turn], rewards: Iterable[Reward]) -> list[Signal]:
+    """The signals that the rewards of these turns rest on, oldest first."""
+    tenants = {turn.id: turn.tenant for turn in turns}
+    wanted = [(tenants[reward.turn], id) for reward in rewards if reward.turn in tenants for id in reward.signals]
     said = await log.find(Signal, wanted) if wanted else []
-    found = sorted((each for each in said if each.correction), key=lambda each: (happened_at(each), each.id))
-    return {each.turn: each.correction for each in found if each.correction and people.get(each.turn) == each.tenant}
+    own = (each for each in said if tenants.get(each.turn) == each.tenant)
+    return sorted(own, key=lambda each: (happened_at(each), each.id))
 
 
 def demonstration_weights(

@@ -110,9 +110,8 @@ class CreditRefold:
         hints = None if hint_tokens is None else HintSource(log, config, hint_tokens)
         self._credit = BatchCredit(log, taught, token_bytes, answer_ids, hints)
         self._ledger = TurnLedger(config, gold=gold, arms=taught.arms)
-        self._passed: list[
-            tuple[Cursor, Holdback]
-        ] = []  # rows of turns that the next batch passed over: written with it
+        # rows of turns that the next batch passed over: written with it
+        self._passed: list[tuple[Cursor, Holdback]] = []
         self._chosen: Cursor = 0  # the place of the last row by which somebody was forgotten, or chose
         self.erased_turns: frozenset[str] = frozenset()
 

@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.pending_signals import happened_at
 from ostinato.core.records import Advantages, Purpose, Reward, Signal, Turn, TurnHint
 from ostinato.core.samples import Sample
 from ostinato.core.seams import Log
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
+from ostinato.reward.demonstrations import signals_behind
 
 FRAME = "\n\n[What was said about an earlier answer to this: {}]"
 """How a hint stands at the end of the last message before the answer."""
@@ -115,13 +115,10 @@ class HintSource:
 
     async def _signals(self, turns: Sequence[Turn]) -> dict[str, list[Signal]]:
         """The signals that the turns' rewards rest on, by turn, oldest first."""
-        tenants = {turn.id: turn.tenant for turn in turns}
         rewards = await self._log.find(Reward, [(turn.id,) for turn in turns])
-        wanted = [(tenants[reward.turn], signal) for reward in rewards for signal in reward.signals]
-        said = await self._log.find(Signal, wanted) if wanted else []
         found: dict[str, list[Signal]] = {}
-        for signal in sorted(said, key=lambda each: (happened_at(each), each.id)):
-            if signal.value > 0 and tenants.get(signal.turn) == signal.tenant:
+        for signal in await signals_behind(self._log, turns, rewards):
+            if signal.value > 0:
                 found.setdefault(signal.turn, []).append(signal)
         return found
 

@@ -80,7 +80,7 @@ def restored(
     ledger.matured = {entry.facts.id: entry for entry in matured_turns.validate_python(state["matured"])}
     ledger.alone = OrderedDict((facts.id, facts) for facts in turn_facts.validate_python(state["alone"]))
     ledger.to_hold = dict(state["to_hold"])
-    ledger.doubted = {entry.facts.id: entry for entry in matured_turns.validate_python(state.get("doubted", []))}
+    ledger.doubted = {entry.facts.id: entry for entry in matured_turns.validate_python(state["doubted"])}
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.refusing = dict.fromkeys((str(tenant), str(user)) for tenant, user in state["refusing"])
     ledger.closed = dict.fromkeys((str(kind), str(tenant), str(group)) for kind, tenant, group in state["closed"])

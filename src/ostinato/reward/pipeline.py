@@ -25,19 +25,9 @@ from ostinato.core.samples import EpisodeKey, LaterReturns, Sample, TrainingBatc
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import BELIEF, belief_id
+from ostinato.reward import batching
 from ostinato.reward.alarms import FUNCTION, LATE_FUNCTION
-from ostinato.reward.batching import (
-    ChosenTurns,
-    LearnablePart,
-    behind_last,
-    dealt,
-    drawn,
-    gathered,
-    ready_parts,
-    relative_weights,
-    useless_part,
-    waited_in_vain,
-)
+from ostinato.reward.batching import ChosenTurns, LearnablePart
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import BeliefWeighted, ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
@@ -470,8 +460,7 @@ class RewardDesk:
             why |= {turn.id: HELD_OUT for turn in turns if turn.id in there and self._held_out.covers(turn.prompt_ids)}
             if not why:
                 return list(zip(turns, entries, strict=True)), chosen
-            now = self._clock()
-            await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in why.items()])
+            await self._hold(why, self._clock())
         return [], chosen
 
     async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> ChosenTurns:
@@ -479,21 +468,13 @@ class RewardDesk:
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
-        held = self._with_groups(unfit)
-        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in held.items()])
-        parts = ready_parts(
+        await self._hold(self._with_groups(unfit), now)
+        parts = batching.ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        useless = {part.newest: why for part in parts if (why := useless_part(part, self._config))}
-        await self._write(
-            [
-                Holdback(turn=entry.facts.id, reason=useless[part.newest], at=now)
-                for part in parts
-                if part.newest in useless
-                for entry in part.entries
-            ]
-        )
-        chosen = self._deal([part for part in parts if part.newest not in useless], size, lineage, steps)
+        judged = [(part, batching.useless_part(part, self._config)) for part in parts]
+        await self._hold({entry.facts.id: why for part, why in judged if why for entry in part.entries}, now)
+        chosen = self._deal([part for part, why in judged if not why], size, lineage, steps)
         if chosen is None:
             return ChosenTurns()
         if not chosen.entries:
@@ -526,7 +507,7 @@ class RewardDesk:
         """
         parts = [part for part in parts if (self._taught.groups if part.world else self._taught.people)]
         people = [part for part in parts if not part.world]
-        served: Sequence[Matured] = dealt(people, size=size, config=self._config, every=self._taught.every)
+        served: Sequence[Matured] = batching.dealt(people, size=size, config=self._config, every=self._taught.every)
         oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)
         if oldest and oldest.tokens > self._config.batch_tokens and (not served or steps % 2):
             return ChosenTurns(entries=oldest.entries)
@@ -538,10 +519,10 @@ class RewardDesk:
             else:
                 draw = self._draw(people, served, steps)
                 served = draw.entries
-        first = {entry.facts.id for entry in served}
-        used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
+        ids = {entry.facts.id for entry in served}
+        used = sum(part.tokens for part in parts if part.first in ids)
         left = self._config.batch_tokens - used
-        simulated = gathered(
+        simulated = batching.gathered(
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
         )
         entries = sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
@@ -562,7 +543,9 @@ class RewardDesk:
             return math.sqrt(sum(square * tokens for square, tokens in zip(squares, sampled, strict=True)))
 
         seed = f"{steps} {fair[0].facts.id}"
-        return drawn(people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed)
+        return batching.drawn(
+            people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed
+        )
 
     def _even_share(self, served: Sequence[Matured], lineage: Lineage, steps: int) -> float:
         """A step's even share of people's turns that may be learned from, beside these: one that k more steps can take before it is too
@@ -584,9 +567,9 @@ class RewardDesk:
         """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
         now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
         waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
-        late = waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
+        late = batching.waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
         reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
-        await self._write([Holdback(turn=entry.facts.id, reason=reason, at=now) for entry in late])
+        await self._hold({entry.facts.id: reason for entry in late}, now)
 
     def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:
         """Why a turn whose reward is known is not trained on; None if it may be."""
@@ -612,7 +595,7 @@ class RewardDesk:
         ledger = self._reading.ledger
         ledger.teaching.catch_up()
         turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
-        relative = relative_weights(chosen.entries, chosen.weights, ledger.propensity)
+        relative = batching.relative_weights(chosen.entries, chosen.weights, ledger.propensity)
         after = ledger.later_returns(entries)
         row = Batch(
             step=step,
@@ -623,14 +606,14 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(batch_weights(turns, relative, even=True)) if relative else (),
-            after=behind_last(entries, after),
+            after=batching.behind_last(entries, after),
             upto=self._reading.cursor,
             drawn=tuple(chosen.weights.get(turn.id, 1.0) for turn in turns),
         )
         try:
             batch = await self._credit.give(row, ledger, found, chosen.passed, after)
         except NoSignal as error:
-            await self._write([Holdback(turn=turn, reason=f"{NO_SIGNAL}: {error}", at=row.at) for turn in row.turns])
+            await self._hold(dict.fromkeys(row.turns, f"{NO_SIGNAL}: {error}"), row.at)
             raise
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -641,6 +624,10 @@ class RewardDesk:
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
         return await anext(self.recorded(step, step))
+
+    async def _hold(self, reasons: Mapping[str, str], at: float) -> None:
+        """Hold turns back, each for its reason."""
+        await self._write([Holdback(turn=turn, reason=reason, at=at) for turn, reason in reasons.items()])
 
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):

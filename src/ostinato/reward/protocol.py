@@ -152,15 +152,14 @@ def _problem(answer: Reward, question: RewardRequest, max_abs: float) -> str | N
 
 def _line_problem(lines: Any, max_abs: float) -> str | None:
     """What is wrong with the values of lines; None if nothing is."""
-    if not isinstance(lines, tuple | list) or not all(
-        isinstance(each, LineValues) for each in cast("list[Any]", lines)
-    ):
+    texts: Any = lines
+    if not isinstance(lines, tuple | list) or not all(isinstance(each, LineValues) for each in texts):
         return "lines that are no LineValues"
-    if len({(each.call, each.argument) for each in cast("list[LineValues]", lines)}) < len(cast("list[Any]", lines)):
+    if len({(each.call, each.argument) for each in texts}) < len(texts):
         return "values of one text's lines twice"
-    if (runs := sum(len(each.runs) for each in cast("list[LineValues]", lines))) > LONGEST_RUNS:
+    if (runs := sum(len(each.runs) for each in texts)) > LONGEST_RUNS:
         return f"{runs} runs of lines; at most {LONGEST_RUNS} are allowed"
-    for text in cast("list[LineValues]", lines):
+    for text in texts:
         before = 0
         for first, last, value in text.runs:
             if not before < first <= last <= text.lines <= MOST_LINES:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -184,9 +184,8 @@ class Surrogate:
         named = (f"{kind}:{name}" for name in config.signals for kind in ("has", "value"))
         self._names = ("reward", "silent", "delay", *named)
         self.awaited: dict[str, AwaitedTruth] = {}
-        self._deaf_until: dict[
-            str, float
-        ] = {}  # by tenant: turns that ended before were served while its feedback was lost
+        # by tenant: turns that ended before were served while its feedback was lost
+        self._deaf_until: dict[str, float] = {}
         self._at = 0.0  # the time of the newest row that the desk dated
         self._levels: Counter[str] = Counter()  # by tenant: one turn in 2 ** level is followed
         self._rows: dict[str, list[TruthPair]] = {}
@@ -204,17 +203,8 @@ class Surrogate:
         value, (weights_F, low, high) = early["reward"], self._fitted(tenant, function)
         expected = float(np.array(self._features(early)) @ weights_F)
         expected = min(max(high, value), max(min(low, value), expected))
-        return Reward(
-            turn=reward.turn,
-            value=min(most, max(-most, expected)),
-            function=function,
-            signals=reward.signals,
-            at=reward.at,
-            upto=reward.upto,
-            lines=reward.lines,
-            reach=reward.reach,
-            early=tuple(early.items()),
-        )
+        value = min(most, max(-most, expected))
+        return replace(reward, value=value, function=function, early=tuple(early.items()))
 
     def _features(self, early: Mapping[str, float]) -> list[float]:
         return [1.0] + [early.get(name, 0.0) for name in self._names]

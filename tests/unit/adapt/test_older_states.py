@@ -1,5 +1,6 @@
 """What the version before kept of people is taken over where the log no longer has it."""
 
+import struct
 import zlib
 from base64 import b64decode
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from tests.unit.adapt.people import BASIS, RULES, about, cache_at, folded, set_dials, steered_turn
 
 from ostinato.adapt.learner import MOST_BYTES, PersonState, Rated, names_hash, window
-from ostinato.adapt.older_states import _HEAD, _RATED, _SIGNAL, OLDER_FORMAT, older_state
+from ostinato.adapt.older_states import _RATED, _SIGNAL, OLDER_FORMAT, older_state
 from ostinato.adapt.prior import flat_prior
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import SteeringBasis
@@ -19,6 +20,7 @@ from ostinato.record.log import SqlLog
 from ostinato.record.person_cache import PersonCacheView
 
 ANN, BOB = ("acme", "ann"), ("acme", "bob")
+HEAD = struct.Struct("<BBBBBHHIffQQQ16s")
 STATE = b64decode(
     "AgMDgQECAAAABgAAAM4Emz0zMzM/CAAAAAAAAAACAAAAAAAAAAcAAAAAAAAAB7Hu6lgXSBYLRKNNDEzD5BYlukOayl1BSA0ERAAAAAAAAAAAAAAA"
     "ALEYE8B0ry3CAAAAAKrM1EGymtBB5AuCwQAAAAB8fGRBAAAAPwkAAAAAAAAAAdHA1Dn4xAEAAAAAPAoAAAAAAAAAAZ/CWsCxwAEAAAAAAAsAAAAA"
@@ -35,7 +37,7 @@ def packed_before(state: PersonState) -> bytes:
     """As the version before packed it."""
     settled = state.settled
     parts = [
-        _HEAD.pack(
+        HEAD.pack(
             OLDER_FORMAT, state.dials, len(state.recent), state.strikes | state.private << 7, state.reported,
             sum(1 << dial for dial, _ in state.held), settled.resets, settled.ratings, settled.cusum, state.nats,
             state.settled_at, settled.reset_at, state.cursor, bytes.fromhex(state.names),

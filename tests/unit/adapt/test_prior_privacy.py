@@ -219,8 +219,8 @@ def test_fewer_releases_have_less_noise_and_those_of_before_still_count() -> Non
 
 def test_delta_must_be_below_one_in_the_number_of_people() -> None:
     with pytest.raises(BadConfig, match=r"adapt\.privacy\.delta = 0\.5 is not below 1 in 2"):
-        replace(BUDGET, delta=0.5).check(2)
-    replace(BUDGET, delta=0.49).check(2)
+        replace(BUDGET, delta=0.5).admits({"acme": 2})
+    assert replace(BUDGET, delta=0.49).admits({"acme": 2}) == ["acme"]
 
 
 @pytest.mark.parametrize(

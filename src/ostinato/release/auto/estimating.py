@@ -26,20 +26,9 @@ from ostinato.core.arm_assignment import holdout_place
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Finish, Person, Pick, Reward, Turn
 from ostinato.core.seams import Log
+from ostinato.release.auto import offpolicy
 from ostinato.release.auto.config import RouterConfig
-from ostinato.release.auto.offpolicy import (
-    Floats,
-    Ints,
-    LoggedTurns,
-    PolicyValue,
-    cross_fitted,
-    difference,
-    doubly_robust,
-    earned,
-    half_width,
-    ips,
-    snips,
-)
+from ostinato.release.auto.offpolicy import Floats, Ints, LoggedTurns, PolicyValue
 
 _FEW = 0.01  # of the turns: with a smaller effective number the estimates rest on hardly anything
 # times as many turns an episode as another arm: if more, other draws would have made another number of turns
@@ -146,17 +135,17 @@ def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str
     wanted_NA = np.where(odds_NA > 0.0, np.array([shares.get(arm, 0.0) for arm in arms]), 0.0)
     total_N1 = wanted_NA.sum(axis=1, keepdims=True)
     target_NA = np.where(total_N1 > 0.0, wanted_NA / np.where(total_N1 > 0.0, total_N1, 1.0), odds_NA)
-    predicted_NA = cross_fitted(logged, np.zeros(len(dealt), dtype=np.int64), len(arms))
-    value, lengths = snips(logged, target_NA), _turns_per_episode(dealt)
+    predicted_NA = offpolicy.cross_fitted(logged, np.zeros(len(dealt), dtype=np.int64), len(arms))
+    value, lengths = offpolicy.snips(logged, target_NA), _turns_per_episode(dealt)
     even = max(lengths.values()) <= _EVEN * min(lengths.values())
     return Prospect(
         shares=dict(shares),
         turns=len(dealt),
         rated=sum(each.reward is not None for each in dealt),
-        earned=earned(logged),
-        ips=ips(logged, target_NA) if even else None,
+        earned=offpolicy.earned(logged),
+        ips=offpolicy.ips(logged, target_NA) if even else None,
         snips=value,
-        dr=doubly_robust(logged, target_NA, predicted_NA) if even else None,
+        dr=offpolicy.doubly_robust(logged, target_NA, predicted_NA) if even else None,
         advice=_advice(dealt, value.turns, {} if even else lengths),
     )
 
@@ -280,7 +269,7 @@ def _effect(
             odds_NA=odds_NA,
             rewards_N=np.array([rewards[id] for id, _, _ in both]),
         )
-        gain = difference(logged, names.index(arm), names.index(none))
+        gain = offpolicy.difference(logged, names.index(arm), names.index(none))
     return StyleEffect(arm=arm, turns=len(mine), rated=sum(id in rewards for id in mine), gain=gain)
 
 
@@ -347,7 +336,7 @@ class StyleTally:
         means = totals[:, 1] / totals[:, 0]
         residuals_G = ((sums[..., 1] - means[:, None] * sums[..., 0]) / totals[:, :1]).T @ np.array([1.0, -1.0])
         error = math.sqrt(groups / (groups - 1) * float(residuals_G @ residuals_G))
-        half = half_width(groups - 1, error)
+        half = offpolicy.half_width(groups - 1, error)
         mean = float(means[0] - means[1])
         turns = float((totals[:, 0] ** 2 / totals[:, 2]).min())
         return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=groups, turns=turns)

@@ -154,7 +154,7 @@ class Router:
         """
         if state.get("format") != _FORMAT:
             raise ValueError(f"a saving of format {state.get('format', 1)}; this router reads format {_FORMAT}")
-        if state.get("rules", self._rules) != self._rules:
+        if state["rules"] != self._rules:
             raise ValueError("low, high, longest_s, rho or users of release.auto have changed, which its sums rest on")
         for name, arm in self._arms.items():
             if name in state["arms"]:

@@ -28,26 +28,16 @@ SIGNALS = (
 )
 """Names of signals that a metric may use without `release.signals`."""
 
+_ACCEPTED: Mapping[str, Any] = {
+    "direction": "higher",
+    "numerator": ("accepted > 0",),
+    "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
+}
+
 BUILT_IN: Mapping[str, Mapping[str, Any]] = {
-    "acceptance": {
-        "role": "goal",
-        "direction": "higher",
-        "numerator": ("accepted > 0",),
-        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
-    },
-    "accepted_of_all": {
-        "direction": "higher",
-        "numerator": ("accepted > 0",),
-        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
-        "denominator": ("turn",),
-        "tolerance": 0.02,
-    },
-    "harmed_users": {
-        "direction": "higher",
-        "numerator": ("accepted > 0",),
-        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
-        "tail": 0.05,
-    },
+    "acceptance": {"role": "goal", **_ACCEPTED},
+    "accepted_of_all": {**_ACCEPTED, "denominator": ("turn",), "tolerance": 0.02},
+    "harmed_users": {**_ACCEPTED, "tail": 0.05},
     "edit_survival": {
         "direction": "higher",
         "numerator": ("survived",),

@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterator
 
 from ostinato.core.records import Person
+from ostinato.release.trial.config import DAY
 
-DAY = 86_400.0
 REMEMBERED_DAYS = 7
 MOST_PEOPLE = 500_000
 _PAUSE_S = 1_800.0  # without a turn, after which another session begins
@@ -39,9 +39,8 @@ class Retention:
 
     def __init__(self, began: float) -> None:
         self._began = began
-        self._people: dict[
-            Person, dict[int, tuple[int, int, float]]
-        ] = {}  # by day: turns, sessions, time of the last turn
+        # by day: turns, sessions, time of the last turn
+        self._people: dict[Person, dict[int, tuple[int, int, float]]] = {}
 
     def day(self, at: float) -> int:
         """The day in which a time lies."""

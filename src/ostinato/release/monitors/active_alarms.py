@@ -118,30 +118,6 @@ class GapAlarm:
         )
 
 
-class GapWatch:
-    """What the watches on a gap have in common: an alarm, and how it follows the log.
-
-    Args:
-        gap: the alarm.
-    """
-
-    def __init__(self, gap: GapAlarm) -> None:
-        self.gap = gap
-
-    @property
-    def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
-        return self.gap.standing
-
-    def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
-        self.gap.begin(alarms)
-
-    def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        self.gap.accepted(row)
-
-
 # ---------------------------------------------------------------- alarms about rates
 
 
@@ -164,25 +140,35 @@ def _parts(name: str) -> tuple[str, str]:
     return rate, arm or Arm.LIVE.value
 
 
+_Group = tuple[int | None, str]
+"""A decile, or everybody (None), against one reference: an arm, or "" for what was learned."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Shift:
     harmful: bool
-    groups: dict[str, WayBack] = field(default_factory=dict[str, WayBack])
+    groups: dict[_Group, WayBack] = field(default_factory=dict[_Group, WayBack])
 
     def to_json(self) -> dict[str, Any]:
-        return {"harmful": self.harmful, "groups": {group: back.to_json() for group, back in self.groups.items()}}
+        groups = {
+            f"{_EVERYBODY if decile is None else decile}@{against}": back.to_json()
+            for (decile, against), back in self.groups.items()
+        }
+        return {"harmful": self.harmful, "groups": groups}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        groups = {group: WayBack.from_json(back) for group, back in state["groups"].items()}
+        groups = {_group(key): WayBack.from_json(back) for key, back in state["groups"].items()}
         return cls(harmful=bool(state["harmful"]), groups=groups)
 
 
-class StandingShifts:
-    """By alarm: the groups in which its rate has shifted, and whether that is harmful.
+def _group(key: str) -> _Group:
+    decile, _, against = key.partition("@")
+    return None if decile == _EVERYBODY else int(decile), against
 
-    A group is a decile, or everybody (None), against one reference: an arm, or "" for what was learned.
-    """
+
+class StandingShifts:
+    """By alarm: the groups in which its rate has shifted, and whether that is harmful."""
 
     def __init__(self) -> None:
         self._shifts: dict[str, _Shift] = {}
@@ -200,11 +186,11 @@ class StandingShifts:
     def ways_back(self, name: str, decile: int | None) -> list[tuple[str, WayBack]]:
         """By the reference that it has shifted against, the tests that a group's rate is back."""
         groups = self._shifts[name].groups if name in self._shifts else {}
-        return [(against, back) for group, back in groups.items() for of, against in [_parse(group)] if of == decile]
+        return [(against, back) for (of, against), back in groups.items() if of == decile]
 
     def has(self, name: str, decile: int | None, against: str) -> bool:
         """True if a group's rate has shifted against this reference."""
-        return name in self._shifts and _group(decile, against) in self._shifts[name].groups
+        return name in self._shifts and (decile, against) in self._shifts[name].groups
 
     def add(self, name: str, decile: int | None, against: str, shifted: Shifted, *, harmful: bool) -> bool:
         """Note that a group has shifted. True if that is news: no alarm stood about this rate, or the shift is the first harmful one."""
@@ -212,13 +198,13 @@ class StandingShifts:
         news = known is None or (harmful and not known.harmful)
         shift = self._shifts.setdefault(name, _Shift(harmful=False))
         shift.harmful = shift.harmful or harmful
-        shift.groups[_group(decile, against)] = WayBack(shifted.observed - shifted.expected)
+        shift.groups[decile, against] = WayBack(shifted.observed - shifted.expected)
         return news
 
     def back(self, name: str, decile: int | None, against: str) -> bool:
         """Note that a group is back. True if it was the last one."""
         groups = self._shifts[name].groups
-        groups.pop(_group(decile, against), None)
+        groups.pop((decile, against), None)
         return not groups
 
     def clear(self, name: str, why: str, at: float) -> Alarm:
@@ -238,7 +224,7 @@ class StandingShifts:
         observed, reference, decile = (row.detail.get(key) for key in ("observed", "reference", "decile"))
         shift = self._shifts[row.name] = _Shift(harmful=row.detail.get("pauses") is not False)
         if isinstance(observed, int | float) and isinstance(reference, int | float):
-            group = _group(decile if isinstance(decile, int) else None, str(row.detail.get("against") or ""))
+            group = decile if isinstance(decile, int) else None, str(row.detail.get("against") or "")
             shift.groups[group] = WayBack(float(observed) - float(reference), row.at)
 
     def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, str, float]]:
@@ -246,9 +232,8 @@ class StandingShifts:
         rate, arm = _parts(name)
         shift = self._shifts.get(name)
         groups = {} if shift is None else shift.groups
-        for group, back in groups.items():
-            decile, against = _parse(group)
-            overall = groups.get(_group(None, against))
+        for (decile, against), back in groups.items():
+            overall = groups.get((None, against))
             beyond = 0.0 if decile is None or overall is None else overall.gap
             yield rate, arm, decile, against, back.gap - beyond
 
@@ -274,12 +259,3 @@ class StandingShifts:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._shifts = {name: _Shift.from_json(shift) for name, shift in state.items()}
-
-
-def _group(decile: int | None, against: str) -> str:
-    return f"{_EVERYBODY if decile is None else decile}@{against}"
-
-
-def _parse(group: str) -> tuple[int | None, str]:
-    decile, _, against = group.partition("@")
-    return None if decile == _EVERYBODY else int(decile), against

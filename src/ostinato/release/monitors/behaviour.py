@@ -122,9 +122,8 @@ class OpenSessions:
 
 @dataclass(slots=True)
 class _Known:
-    score: (
-        float  # log of the sum of exp(time / 7 days) over turns: its order does not change while nobody does anything
-    )
+    # log of the sum of exp(time / 7 days) over turns: its order does not change while nobody does anything
+    score: float
     day: int
     today: int
 

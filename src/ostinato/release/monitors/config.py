@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-DAY = 86_400.0
+from ostinato.release.trial.config import DAY
 
 
 class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):

@@ -18,7 +18,7 @@ from ostinato.core.arm_assignment import could_lean, holdout_place
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Consent, Person, SteeringBasis, Turn
 from ostinato.release.monitors.config import DAY
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, counts_today, person_difference
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 PERIOD_S = 14 * DAY
@@ -121,10 +121,11 @@ class DialTally:
 
     def turn(self, turn: Turn) -> float | None:
         """Take in a turn; its person's place if its reward counts, else None."""
-        counts = self._could_lean(turn)
-        self._declared |= (
-            turn.steered is not None and not turn.verified
-        )  # after this turn, or it would count by its side
+        # who withdraws the consent to dials still counts: that may be what dials did
+        allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
+        counts = allowed and could_lean(turn, self.bases)
+        # after this turn, or it would count by its side
+        self._declared |= turn.steered is not None and not turn.verified
         if not counts:
             return None
         place = holdout_place(turn.person)
@@ -142,13 +143,7 @@ class DialTally:
     def reward(self, tenant: str, place: float, value: float, at: float) -> None:
         """Take in the reward of such a turn."""
         counted = self._person(tenant, place, at)
-        if counted is None:
-            return
-        day = int(at // DAY)
-        if counted.day != day:
-            counted.day, counted.today = day, 0
-        counted.today += 1
-        if counted.today <= TURNS_A_DAY:
+        if counted is not None and counts_today(counted, at, TURNS_A_DAY):
             counted.turns += 1
             counted.good += value > 0.0
 
@@ -159,11 +154,6 @@ class DialTally:
                 people.forget(row)
             else:
                 people.drop((row.tenant, repr(holdout_place((row.tenant, row.user)))))
-
-    def _could_lean(self, turn: Turn) -> bool:
-        # who withdraws the consent to dials still counts: that may be what dials did
-        allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
-        return allowed and could_lean(turn, self.bases)
 
     def _person(self, tenant: str, place: float, at: float) -> _Counted | None:
         if self._now.began is None:
@@ -192,8 +182,8 @@ class DialTally:
         began = self._now.began if self._before.began is None else self._before.began
         if began is None:
             return None
-        found: dict[Person, _Counted] = {}
-        for period in (self._before, self._now):
+        periods, found = (self._before, self._now), dict[Person, _Counted]()
+        for period in periods:
             for who, each in period.people:
                 if who[0] not in without:
                     known = found.setdefault(who, _Counted())
@@ -203,8 +193,7 @@ class DialTally:
         outcomes = {who: (float(each.good), float(each.turns)) for who, each in found.items()}
         effect, _, _ = person_difference(outcomes, sides.__getitem__)
         enough = effect.people >= LEAST_PEOPLE
-        tokens, answers = (getattr(self._before, n) + getattr(self._now, n) for n in ("tokens", "answers"))
-        kl, spent = (getattr(self._before, n) + getattr(self._now, n) for n in ("kl", "spent"))
+        tokens, answers = sum(each.tokens for each in periods), sum(each.answers for each in periods)
         return DialEffect(
             since=began,
             people=sum(sides.values()),
@@ -215,10 +204,10 @@ class DialTally:
             difference=effect.difference,
             lower=lower_bound(effect.difference, effect.variance, _ALPHA / 2) if enough else None,
             upper=upper_bound(effect.difference, effect.variance, _ALPHA / 2) if enough else None,
-            token_kl=kl / tokens if tokens else 0.0,
-            spent=spent / answers if answers else 0.0,
+            token_kl=sum(each.kl for each in periods) / tokens if tokens else 0.0,
+            spent=sum(each.spent for each in periods) / answers if answers else 0.0,
             mixed=sum(each.steered for who, each in found.items() if not sides[who]),
-            full=self._before.people.full or self._now.people.full,
+            full=any(each.people.full for each in periods),
         )
 
 

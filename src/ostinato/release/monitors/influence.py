@@ -232,7 +232,7 @@ class InfluenceWatch:
             each.steps, each.by_name = int(steps), {str(who): float(share) for who, share in by_name.items()}
         self._stands = {str(name): bool(stands) for name, stands in state["stands"].items()}
         self._accepted = {str(name): float(share) for name, share in state["accepted"].items()}
-        self._simulated = {str(turn): None for turn in state.get("simulated", ())}  # a snapshot from before has none
+        self._simulated = {str(turn): None for turn in state["simulated"]}
 
 
 def _masses(row: Batch, owners: TurnOwners, simulated: Container[str]) -> dict[str, tuple[Person | None, float]]:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.notices import Alarm, Forgotten
 from ostinato.core.records import Arm, Person, Purpose, Reward, Signal, Turn
-from ostinato.release.monitors.active_alarms import GapAlarm, GapWatch
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, lower_bound, upper_bound
@@ -117,12 +117,31 @@ def person_difference(
     return contrast.effect(), count, len(people) - count
 
 
-@dataclass(slots=True)
-class _Counted:
-    good: float
-    turns: float
+class _Daily(Protocol):
     day: int
     today: int
+
+
+def counts_today(counted: _Daily, at: float, most: int) -> bool:
+    """Count one more of the day of `at`; False beyond `most` of them."""
+    day = int(at // DAY)
+    if counted.day != day:
+        counted.day, counted.today = day, 0
+    counted.today += 1
+    return counted.today <= most
+
+
+def dealt_by_chance(turn: Turn) -> bool:
+    """True if chance decided which arm served this turn: neither the lack of a name, nor Auto, whose shares follow the reward."""
+    return turn.propensity < 1.0 and turn.auto is None
+
+
+@dataclass(slots=True)
+class _Counted:
+    good: float = 0.0
+    turns: float = 0.0
+    day: int = -1
+    today: int = 0
 
 
 class PersonCrowd(Generic[T]):
@@ -191,6 +210,31 @@ class PersonCrowd(Generic[T]):
         return True
 
 
+class GapWatch:
+    """What the watches on a gap have in common: an alarm that follows the log, and crowds from which people can be forgotten."""
+
+    def __init__(self, gap: GapAlarm, *crowds: PersonCrowd[Any]) -> None:
+        self.gap, self._crowds = gap, crowds
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return self.gap.standing
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self.gap.begin(alarms)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
+        self.gap.accepted(row)
+
+    def forget(self, row: Forgotten) -> None:
+        """Drop what is counted of a person."""
+        for crowd in self._crowds:
+            crowd.forget(row)
+
+
 class GoldWatch(GapWatch):
     """Rewards in, alarms about the gap out.
 
@@ -198,10 +242,10 @@ class GoldWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR))
+        self._people = PersonCrowd[_Counted](config.most_people)
+        super().__init__(GapAlarm(TEACHER_FAVOUR, config.gold_gap, former=OLD_TEACHER_FAVOUR), self._people)
         self._config = config
         self._gold = gold_people(config)
-        self._people = PersonCrowd[_Counted](config.most_people)
 
     @property
     def full(self) -> bool:
@@ -221,19 +265,9 @@ class GoldWatch(GapWatch):
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
 
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's counts."""
-        self._people.forget(row)
-
     def _count(self, person: Person, row: Reward) -> None:
-        day = int(row.at // DAY)
-        known = self._people.get(person, lambda: _Counted(0.0, 0.0, day, 0))
-        if known is None:
-            return
-        if known.day != day:
-            known.day, known.today = day, 0
-        if known.today < self._config.turns_a_day:
-            known.today += 1
+        known = self._people.get(person, _Counted)
+        if known is not None and counts_today(known, row.at, self._config.turns_a_day):
             known.turns += 1.0
             known.good += row.value > 0.0
 
@@ -277,6 +311,13 @@ class GoldWatch(GapWatch):
 # ---------------------------------------------------------------- the outcome gap
 
 
+def _compared(people: PersonCrowd[T], owner: Owner | None) -> T | None:
+    """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
+    if owner is None or owner.auto or not (owner.live or owner.control):
+        return None
+    return people.known(owner.person)
+
+
 RETURNED = "returned"
 """The outcome that needs no signal: whether people who came on one day came again on the next."""
 
@@ -301,13 +342,6 @@ class _Visits:
         good, count = self.sums.get(outcome, (0.0, 0.0))
         self.sums[outcome] = good + value, count + 1.0
 
-    def counts(self, day: int, most: int) -> bool:
-        """Whether another reward of this day counts."""
-        if day != self.day:
-            self.day, self.today = day, 0
-        self.today += 1
-        return self.today <= most
-
     def to_json(self) -> list[Any]:
         return [self.treated, self.sums, self.last, self.before, self.day, self.today]
 
@@ -329,35 +363,30 @@ class OutcomeGapWatch(GapWatch):
 
     Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. The alarm is raised when live's share of turns with a
     positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at, of
-    which several outcomes have equal parts. An
-    outcome that merely stays where it was raises nothing: it may not depend on the model. After a person has accepted it, only a larger
-    loss of that outcome raises it.
+    which several outcomes have equal parts. An outcome that merely stays where it was raises nothing: it may not depend on the model.
+    After a person has accepted it, only a larger loss of that outcome raises it.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(OUTCOME_GAP))
+        self._people = PersonCrowd[_Visits](config.most_people)
+        super().__init__(GapAlarm(OUTCOME_GAP), self._people)
         self._config = config
         self._on = config.enabled and bool(config.outcomes)
-        self._people = PersonCrowd[_Visits](config.most_people)
         self._today: int | None = None
         self._lost: dict[str, float] = {}
         self._tolerated: dict[str, float] = {}
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
-        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER:
-            return
-        if turn.propensity >= 1.0 or turn.auto is not None:
+        if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER or not dealt_by_chance(turn):
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
         if self._today is None or day > self._today:
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
         if known is not None and side is not None and side is not known.treated:
-            known.treated, known.sums = (
-                side,
-                {},
-            )  # control's share was changed: what the other side gave is not this one's
+            # control's share was changed: what the other side gave is not this one's
+            known.treated, known.sums = side, {}
         if known is not None and day > known.last[0]:
             known.before, known.last = known.last, (day, side)
 
@@ -369,8 +398,8 @@ class OutcomeGapWatch(GapWatch):
         if self.gap.lasted(row.at) >= self._config.gold_s:
             yield from self.gap.anew(row.at)
             self._anew()
-        known = self._owned(owner)
-        if known is not None and known.counts(int(row.at // DAY), self._config.turns_a_day):
+        known = _compared(self._people, owner)
+        if known is not None and counts_today(known, row.at, self._config.turns_a_day):
             known.add("", float(row.value > 0.0))
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
@@ -379,12 +408,10 @@ class OutcomeGapWatch(GapWatch):
         """Take in a signal about a turn. Retractions are ignored."""
         if not self._on or signal.retracts is not None or signal.name not in self._config.outcomes:
             return
-        known = self._owned(owner) if owner is not None and owner.person[0] == signal.tenant else None
+        known = _compared(self._people, owner) if owner is not None and owner.person[0] == signal.tenant else None
         # as many as of rewards: nobody decides for all by sending many
-        if (
-            known is not None
-            and known.sums.get(signal.name, (0.0, 0))[1] < self._config.turns_a_day * self._config.gold_s / DAY
-        ):
+        most = self._config.turns_a_day * self._config.gold_s / DAY
+        if known is not None and known.sums.get(signal.name, (0.0, 0))[1] < most:
             known.add(signal.name, min(max(signal.value, 0.0), 1.0))
 
     def alarm(self, row: Alarm) -> None:
@@ -392,16 +419,6 @@ class OutcomeGapWatch(GapWatch):
         if self.gap.accepted(row):
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's counts."""
-        self._people.forget(row)
-
-    def _owned(self, owner: Owner | None) -> _Visits | None:
-        """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
-        if owner is None or owner.auto or not (owner.live or owner.control):
-            return None
-        return self._people.known(owner.person)
 
     def _close(self, day: int) -> None:
         """Count who came again on the day that is over, of those who came to live or control on the day before it."""
@@ -496,27 +513,22 @@ class FeedbackGapWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD))
-        self._config = config
         self._people = PersonCrowd[_Heard](config.most_people)
+        super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD), self._people)
+        self._config = config
 
     def turn(self, turn: Turn) -> None:
         """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
         side = _SIDES.get(turn.arm)
-        if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK:
+        if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
-        if turn.propensity >= 1.0 or turn.auto is not None:
-            return
-        known, day = self._people.get(turn.person, lambda: _Heard(treated=side)), int(turn.ended_at // DAY)
+        known = self._people.get(turn.person, lambda: _Heard(treated=side))
         if known is None:
             return
         if known.treated is not side:  # control's share was changed
             known.treated, known.turns, known.heard, known.weight = side, 0.0, 0.0, 0.0
-        if known.day != day:
-            known.day, known.today = day, 0
-        known.today += 1
         known.turns += 1.0
-        known.weight += known.today <= self._config.turns_a_day
+        known.weight += counts_today(known, turn.ended_at, self._config.turns_a_day)
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
@@ -526,16 +538,11 @@ class FeedbackGapWatch(GapWatch):
         if self.gap.lasted(row.at) >= self._config.gold_s:
             yield from self.gap.anew(row.at)
             self._people.clear()
-        counts = owner is not None and not owner.auto and (owner.live or owner.control)
-        known = self._people.known(owner.person) if owner is not None and counts else None
+        known = _compared(self._people, owner)
         if known is not None and row.signals:
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's counts."""
-        self._people.forget(row)
 
     def _look(self, at: float) -> Iterator[Alarm]:
         sides = {person: each.treated for person, each in self._people}

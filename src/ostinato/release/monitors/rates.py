@@ -168,7 +168,7 @@ def comment_share(seen: TurnText) -> float | None:
     """The share of its code's lines that are comments or docstrings. None below three lines of code."""
     commented = total = 0
     for block in _code_blocks(seen):
-        marks = [mark for line in block.lines if line.strip() for mark in [line.strip()]]
+        marks = [line.strip() for line in block.lines if line.strip()]
         total += len(marks)
         commented += _comments(marks, hashes=block.language in _HASH_MARKS)
     return commented / total if total >= 3 else None

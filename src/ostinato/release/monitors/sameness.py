@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.core.notices import Alarm, Forgotten
+from ostinato.core.notices import Alarm
 from ostinato.core.records import Arm, ReleaseEvent, Turn
 from ostinato.release.metrics.facts import tasks_of
-from ostinato.release.monitors.active_alarms import GapAlarm, GapWatch
+from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, GapWatch, PersonCrowd, dealt_by_chance
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 USERS_ALIKE = "users_alike"
@@ -91,11 +91,8 @@ def sameness(live: Iterable[Answered], control: Iterable[Answered], policy: str 
     than 20 people on a side.
     """
     sides = [list(live), list(control)]
-    fewest = {
-        key: min(count[key] for count in counts)
-        for counts in [[Counter(each[:2] for each in side) for side in sides]]
-        for key in counts[0] | counts[1]
-    }
+    counts = [Counter(each[:2] for each in side) for side in sides]
+    fewest = counts[0] & counts[1]
     groups: list[dict[tuple[str, str], list[str]]] = [{}, {}]
     for side, grouped in zip(sides, groups, strict=True):
         for tenant, opening, hashed in side:
@@ -153,11 +150,11 @@ class SamenessWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        super().__init__(GapAlarm(USERS_ALIKE, TOLERATED))
-        self._config = config
         self._live, self._control = (
             PersonCrowd[tuple[Answered, float]](min(MOST_PEOPLE, config.most_people)) for _ in range(2)
         )
+        super().__init__(GapAlarm(USERS_ALIKE, TOLERATED), self._live, self._control)
+        self._config = config
         # tenants for whose people a side had no room: neither side takes more of them in this count
         self._closed: set[str] = set()
         self._policy = ""
@@ -168,9 +165,7 @@ class SamenessWatch(GapWatch):
         """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count, and none
         that Auto dealt, which follows the reward.
         """
-        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL):
-            return
-        if turn.propensity >= 1.0 or turn.auto is not None:
+        if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL) or not dealt_by_chance(turn):
             return
         at, asked = turn.ended_at, tasks_of(turn)
         if not asked or not turn.sampled_ids or not turn.finish.complete:
@@ -192,11 +187,6 @@ class SamenessWatch(GapWatch):
             if len(self._live) >= _SETTLED[0] and len(self._control) >= _SETTLED[1]:
                 yield from self._anew(event.at)
             self._policy = str(event.policy)
-
-    def forget(self, row: Forgotten) -> None:
-        """Drop a person's answers."""
-        self._live.forget(row)
-        self._control.forget(row)
 
     def _anew(self, at: float) -> Iterator[Alarm]:
         """End the count, with a last look at it."""

@@ -20,7 +20,7 @@ from ostinato.core.records import Arm, Purpose, ReleaseEvent, Reward, Turn
 from ostinato.release.monitors.active_alarms import GapAlarm
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import Owner
-from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, person_difference
+from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, dealt_by_chance, person_difference
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 SESSION_LENGTH = "session_length"
@@ -110,7 +110,7 @@ class SessionLengthWatch:
             for gap in self.gaps.values():
                 yield from gap.end("nothing is watched any more (release.monitors.enabled)", at)
             return
-        if turn.purpose is not Purpose.TASK or turn.propensity >= 1.0 or turn.auto is not None:
+        if turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
         for arm, gap in self.gaps.items():
             if gap.lasted(at) >= self._config.gold_s:

@@ -143,7 +143,7 @@ class TurnText:
     `prose` are the lines of text outside code and calls; `calls` are the well-formed tool calls, `edits` those that change a file, and
     `broken_calls` counts the malformed ones; if `knows_calls` is false, they are not known and stand in the prose; `code` are the lines of
     all code, those that edits write included; `patched` are the files that a diff in the text names. `has_edit`: it offers or makes a
-    change. `prompt` is the prompt's text, if the watcher can decode it.
+    change.
 
     Example: ``take_apart(turn).prose == ("Here it is:", "Anything else?")``
     """
@@ -160,10 +160,9 @@ class TurnText:
     patched: tuple[str, ...]
     is_patch: bool
     has_edit: bool
-    prompt: str | None
 
 
-def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
+def take_apart(turn: Turn) -> TurnText:
     """Parse a turn's first 40,000 characters. Never raises, whatever the text."""
     text, parsed = turn.text[:LONGEST], turn.calls or ()
     calls, rest = _written_calls(text, parsed)
@@ -185,7 +184,6 @@ def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
         patched=tuple(_patched(lines)),
         is_patch=is_patch,
         has_edit=is_patch or bool(edits) or bool(code),
-        prompt=prompt,
     )
 
 

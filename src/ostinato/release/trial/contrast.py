@@ -89,7 +89,9 @@ NOTHING = Effect(difference=0.0, variance=float("inf"), people=0.0, freedom=0.0,
 
 
 class Contrast:
-    """Adds up slots. With n the units, residuals r = good - n x expected and slot weights w_j = n_T n_C / (n_T + n_C):
+    """The difference of two arms over the slots that are added.
+
+    With n the units, residuals r = good - n x expected and slot weights w_j = n_T n_C / (n_T + n_C):
 
     ``D = sum_j w_j (mean r_Tj - mean r_Cj) / sum_j w_j``, and its variance is the sum over people of their own influence squared,
     ``psi_u = sum_j +-w_j (r_uj - n_uj mean r_j) / n_arm,j``: a person who comes back is one person (the delta method for a ratio of

@@ -102,17 +102,13 @@ class GroupSequentialTest:
     def __init__(self, planned: float, plan: ShipPlan) -> None:
         self._planned, self._plan = planned, plan
         self._boundary = Boundary()
-        self._fraction = self._spent = 0.0
-        self._over = False
+        self._spent, self._over = 0.0, False
+        self.fraction = 0.0
+        """The information of the last look over the planned information."""
         self.looks = 0
         """The number of looks taken."""
         self.lower = -math.inf
         """The repeated confidence bound of the last look, in the unit of the difference; -inf before the first."""
-
-    @property
-    def fraction(self) -> float:
-        """The information of the last look over the planned information."""
-        return self._fraction
 
     def add(self, effect: Effect, elapsed_s: float) -> None:
         """Take a look at the outcomes of the first `elapsed_s` seconds, if one is due; more is better in `effect`."""
@@ -120,12 +116,12 @@ class GroupSequentialTest:
             return
         self._over = elapsed_s >= self._plan.limit_s
         fraction = 1.0 / (effect.variance * self._planned)
-        step = _LEAST * self._fraction if self._over else max(1.0, self._fraction) / self._plan.looks
-        if fraction <= self._fraction + step:
+        step = _LEAST * self.fraction if self._over else max(1.0, self.fraction) / self._plan.looks
+        if fraction <= self.fraction + step:
             return
         spent = self._plan.alpha if self._over else spent_alpha(fraction, self._plan.alpha)
         critical = self._boundary.next(fraction, spent - self._spent)
-        self._fraction, self._spent = fraction, spent
+        self.fraction, self._spent = fraction, spent
         self.lower = effect.difference - _student(critical, effect.freedom) * math.sqrt(effect.variance)
         self.looks += 1
 

@@ -51,7 +51,7 @@ class BestComparison:
 
 
 class StandingWatch:
-    """Begins anew every `period_s`, and whenever the best release changes.
+    """Compares live with the best release; begins anew every `period_s`, and whenever the best release changes.
 
     The losses of successive live versions add up. The present live version becomes the best release by its own users only: it does not
     inherit the gains of the version before it.

@@ -27,19 +27,11 @@ from numpy.typing import NDArray
 
 from ostinato.release.metrics.config import DEFAULT_GOAL, MetricConfig
 from ostinato.release.metrics.metric import Metric
+from ostinato.release.trial import verdict
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.contrast import Contrast, Effect, Indices, TimeSlot, contrast_of
 from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
-from ostinato.release.trial.verdict import (
-    Decision,
-    MetricReading,
-    NextAction,
-    bounds_of,
-    enough,
-    in_goal_direction,
-    read,
-    told,
-)
+from ostinato.release.trial.verdict import Decision, MetricReading, NextAction
 
 # ---------------------------------------------------------------- balance
 
@@ -87,11 +79,13 @@ class ArmBalance:
         return self._settled + factor
 
 
-# ---------------------------------------------------------------- the recent window
+# ---------------------------------------------------------------- the newest period
 
 
-class Lately:
-    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better."""
+class RecentPeriod:
+    """The effects of the newest period alone. Periods of `period_s` are counted from the trial's beginning; another one begins once the
+    release is called better.
+    """
 
     def __init__(self, metrics: Sequence[Metric], period_s: float, most_turns_a_day: float) -> None:
         self._period_s = period_s
@@ -128,6 +122,11 @@ _MOST_TENANTS = 20
 _NO_THRESHOLDS: Mapping[str, float | None] = MappingProxyType({})
 
 
+def first_share(config: TrialConfig, active: float) -> float:
+    """The share of users that a trial begins with, where so many are active on an ordinary day: it reaches `first_people` of them."""
+    return min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
+
+
 class Trial:
     """From the first per cent of users until the next trial begins. Shares are of the users who take part; those on other arms do not.
 
@@ -135,7 +134,7 @@ class Trial:
     of the same two versions, with one error budget, throughout.
 
     Args:
-        active: users of an ordinary day who take part; the first share reaches `first_people` of them.
+        active: users of an ordinary day who take part (`first_share`).
         metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
         plan: the plan of the looks that decide whether it goes live; without one the confidence sequence decides, at any look.
     """
@@ -153,14 +152,14 @@ class Trial:
             for goal in self._goals
             if plan is not None and goal.name in planned
         }
-        self._lately = Lately(self._metrics, config.retest_s, config.most_turns_a_day)
+        self._recent = RecentPeriod(self._metrics, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = ArmBalance()
         self._back = ArmBalance()
         self._missing = 0.0  # users of the candidate who did not come back, by the tolerated share
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._back_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
+        self.share = first_share(config, active)
         self.require: Require = "no_loss"
         self.thresholds = _NO_THRESHOLDS
         self.shipped = False
@@ -182,17 +181,17 @@ class Trial:
                 self._add_tenant(name, stratum, slot)
         for goal in () if self.shipped else self._goals:
             if goal.name in self._tests:
-                effect = in_goal_direction(self._contrasts[goal.name].effect(), goal)
-                if enough(effect, goal, self._config):
+                effect = verdict.in_goal_direction(self._contrasts[goal.name].effect(), goal)
+                if verdict.enough(effect, goal, self._config):
                     self._tests[goal.name].add(effect, ended_s)
-        self._lately.add(outcomes, ended_s, self.better_s)
+        self._recent.add(outcomes, ended_s, self.better_s)
         self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
         """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
         # planned looks end when it goes live: whether it stays is told by all that came since
-        readings = read(effects, self._metrics, self._config, {} if self.shipped else self._tests)
+        readings = verdict.read(effects, self._metrics, self._config, {} if self.shipped else self._tests)
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
@@ -216,11 +215,11 @@ class Trial:
         for metric in self._metrics:
             own = self._by_tenant.get(metric.name, {})
             tenants = {
-                name: bounds_of(contrast.effect(), metric, self._config)
+                name: verdict.bounds_of(contrast.effect(), metric, self._config)
                 for name, contrast in own.items()
                 if len(own) > 1
             }
-            found = told(readings[metric.name], metric, self.thresholds.get(metric.name))
+            found = verdict.told(readings[metric.name], metric, self.thresholds.get(metric.name))
             every[metric.name] = found | ({"tenants": tenants} if tenants else {})
         return every
 
@@ -251,9 +250,9 @@ class Trial:
 
     def _proving(self, goals: Sequence[MetricReading], elapsed_s: float) -> Decision:
         if harm := self._harmed_lately():
-            over = f"over the last {_hours(elapsed_s - self._lately.since_s)}"
+            over = f"over the last {_hours(elapsed_s - self._recent.since_s)}"
             return self._end(NextAction.ROLL_BACK, f"{self._named(harm)}worse {over}: {self._change(harm)}", harm)
-        if self.better_s is not None and self.retested is None and self._lately.afterwards is not None:
+        if self.better_s is not None and self.retested is None and self._recent.afterwards is not None:
             return self._retest(goals)
         gained = self._gained(goals, elapsed_s)
         if gained and all(goal.not_worse for goal in goals) and self.better_s is None:
@@ -264,8 +263,8 @@ class Trial:
 
     def _retest(self, goals: Sequence[MetricReading]) -> Decision:
         """Whether any goal is better in the period after the release was called better, by that period alone."""
-        assert self._lately.afterwards is not None
-        since = read(self._lately.afterwards, self._metrics, self._config)
+        assert self._recent.afterwards is not None
+        since = verdict.read(self._recent.afterwards, self._metrics, self._config)
         again = [since[goal.name] for goal in self._goals]
         held = [goal for goal in again if goal.enough and goal.lower > 0.0]
         self.retested = bool(held)
@@ -278,9 +277,9 @@ class Trial:
 
     def _harmed_lately(self) -> MetricReading | None:
         """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which `look` has judged."""
-        if self._lately.since_s <= 0.0:
+        if self._recent.since_s <= 0.0:
             return None
-        readings = read(self._lately.effects(), self._metrics, self._config)
+        readings = verdict.read(self._recent.effects(), self._metrics, self._config)
         watched = (metric.name for metric in self._metrics if metric.role != "diagnostic")
         return next((readings[name] for name in watched if readings[name].worse), None)
 
@@ -329,7 +328,7 @@ class Trial:
         for metric in self._metrics:
             reading = readings[metric.name]
             if metric.role == "guardrail" and reading.worse:
-                why = f"{metric.name} worse: {self._change(reading)}, more than {_amount(metric.tolerance, metric)}"
+                why = f"{metric.name} worse: {self._change(reading)}, more than {self._tolerated(reading)}"
                 return self._end(self._stopping, why, reading)
         return None
 
@@ -367,6 +366,10 @@ class Trial:
     def _of(self, reading: MetricReading) -> Metric:
         return next(metric for metric in self._metrics if metric.name == reading.metric)
 
+    def _tolerated(self, reading: MetricReading) -> str:
+        metric = self._of(reading)
+        return _amount(metric.tolerance, metric)
+
     def _change(self, reading: MetricReading) -> str:
         """Treated minus comparator, in the metric's own direction."""
         metric = self._of(reading)
@@ -387,8 +390,7 @@ class Trial:
 
     def _not_worse(self, goals: Sequence[MetricReading]) -> str:
         each = (
-            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: "
-            f"{self._interval(goal)}{self._rule(goal)}"
+            f"{self._named(goal)}not worse than {self._tolerated(goal)}: {self._interval(goal)}{self._rule(goal)}"
             for goal in goals
         )
         return "; ".join(each)
@@ -403,8 +405,7 @@ class Trial:
         return f", by look {test.looks} of the group-sequential plan ({test.fraction:.0%} of its information): {end} {least}"
 
     def _looks_worse(self, reading: MetricReading) -> str:
-        tolerated = _amount(self._of(reading).tolerance, self._of(reading))
-        return f"{reading.metric} looks worse by more than {tolerated} ({self._change(reading)}) and may not be"
+        return f"{reading.metric} looks worse by more than {self._tolerated(reading)} ({self._change(reading)}) and may not be"
 
     def _unheard(self, readings: Mapping[str, MetricReading]) -> str:
         """Names the guardrails without data, for the reason: no data is not a pass."""

@@ -159,7 +159,7 @@ def test_periods_end_where_they_end_however_seldom_one_looks():
             trial.share = 0.9
             add(trial, slot, j)
         often.look((j + 1) * HOUR / 2)
-    assert often._lately.afterwards == seldom._lately.afterwards
+    assert often._recent.afterwards == seldom._recent.afterwards
     assert seldom.look(15 * HOUR).next is NextAction.CONFIRMED
     assert often.retested is True
 
