@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Description, Lane, learned_turns, plan_cycle
-from ostinato.config import explain, origins, parse_override, put, read_file
+from ostinato.config import read_file, validated
 from ostinato.core.errors import BadConfig
 from ostinato.launch.views.screen import say
 from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link, Moved, plan
@@ -118,13 +117,7 @@ def deliveries(told: Description) -> Delivery:
 
 def load_description(path: Path | None, overrides: Sequence[str]) -> Description:
     """Merge the defaults, the file and the overrides, in this order, and validate. Raises BadConfig that names every wrong field."""
-    tree = read_file(path)
-    for override in overrides:
-        put(tree, *parse_override(override))
-    try:
-        return Description.model_validate(tree)
-    except ValidationError as error:
-        raise explain(Description, error, origins(path, overrides)) from None
+    return validated(Description, read_file(path), path, overrides)
 
 
 def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, machine: bool) -> None:
