@@ -10,9 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
-
-Json = Annotated[bool, Parameter(name="--json", negative="")]
+from ostinato.cli.options import Common, Flag, Positive
 
 adapt = App(name="adapt", help="Dials and styles by which answers suit a person.")
 
@@ -23,7 +21,7 @@ def fit(
     prompts: Path | None = None,
     version: str = "live",
     answers: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=128))] = 64,
-    tokens: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 32,
+    tokens: Positive = 32,
     seed: int = 0,
     common: Common | None = None,
 ) -> None:
@@ -57,7 +55,7 @@ def fit(
 
 
 @adapt.command
-def show(tenant: str, user: str, *, json: Json = False, common: Common | None = None) -> None:
+def show(tenant: str, user: str, *, json: Flag = False, common: Common | None = None) -> None:
     """Show what is known of a person's wishes: each dial with a 95% interval and in words, and whether their answers lean.
 
     It reads the log from where the gateway's saved states end, in this process, and changes nothing.
@@ -95,7 +93,7 @@ def reset(tenant: str, user: str, *, common: Common | None = None) -> None:
 
 
 @adapt.command
-def status(*, json: Json = False, common: Common | None = None) -> None:
+def status(*, json: Flag = False, common: Common | None = None) -> None:
     """Show whether answers lean, by which bases, and for how many people.
 
     Parameters

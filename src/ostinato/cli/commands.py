@@ -19,7 +19,7 @@ from ostinato.cli.adapt import adapt
 from ostinato.cli.approvals import alarms, approve, refuse, rollback, ship
 from ostinato.cli.connect import connect, watch
 from ostinato.cli.corpus import corpus
-from ostinato.cli.options import Common, console
+from ostinato.cli.options import Common, Flag, Positive, console
 from ostinato.cli.reward import reward
 from ostinato.cli.suite import suite
 from ostinato.cli.weights import weights
@@ -209,9 +209,7 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
 
 
 @app.command(name="config")
-def show_config(
-    prefix: str = "", *, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None
-) -> None:
+def show_config(prefix: str = "", *, json: Flag = False, common: Common | None = None) -> None:
     """List every key: its type, default and current value, where the value came from, and what the key means.
 
     Parameters
@@ -233,7 +231,7 @@ def evaluate(
     slot: Literal[
         "live", "canary", "previous", "verified", "learner", "control", "evaluation", "evaluation-best"
     ] = "live",
-    draws: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    draws: Positive = 1,
     common: Common | None = None,
 ) -> None:
     """Run the evaluation suite against a slot of the running gateway and print the score with its interval.
@@ -251,7 +249,7 @@ def evaluate(
 
 
 @app.command
-def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+def status(*, json: Flag = False, common: Common | None = None) -> None:
     """Show workers, alarms, the live version, training progress and users' feedback on one screen.
 
     Parameters
@@ -414,8 +412,8 @@ def forget(
     *,
     user: str | None = None,
     wait: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 120.0,
-    replay: Annotated[bool, Parameter(negative="")] = False,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    replay: Flag = False,
+    dry_run: Flag = False,
     verify: Path | None = None,
     turns: Path | None = None,
     common: Common | None = None,
@@ -488,7 +486,7 @@ def consent(
 
 
 @app.command
-def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+def drain(url: str, *, back: Flag = False, common: Common | None = None) -> None:
     """Stop sending new requests to one of the engine's vLLM servers: its open answers finish, and then you can stop it.
 
     A slot that no other server holds moves to a free server; if there is none, it stays on this one.

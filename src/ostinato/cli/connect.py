@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter, validators
 
 from ostinato import __version__
-from ostinato.cli.options import Common
+from ostinato.cli.options import Common, Flag
 from ostinato.core import errors
 
 if TYPE_CHECKING:
     from ostinato.config import Config
     from ostinato_client.connect.terminal import Terminal
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 @contextlib.contextmanager

@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import Console
 
 if TYPE_CHECKING:
     from ostinato.config import Config
 
 console = Console(stderr=True)
+
+Flag = Annotated[bool, Parameter(negative="")]
+Words = Annotated[tuple[str, ...], Parameter(negative="")]
+Paths = Annotated[tuple[Path, ...], Parameter(negative="")]
+Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Count = Annotated[int, Parameter(validator=validators.Number(gte=0))]
+Share = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))]
 
 
 @Parameter(name="*")

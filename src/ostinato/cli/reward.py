@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import Common, Count, Flag, Words
 
 reward = App(name="reward", help="Try a reward function on the turns of a run's log.")
-
-_Count = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 
 @reward.command(name="try")
 def try_reward(
     function: str = "",
     *,
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    option: Words = (),
     since: str | None = None,
-    limit: _Count = 2000,
-    show: _Count = 10,
-    text: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    limit: Count = 2000,
+    show: Count = 10,
+    text: Flag = False,
+    json: Flag = False,
     common: Common | None = None,
 ) -> None:
     """Run a reward function over the turns in a run's log, beside the rewards in use. Nothing is written, so `up` may be running.

@@ -10,26 +10,24 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import Common, Flag, Positive, Share, Words
 
 suite = App(
     name="suite",
     help="Suites that candidates are measured on: make them from a run's log, and check them against what was trained on.",
 )
 
-_Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
-
 
 @suite.command
 def make(
     file: Path,
     *,
-    items: _Positive = 200,
+    items: Positive = 200,
     since: str | None = None,
     grade: str = "judge",
-    per_user: _Positive = 3,
-    tenant: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    near: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.7,
+    per_user: Positive = 3,
+    tenant: Words = (),
+    near: Share = 0.7,
     seed: int = 0,
     common: Common | None = None,
 ) -> None:
@@ -86,7 +84,7 @@ def make(
 def check(
     *files: str,
     gram: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 13,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
     common: Common | None = None,
 ) -> None:
     """Name the items of suites that share 13 words in a row with turns that were trained on. Exits with 1 if any do.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 
-from ostinato.cli.options import Common, console
+from ostinato.cli.options import Common, Flag, Words, console
 
 weights = App(name="weights", help="Inspect and manage the weight store: every version, by hash.")
 
@@ -81,7 +81,7 @@ def key(path: Path) -> None:
 @weights.command
 def gc(
     *,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Flag = False,
     keep: int | None = None,
     grace_hours: float | None = None,
     common: Common | None = None,
@@ -159,7 +159,7 @@ def pull(
     *,
     ref: str = "live",
     to: str | None = None,
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    option: Words = (),
     common: Common | None = None,
 ) -> None:
     """Copy a version from another store into the run's. Only missing objects are sent; after an interruption, run it again.
@@ -186,7 +186,7 @@ def push(
     *,
     ref: str = "live",
     to: str | None = None,
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    option: Words = (),
     common: Common | None = None,
 ) -> None:
     """Copy a version from the run's store into another. Only missing objects are sent; after an interruption, run it again.

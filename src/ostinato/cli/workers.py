@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 from rich.console import Console
 
 from ostinato.cli.corpus import ReadingOptions
-from ostinato.cli.options import Common
+from ostinato.cli.options import Common, Count, Flag, Positive
 from ostinato.core.errors import BadConfig
 from ostinato.core.interpreter import collecting_rarely
 
@@ -33,11 +33,11 @@ def serve(common: Common | None = None) -> None:
 def train(
     *,
     world: Path | None = None,
-    steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    steps: Count = 0,
     demonstrations: Path | None = None,
     out: Path | None = None,
-    epochs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2,
-    batch: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 16,
+    epochs: Positive = 2,
+    batch: Positive = 16,
     reading: ReadingOptions | None = None,
     common: Common | None = None,
 ) -> None:
@@ -174,7 +174,7 @@ def plan(
     description: Path | None = None,
     *,
     overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = (),
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Plan a cycle on paper: machines, bytes, seconds and money by phase, the first bottleneck, and the source of every value.
 
@@ -196,7 +196,7 @@ def plan(
     show_plan(description, overrides, Console(), machine=json)
 
 
-def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+def compute(*, json: Flag = False, common: Common | None = None) -> None:
     """Show what a run's operations were spent on, by phase: sampling's share of all, and its operations for each one of training.
 
     Parameters

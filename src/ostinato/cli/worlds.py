@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import Common, Count, Flag, Positive, Words
 from ostinato.core.places import expanded
 
 worlds = App(
@@ -20,7 +20,7 @@ worlds = App(
 
 
 @worlds.command
-def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
+def observe(group: str = "", *, script: Flag = False) -> None:
     """Print what a program can see of this machine, as a line for the command `probe`, without names or values of variables.
 
     Parameters
@@ -65,10 +65,10 @@ def probe(
     production: Path,
     simulation: Path,
     *,
-    same_prompts: Annotated[bool, Parameter(negative="")] = False,
+    same_prompts: Flag = False,
     seed: int = 0,
     tells: int = 12,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Test whether production can be told from simulation, and by what: a cross-validated classifier with its interval, features by AUC.
 
@@ -113,12 +113,12 @@ def run(
     file: Path,
     *,
     split: Literal["held_out", "train", "canary", "all"] = "held_out",
-    tries: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
-    limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    tries: Positive = 1,
+    limit: Count = 0,
     concurrency: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
     release: str = "newest",
     out: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
     common: Common | None = None,
 ) -> None:
     """Try each task several times with the weights of a run, and report pass@1 and best-of-k. Nothing is learned from it.
@@ -163,7 +163,7 @@ def watch(
     *,
     task: str = "",
     rollout: str = "",
-    once: Annotated[bool, Parameter(negative="")] = False,
+    once: Flag = False,
     common: Common | None = None,
 ) -> None:
     """Watch the rollouts of a run: groups in progress, success by family, the latest results. Or show one rollout, step by step.
@@ -220,7 +220,7 @@ def coverage(
     rollouts: Path,
     *,
     k: Annotated[int, Parameter(name=["-k"])] = 8,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Show each checkpoint's pass@1 and best-of-k on held-out tasks, and whether training only made it surer of fewer tasks.
 
@@ -246,7 +246,7 @@ def plan_burst(
     nodes: int = 250,
     lose_after: float | None = None,
     seed: int = 0,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Simulate how long three placement strategies take to place a burst of sandboxes, and list the assumptions.
 
@@ -274,7 +274,7 @@ def plan_burst(
 def build(
     *packages: str,
     out: Path,
-    held_out: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    held_out: Words = (),
     cache: Path = Path("~/.cache/ostinato/builds"),
     tasks: int = 80,
     cpu_minutes: float = 4.0,
