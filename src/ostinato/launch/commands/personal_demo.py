@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ostinato.adapt.dials import DialAdaptation
@@ -34,7 +33,7 @@ from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import check_emptied, empty, outlast_terminal, served
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.views.screen import bar, counting_bar, say
+from ostinato.launch.views.screen import bar, bare_table, counting_bar, say
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.record.roles import hold
@@ -252,8 +251,7 @@ async def _settled(config: Config) -> DialsNow | None:
 
 def _chart(seen: _Seen, size: PersonalSize, head: str) -> RenderableType:
     """Both sides' acceptance by stage, as bars with 95% intervals, and the mean of its probability, which is less noisy."""
-    names = ("", "simulated people", "accepted", "", "95%", "expected", "answers")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table = bare_table("", "simulated people", "accepted", "", "95%", "expected", "answers")
     for stage, rated in seen.stages(size.second[1]).items():
         for side, words in ((DIALS, "with dials"), (HOLDOUT, "held out")):
             mine = [each for each in rated if seen.side(each) == side]

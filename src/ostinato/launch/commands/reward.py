@@ -25,7 +25,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import counting_bar, plain, say
+from ostinato.launch.views.screen import bare_table, counting_bar, plain, say
 from ostinato.record.config import Encrypt
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.backtest import (
@@ -204,15 +204,14 @@ def _print_changes(title: str, rows: Sequence[ChangeFor], console: Console) -> N
     if not rows:
         return
     names = (f"{title}s with the largest change in all", "turns", "change in the mean")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
-    table.columns[1].justify = table.columns[2].justify = "right"
+    table = bare_table(*names, right=(1, 2))
     for row in rows:
         table.add_row(Text(plain(row.who)), str(row.turns), f"{row.change:+.3f}")
     console.print("", table, sep="\n")
 
 
 def _sides(found: RewardComparison) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = bare_table()
     for name in ("", "in use", "tried"):
         table.add_column(name, overflow="fold")
     sides = (found.old, found.new)
@@ -248,8 +247,7 @@ def _in_words(mean: MeanOfRewards, sign: str = "") -> str:
 
 def _histogram(old: Sequence[float], new: Sequence[float], width: int) -> Table:
     """Both functions' rewards as bars of at most `width` columns: each value if there are few, else intervals of equal width."""
-    table = Table("reward", "in use", "", "tried", "", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].justify = "right"
+    table = bare_table("reward", "in use", "", "tried", "", right=(0,))
     distinct = np.unique(np.round([*old, *new], 9))
     if len(distinct) <= BARS:
         names = [f"{value:g}" for value in distinct]

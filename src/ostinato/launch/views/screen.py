@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,6 +22,14 @@ if TYPE_CHECKING:  # most commands need none of their figures
 WIDTH = 30
 
 
+def bare_table(*names: str, right: Iterable[int] = ()) -> Table:
+    """A table without lines and with dim headings. `right`: the numbers of the columns that are aligned to the right."""
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    for number in right:
+        table.columns[number].justify = "right"
+    return table
+
+
 def bar(point: Acceptance) -> Text:
     """Acceptance as a bar with its 95% interval marked, users as clusters."""
     text = Text()
@@ -34,8 +42,7 @@ def bar(point: Acceptance) -> Text:
 
 def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     """Acceptance per arm. `who` is the heading of the arms, `when` says which turns are counted."""
-    names = (who, f"acceptance, {when}", "", "95%", "turns", "policy")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table = bare_table(who, f"acceptance, {when}", "", "95%", "turns", "policy")
     for row in sorted(rows, key=lambda row: _ORDER.index(row.arm)):
         point = row.point
         name = row.arm + (" (frozen)" if row.arm == Arm.CONTROL else "")
