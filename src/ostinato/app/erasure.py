@@ -48,14 +48,8 @@ from ostinato.run_directory import Home, Run
 from ostinato.weights.follow.follower import Follower, versions_between
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
-from ostinato.weights.version.certificate import (
-    BRANCH_DEFINITION,
-    DEFINITION,
-    ErasureCertificate,
-    ReplayedRow,
-    read_rows,
-    rows_root,
-)
+from ostinato.weights.version import certificate
+from ostinato.weights.version.certificate import ErasureCertificate
 from ostinato.weights.version.content import VERSIONS, weights_root
 from ostinato.weights.version.signing import Signer
 
@@ -381,7 +375,7 @@ class ErasureReplay:
     async def _steps(self, job: ErasureJob, say: Callable[[str, bool], None]) -> None:
         trainer, every = self._parts.trainer, self._run.config.learn.checkpoint_every
         own = await OwnVersions.open(self._files.work / "versions", self._run, job)
-        rows: list[ReplayedRow] = []
+        rows: list[certificate.ReplayedRow] = []
         refold = open_refold(self._run.config, self._run.log, job.people, self._tokens)
         stepper = self._stepper(own)
         say(f"folding credits anew, up to step {trainer.step_count}", False)
@@ -479,9 +473,9 @@ class ErasureReplay:
         else:
             noted = [line for line in self._noted(job.id) if line["step"] > job.start]
             taken = [float(line["ess_turns"]) for line in noted if "ess_turns" in line]
-            rows = read_rows(self._files.rows(job.id).read_text().splitlines())
+            rows = certificate.read_rows(self._files.rows(job.id).read_text().splitlines())
             made = ErasureCertificate(
-                definition=DEFINITION if job.begun is None else BRANCH_DEFINITION,
+                definition=certificate.DEFINITION if job.begun is None else certificate.BRANCH_DEFINITION,
                 id=job.id,
                 code=__version__,
                 contract=self._parts.numerics,
@@ -492,7 +486,7 @@ class ErasureReplay:
                 refused=job.last - job.start - len(taken),
                 erased_turns=job.erased_turns,
                 ess_turns=min(taken, default=None),
-                rows=rows_root(rows),
+                rows=certificate.rows_root(rows),
                 weights=job.version,
                 verdict=verdict,
                 at=wall_clock(),

@@ -16,18 +16,8 @@ from typing import Any
 from blake3 import blake3
 
 from ostinato.adapt.safety import smoke_items, suite_items
+from ostinato.app import worlds
 from ostinato.app.storage import home, operator_key, serving_run
-from ostinato.app.worlds import (
-    GRADERS,
-    GRADERS_IN_BOXES,
-    check_tasks,
-    open_answer_grading,
-    open_grading,
-    open_harnesses,
-    runs_code,
-    workshop_behind,
-    world_gateway,
-)
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_ref
 from ostinato.core.conversation import Message, Role
@@ -84,12 +74,12 @@ def open_task_suite(file: str, config: Config) -> TaskSuite:
             f"task file {file}: no task has the split 'held_out', so there is nothing to measure with; give some tasks that split"
         )
     tasks = tasks[: config.evaluate.items or None]
-    check_tasks(config, tasks)
+    worlds.check_tasks(config, tasks)
     items = tuple(Item(task.id, task.family) for task in tasks)
     return TaskSuite(
         suite=Suite(taskset.name, _hash(taskset, tasks, config), items),
         tasks=replace(taskset, tasks=tuple(tasks)),
-        runs_code=runs_code(config, tasks),
+        runs_code=worlds.runs_code(config, tasks),
     )
 
 
@@ -117,10 +107,10 @@ def _read(file: str, config: Config) -> Taskset:
 
 
 def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
-    harnesses = open_harnesses(config)
+    harnesses = worlds.open_harnesses(config)
     used = sorted({harnesses[task.harness].hash for task in tasks})
     asked = sorted({str(config.worlds.temperature) for task in tasks if task.temperature is None})
-    own = own_graders(config.worlds.graders, GRADERS)
+    own = own_graders(config.worlds.graders, worlds.GRADERS)
     graders = sorted({own[task.grading.grader].identity for task in tasks if task.grading.grader in own})
     judge = config.worlds.judge if any(task.grading.grader == "rubric" for task in tasks) else None
     judged = [] if judge is None else [judge.model_dump_json(include={"model", "axes"})]
@@ -232,15 +222,15 @@ class HeldOutWorld:
         """Answers alone need no backend and no judge: their tests run in this machine's namespaces, whatever `sandbox.backend` is."""
         only_answers = all(task.harness == ONE_ANSWER for task in self.tasks.tasks)
         graders = {task.grading.grader for task in self.tasks.tasks}
-        if only_answers and graders.isdisjoint(GRADERS_IN_BOXES):
-            return open_answer_grading(self.config, judged="rubric" in graders)
-        return open_grading(self.config, proving=True)
+        if only_answers and graders.isdisjoint(worlds.GRADERS_IN_BOXES):
+            return worlds.open_answer_grading(self.config, judged="rubric" in graders)
+        return worlds.open_grading(self.config, proving=True)
 
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
         place = home(serving_run(self.config))
-        gateway = world_gateway(self.config, place, self.url, self.tasks, _named(self.config, slot))
-        async with workshop_behind(self.config, gateway, grading=self.grading()) as shop:
+        gateway = worlds.world_gateway(self.config, place, self.url, self.tasks, _named(self.config, slot))
+        async with worlds.workshop_behind(self.config, gateway, grading=self.grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 
 

@@ -159,7 +159,7 @@ async def test_people_are_drawn_from_the_prior_in_force_for_the_dials_that_are_l
         drawn.append(prior.mean_D.tolist())
         return drawn_corners(reach, prior, count, seed)
 
-    monkeypatch.setattr("ostinato.app.dials.drawn_corners", watched)
+    monkeypatch.setattr("ostinato.adapt.safety.drawn_corners", watched)
     await check(config, seed=1, console=Console(file=io.StringIO()))
     assert drawn == [[0.3, 0.5]], "letters is dropped"
 
