@@ -45,8 +45,7 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.launch.commands import doctor
-from ostinato.launch.commands.adapt import check, fit
-from ostinato.launch.views.dial_check import show_check
+from ostinato.launch.commands.adapt import check, fit, show_check
 from ostinato.launch.workers.prepare import prepare
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
