@@ -104,7 +104,7 @@ class ReadingOptions:
         """Train the configured model on the corpora, into the directory `out`. Raises BadConfig."""
         if out is None:
             raise BadConfig("--corpus needs --out, a new directory for the model")
-        from ostinato.app.midtraining import Course
+        from ostinato.app.supervised import Course
         from ostinato.corpus.shards import read_manifest
         from ostinato.launch.commands.supervised import phases_of, read_corpora
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.app.imitation import imitate_into, read_demonstrations
+from ostinato.app.supervised import imitate_into, read_demonstrations
 from ostinato.config import load
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest

@@ -23,8 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.corpora import CorpusDesk, open_source
-from ostinato.app.imitation import imitate_into, read_demonstrations
-from ostinato.app.midtraining import Course, ReadingStep, read_into
+from ostinato.app.supervised import Course, ReadingStep, imitate_into, read_demonstrations, read_into
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.weights import Learned
