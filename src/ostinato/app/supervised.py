@@ -309,8 +309,7 @@ def imitate_into(
     from ostinato.train.imitation import imitate
     from ostinato.train.trainer import PolicyTrainer
 
-    if target.exists() and any(target.iterdir()):
-        raise BadConfig(f"--out {target} is not empty; give a new directory")
+    check_new(target)
     source = model_path(config)
     renderer = HFRenderer(source)
     lessons = [_rendered(number, each, renderer) for number, each in enumerate(shown, 1)]

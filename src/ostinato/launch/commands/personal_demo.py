@@ -157,7 +157,7 @@ async def personal_demo(
 
 async def _fit(config: Config, each: int, seed: int, console: Console) -> tuple[FittedBasis, Measures]:
     """The basis in the log, and the attributes that the people judge by: those of text that dials move well."""
-    with open_run(config) as run, counting_bar(disable=False) as shown:
+    with open_run(config) as run, counting_bar() as shown:
         tasks = {what: shown.add_task(what, total=None) for what in ("answers", "score features")}
 
         def tell(what: str, done: int, total: int) -> None:

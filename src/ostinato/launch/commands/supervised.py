@@ -11,14 +11,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -31,13 +24,9 @@ from ostinato.corpus.build import check_new
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.order import Phase
 from ostinato.corpus.shards import CorpusManifest, ShardSet
-from ostinato.launch.views.screen import plain, say
+from ostinato.launch.views.screen import counting_bar, plain, say
 
 _SHOWN = 20
-
-
-def _bar(console: Console, *columns: str | ProgressColumn) -> Progress:
-    return Progress("{task.description}", BarColumn(), MofNCompleteColumn(), *columns, console=console, transient=True)
 
 
 async def build_corpus(
@@ -51,7 +40,7 @@ async def build_corpus(
     check_new(out)
     desk = CorpusDesk(config, settings, against)
     found = "{task.fields[files]} files, {task.fields[tokens]:,} tokens"
-    with _bar(console, found, TimeElapsedColumn()) as bar:
+    with counting_bar(found, TimeElapsedColumn(), console=console) as bar:
         line = bar.add_task("sources", total=len(sources), files=0, tokens=0)
         seen = 0
 
@@ -112,7 +101,7 @@ def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
 
 def read_corpora(config: Config, course: Course, out: Path, console: Console) -> None:
     """Train, show the held-out loss, and say where the model is. Raises what `read_into` raises."""
-    with _bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+    with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=course.steps)
         epochs = 0.0
 
@@ -138,7 +127,7 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
 def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
     """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
     shown = read_demonstrations(file)
-    with _bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+    with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=epochs * math.ceil(len(shown) / batch))
 
         def tell(learned: Learned) -> None:

@@ -125,10 +125,12 @@ def say(console: Console, words: str, style: str = "") -> None:
 # ---------------------------------------------------------------- progress bars
 
 
-def counting_bar(*, disable: bool) -> Progress:
-    """Progress bars that count what is done, on standard error; they go when they end."""
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
+def counting_bar(*columns: str | ProgressColumn, console: Console | None = None, disable: bool = False) -> Progress:
+    """Progress bars that count what is done, with further columns, by default the time passed. They are on standard error unless `console`
+    is given, and go when they end.
+    """
+    shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), *(columns or (TimeElapsedColumn(),)))
+    return Progress(*shown, console=console or Console(stderr=True), transient=True, disable=disable)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -37,7 +37,7 @@ from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views import progress
-from ostinato.launch.views.screen import plain, say
+from ostinato.launch.views.screen import counting_bar, plain, say
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.roles import hold
@@ -362,8 +362,8 @@ async def _measured(
         pause_s=settings.retry_pause_s,
         patience_s=settings.patience_s,
     )
-    columns = (MofNCompleteColumn(), "{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress("{task.description}", BarColumn(), *columns, console=console, transient=True, disable=asked.machine)
+    columns = ("{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
+    bar = counting_bar(*columns, console=console, disable=asked.machine)
     with bar, _keeping(config, asked.out) as keep:
         line = bar.add_task("rollouts", total=asked.tries * len(chosen), so_far="")
 
