@@ -373,11 +373,14 @@ class ErasureReplay:
         return found
 
     async def _steps(self, job: ErasureJob, say: Callable[[str, bool], None]) -> None:
+        from ostinato.train.stepper import Stepper
+
         trainer, every = self._parts.trainer, self._run.config.learn.checkpoint_every
         own = await OwnVersions.open(self._files.work / "versions", self._run, job)
         rows: list[certificate.ReplayedRow] = []
         refold = open_refold(self._run.config, self._run.log, job.people, self._tokens)
-        stepper = self._stepper(own)
+        parts = self._parts
+        stepper = Stepper(trainer, own.snapshot, lambda learned: None, parts.anchor, parts.bases)
         say(f"folding credits anew, up to step {trainer.step_count}", False)
         async for batch in refold.batches():
             step = batch.row.step
@@ -399,11 +402,6 @@ class ErasureReplay:
                 await asyncio.to_thread(trainer.save, self._files.checkpoints, cursor=0, keep=1)
         text = "".join(json.dumps([step, list(turns)]) + "\n" for step, turns in rows)
         await asyncio.to_thread(write_atomic, self._files.rows(job.id), text, durable=True)
-
-    def _stepper(self, own: OwnVersions) -> Stepper:
-        from ostinato.train.stepper import Stepper
-
-        return Stepper(self._parts.trainer, own.snapshot, lambda learned: None, self._parts.anchor, self._parts.bases)
 
     async def _step(
         self, stepper: Stepper, own: OwnVersions, made: TrainingBatch, batch: RefoldedBatch

@@ -89,9 +89,9 @@ async def check_suite(config: Config) -> Suite:
     Raises BadConfig, SandboxRefused.
     """
     suites, gate = open_suites(config), gate_rules(config)
-    for found in suites.compared:
-        check_margins(found.suite.name, items_in_round(found.suite, gate), gate)
     drawn = {found.suite.name: items_in_round(found.suite, gate) for found in suites.compared}
+    for name, items in drawn.items():
+        check_margins(name, items, gate)
     drawn |= {found.suite.name: len(found.suite.items) for found in suites.aside}
     check_bars([(bar, bar.suite, drawn[bar.suite]) for bar in suites.bars])
     if any(found.runs_code for found in (*suites.compared, *suites.aside)):

@@ -132,7 +132,8 @@ async def _begin(config: Config, model: Path, follower: Follower) -> tuple[HFRen
     settings: what is not kept of this machine is measured first, and nothing computes meanwhile. Raises BadConfig.
     """
     if _was_served(config):
-        await asyncio.to_thread(_measure, config)
+        await asyncio.to_thread(numerics.engine_contract, config)
+        await asyncio.to_thread(numerics.engine_threads, config)
     ahead = _fetch_ahead(config, model, follower)
     return await _rendered(model, grammars=ahead is not None), ahead
 
@@ -141,11 +142,6 @@ def _was_served(config: Config) -> bool:
     """Whether an engine in this process has loaded the run's live version before."""
     served = journal_of(config).entries.get(Arm.LIVE.value)
     return config.engine.kind != "vllm" and served is not None and served.have is not None
-
-
-def _measure(config: Config) -> None:
-    numerics.engine_contract(config)
-    numerics.engine_threads(config)
 
 
 def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Task[None] | None:

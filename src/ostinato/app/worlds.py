@@ -347,7 +347,9 @@ async def open_far_rollouts(
         gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
         async with renewing(context, aim.certificate, aim.key), workshop_behind(config, gateway) as shop:
             outcomes = FarOutcomes(gateway)
-            after, end = _read_upto(events), await _patient_end(outcomes, worlds.retry_pause_s, waiting)
+            patience = RetryPolicy(pause_s=worlds.retry_pause_s, longest_s=worlds.retry_pause_s)
+            end = await retry(outcomes.end, patience, on=Unavailable, failed=lambda error: waiting(str(error)))
+            after = _read_upto(events)
             if after is not None and after > end:
                 events, after = _give_up(journal, events, open_groups(events)), None
             if after is None:
@@ -359,13 +361,11 @@ async def open_far_rollouts(
             yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)
 
 
-@contextlib.asynccontextmanager
-async def open_workshop(
+def open_workshop(
     config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
-) -> AsyncGenerator[Workshop]:
+) -> AbstractAsyncContextManager[Workshop]:
     """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
-    async with workshop_behind(config, world_gateway(config, place, url, tasks, slot)) as shop:
-        yield shop
+    return workshop_behind(config, world_gateway(config, place, url, tasks, slot))
 
 
 def world_gateway(config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value) -> WorldGateway:
@@ -430,11 +430,6 @@ def _give_up(journal: EventFile, events: list[dict[str, Any]], lost: Collection[
 
 def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:
     return max((int(event["after"]) for event in events if "after" in event), default=None)
-
-
-async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[[str], None]) -> int:
-    policy = RetryPolicy(pause_s=pause_s, longest_s=pause_s)
-    return await retry(outcomes.end, policy, on=Unavailable, failed=lambda error: waiting(str(error)))
 
 
 def warn_of_staleness(config: Config, tasks: Taskset) -> None:

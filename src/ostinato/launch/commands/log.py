@@ -32,24 +32,23 @@ from ostinato.record.backup import KEYS, BackupManifest
 from ostinato.record.config import RecordConfig
 from ostinato.reward.functions import parts_of
 
-_KINDS: dict[str, type] = {
-    "turns": records.Turn,
-    "signals": records.Signal,
-    "rewards": records.Reward,
-    "quarantines": records.Quarantine,
-    "holdbacks": records.Holdback,
-    "batches": records.Batch,
-    "releases": records.ReleaseEvent,
-    "contracts": Stamp,
-    "alarms": Alarm,
-    "bases": records.SteeringBasis,
-    "consents": records.ConsentGiven,
-    "dials": DialSet,
-    "priors": DialPrior,
-    "forgotten": Forgotten,
+KINDS: dict[str, set[type]] = {
+    "turns": {records.Turn},
+    "signals": {records.Signal},
+    "rewards": {records.Reward},
+    "quarantines": {records.Quarantine},
+    "holdbacks": {records.Holdback},
+    "batches": {records.Batch},
+    "releases": {records.ReleaseEvent},
+    "contracts": {Stamp},
+    "alarms": {Alarm},
+    "bases": {records.SteeringBasis},
+    "consents": {records.ConsentGiven},
+    "dials": {DialSet},
+    "priors": {DialPrior},
+    "forgotten": {Forgotten},
 }
-KINDS: dict[str, set[type]] = {name: {kind} for name, kind in _KINDS.items()}
-KINDS["all"] = {*_KINDS.values(), records.Delivered}
+KINDS["all"] = set[type]({records.Delivered}).union(*KINDS.values())
 SHOWN = 60
 
 

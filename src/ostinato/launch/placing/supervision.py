@@ -288,10 +288,8 @@ async def _unless_told(watched: Watched, start: Coroutine[Any, Any, None]) -> bo
 
 
 async def _rest(watched: Watched, seconds: float) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(watched.told.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 # ---------------------------------------------------------------- the status board

@@ -78,10 +78,10 @@ class TrainWorker:
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
-        own = bool(run.config.run.tenant)
-        self._erasure = BranchErasure(run, learning, self._begin_at) if own else ErasureReplay(run, learning)
+        branch = bool(run.config.run.tenant)
+        self._erasure = BranchErasure(run, learning, self._begin_at) if branch else ErasureReplay(run, learning)
         self._unerased = ""
-        self._rows = TenantRows(run) if run.config.run.tenant else None
+        self._rows = TenantRows(run) if branch else None
         self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
         # how far `_last_base` read, and what it found
         self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
@@ -432,14 +432,13 @@ async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None
 
     def build() -> Learning:
         torch.set_num_threads(config.train.threads)
-        on_learned, on_published = progress.learned, progress.published
         return open_learning(
             run,
             path,
             live,
             contract,
-            on_learned=on_learned,
-            on_published=on_published,
+            on_learned=progress.learned,
+            on_published=progress.published,
             asker=asker,
             late_asker=late,
         )

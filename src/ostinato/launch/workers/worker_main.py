@@ -28,7 +28,7 @@ from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_
 from ostinato.core.retry import Patience
 from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, die_with_parent, supervised
 from ostinato.launch.placing.process import KEPT_BYTES, rotation
-from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
+from ostinato.launch.workers.shutdown import CLEANING_S, Stopped, unless, until_stopped
 from ostinato.record.roles import Roles, Tenure
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ def live(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     die_with_parent()
-    _offer_to_die(expendable)
+    with contextlib.suppress(OSError):  # not Linux, or a system that forbids it
+        Path("/proc/self/oom_score_adj").write_text(str(expendable))
     if (rotating := rotation(output_bytes)) is not None:
         rotating.start()
     loop = loop_factory()
@@ -157,11 +158,6 @@ def first_cause(error: BaseException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, OstinatoError)), causes[0])
 
 
-def _offer_to_die(expendable: int) -> None:
-    with contextlib.suppress(OSError):  # not Linux, or a system that forbids it
-        Path("/proc/self/oom_score_adj").write_text(str(expendable))
-
-
 def _orphaned() -> None:
     """The supervisor is gone: end as if told to, and if that takes too long, at once. Called on the pulse's thread."""
     os.kill(os.getpid(), signal.SIGTERM)
@@ -173,7 +169,6 @@ def _orphaned() -> None:
 
 
 _LOOK_S = 0.2
-_CLEANING_S = 5.0  # how long cancelled work may take to clean up
 
 
 async def act(
@@ -222,7 +217,7 @@ async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
     finally:
         if not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=_CLEANING_S)
+            await asyncio.wait({task}, timeout=CLEANING_S)
     if tenure.lost:
         tenure.check()
     await task
