@@ -109,17 +109,14 @@ def open_backend(config: SandboxConfig) -> Backend:
 
 
 @contextlib.asynccontextmanager
-async def open_grading(
-    config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
-) -> AsyncGenerator[tuple[Backend, Grader]]:
+async def open_grading(config: Config, *, proving: bool = False) -> AsyncGenerator[tuple[Backend, Grader]]:
     """Sandboxes, and a grader of any task in them, with the price of effort and the judge that `[worlds]` sets.
 
     `proving`: for a verdict about a candidate. Effort then has no price, and single answers need not wait until the processor is
     otherwise idle. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
     """
-    settings = config.worlds
     async with contextlib.AsyncExitStack() as leaving:
-        judge = await leaving.enter_async_context(_open_judge(config, environment))
+        judge = await leaving.enter_async_context(_open_judge(config))
         boxes = open_backend(config.sandbox)
         leaving.push_async_callback(boxes.close)
         python = PYTHON if config.sandbox.backend == "e2b" else python_inside()
@@ -129,21 +126,19 @@ async def open_grading(
         else:
             assert isinstance(boxes, GVisorBoxes | E2BBoxes)
             runs = RunsInBoxes(boxes, config.sandbox, python=python)
-        effort = None if proving else settings.effort
+        effort = None if proving else config.worlds.effort
         own = _open_own(config, leaving)
         yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge, own=own)
 
 
 @contextlib.asynccontextmanager
-async def open_answer_grading(
-    config: Config, environment: Mapping[str, str] = os.environ, *, judged: bool = False
-) -> AsyncGenerator[tuple[None, Grader]]:
+async def open_answer_grading(config: Config, *, judged: bool) -> AsyncGenerator[tuple[None, Grader]]:
     """A grader of single answers: none of `GRADERS_IN_BOXES`, and their tests run in this machine's namespaces.
 
     `judged`: some are graded by `rubric`. Raises BadConfig for a judge whose key is not set.
     """
     async with contextlib.AsyncExitStack() as leaving:
-        judge = await leaving.enter_async_context(_open_judge(config, environment)) if judged else None
+        judge = await leaving.enter_async_context(_open_judge(config)) if judged else None
         runs = leaving.enter_context(contextlib.closing(SingleRuns(config.sandbox)))
         own = _open_own(config, leaving)
         yield None, open_graders(None, runs, python_inside(), judge=judge, own=own)
@@ -158,13 +153,13 @@ def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, O
 
 
 @contextlib.asynccontextmanager
-async def _open_judge(config: Config, environment: Mapping[str, str]) -> AsyncGenerator[RubricJudge | None]:
+async def _open_judge(config: Config) -> AsyncGenerator[RubricJudge | None]:
     """The judge of `worlds.judge`, None without one. Raises BadConfig if its key is not set."""
     settings = config.worlds.judge
     if settings is None:
         yield None
         return
-    key = environment.get(settings.key_env, "").strip() if settings.key_env else ""
+    key = os.environ.get(settings.key_env, "").strip() if settings.key_env else ""
     if settings.key_env and not key:
         raise BadConfig(
             f"worlds.judge takes its key from the variable {settings.key_env}, which is not set: export it where this is started"
