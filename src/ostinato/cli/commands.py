@@ -35,15 +35,8 @@ app = App(
     "prove that the new checkpoint is better, ship it, and roll back if it is worse.",
     suppress_keyboard_interrupt=False,  # `ostinato.cli.main` gives the exit code
 )
-app.command(weights)
-app.command(alarms)
-app.command(connect)
-app.command(watch)
-app.command(worlds)
-app.command(corpus)
-app.command(reward)
-app.command(suite)
-app.command(adapt)
+for _group in (weights, alarms, connect, watch, worlds, corpus, reward, suite, adapt):
+    app.command(_group)
 for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 
