@@ -16,7 +16,7 @@ from rich.table import Table
 from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Description, Lane, learned_turns, plan_cycle
 from ostinato.config import read_file, validated
 from ostinato.core.errors import BadConfig
-from ostinato.launch.views.screen import say
+from ostinato.launch.views.screen import BOLD, bare_table, say
 from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link, Moved, plan
 
 # ---------------------------------------------------------------- a deployment of weights
@@ -47,9 +47,8 @@ def size(count: float) -> str:
 
 def ways(found: DeploymentPlan) -> Table:
     """One row per kind of transfer."""
-    table = Table("what", "payload", "objects", "PUT class", "GET class", "line", "cores", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    names = ("what", "payload", "objects", "PUT class", "GET class", "line", "cores")
+    table = bare_table(*names, right=range(1, len(names)), header_style=BOLD)
 
     def row(name: str, moved: Moved) -> None:
         counts = (f"{count:,}" for count in (moved.objects, moved.puts, moved.gets))
@@ -157,9 +156,7 @@ def as_tree(told: Description, found: CyclePlan) -> dict[str, object]:
 def phases_table(found: CyclePlan) -> Table:
     """A row for each phase, for a whole cycle."""
     names = ("a cycle's phases", "operations", "bytes", "seconds", "limited by", "money")
-    table = Table("", *names, box=None, pad_edge=False)
-    for column in (2, 3, 4, 6):
-        table.columns[column].justify = "right"
+    table = bare_table("", *names, right=(2, 3, 4, 6), header_style=BOLD)
     for lane in found.lanes:
         for at, phase in enumerate(lane.phases):
             flops = f"{phase.flops:.2e}" if phase.flops else ""
@@ -170,9 +167,7 @@ def phases_table(found: CyclePlan) -> Table:
 
 def lanes_table(found: CyclePlan) -> Table:
     """A row for each lane: how much of a cycle it works, and what its machines cost while they are idle."""
-    table = Table("side by side", "machines", "load", "", "idle, money", box=None, pad_edge=False)
-    for column in (1, 2, 4):
-        table.columns[column].justify = "right"
+    table = bare_table("side by side", "machines", "load", "", "idle, money", right=(1, 2, 4), header_style=BOLD)
     for lane in found.lanes:
         machines, idle = (f"{lane.machines:,}", f"{lane.idle:,.0f}") if lane.machines else ("", "")
         table.add_row(lane.name, machines, f"{100 * lane.load:.1f}%", _standing(lane), idle)

@@ -20,11 +20,13 @@ if TYPE_CHECKING:  # most commands need none of their figures
     from ostinato.status.arms import ArmAcceptance
 
 WIDTH = 30
+BOLD = "table.header"
+"""Rich's own style of headings."""
 
 
-def bare_table(*names: str, right: Iterable[int] = ()) -> Table:
-    """A table without lines and with dim headings. `right`: the numbers of the columns that are aligned to the right."""
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+def bare_table(*names: str, right: Iterable[int] = (), header_style: str = "dim") -> Table:
+    """A table without lines. `right`: the numbers of the columns that are aligned to the right."""
+    table = Table(*names, box=None, pad_edge=False, header_style=header_style)
     for number in right:
         table.columns[number].justify = "right"
     return table
