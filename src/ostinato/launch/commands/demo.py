@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -154,6 +155,19 @@ def is_kept(path: Path) -> bool:
     return path.name in (INSIDE_RUN, PLACE) or (path.name.startswith(".") and path.name.endswith(".lock"))
 
 
+@contextlib.contextmanager
+def demo_run(config: Config, out: Path) -> Generator[None]:
+    """The run's directory, for this demo alone and without what an earlier one left; also makes `out`.
+
+    Raises BadConfig as `check_emptied`, Conflict if the same demo is running.
+    """
+    check_emptied(config)
+    out.mkdir(parents=True, exist_ok=True)
+    with hold(home(config).root, "up"):
+        empty(config.run.directory)
+        yield
+
+
 async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out: Path, console: Console) -> None:
     """Run the whole loop for `minutes` of simulated traffic and write report.html and report.json into `out`.
 
@@ -161,17 +175,14 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
     """
     outlast_terminal(console)
     await check_start(config)
-    check_emptied(config)
     check_servers(config)
-    out.mkdir(parents=True, exist_ok=True)
     ends: list[str] = []
 
     def note(worker: str, what: str) -> None:
         if "starts again" in what:
             ends.append(f"{worker} {what}")
 
-    with hold(home(config).root, "up"):
-        empty(config.run.directory)
+    with demo_run(config, out):
         async with launch(config, note) as launched:
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live", "control")))
@@ -222,8 +233,7 @@ async def _run(
     start, observer = wall_clock(), observed_run.RunObserver(home(config), log)
     stats = await traffic(config, scenario, seed, url, minutes, observer, console)
     end = wall_clock()
-    with console.status("waiting for the last feedback to mature"):
-        await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
+    await await_feedback(config, console)
     with console.status("measuring base and final model on the held-out suite, with draws the gate never saw"):
         scores = await measure_held_out(config, seed, url, scenario.draws)
     seen = await observer.look()
@@ -260,6 +270,12 @@ async def _run(
         steps = f"{len(seen.steps)} steps in {minutes:g} minutes" if seen.steps else f"no step in {minutes:g} minutes"
         say(console, f"Nothing was released: {steps} are too few. Try again with more, as in --minutes 40.", "yellow")
     await write_report(config, out / "report.html", console, page)
+
+
+async def await_feedback(config: Config, console: Console) -> None:
+    """Wait until the last answers' feedback counts."""
+    with console.status("waiting for the last feedback to mature"):
+        await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
 
 
 async def traffic(

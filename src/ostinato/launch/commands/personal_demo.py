@@ -30,13 +30,12 @@ from ostinato.evaluate.acceptance import share_of
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import launch
-from ostinato.launch.commands.demo import check_emptied, empty, outlast_terminal, served
+from ostinato.launch.commands.demo import demo_run, outlast_terminal, served
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.views.screen import bar, bare_table, counting_bar, say
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.person_cache import PersonCacheView
-from ostinato.record.roles import hold
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.status.arms import curves
 from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_line, dials_now
@@ -138,13 +137,10 @@ async def personal_demo(
     """
     outlast_terminal(console)
     await check_start(config)
-    check_emptied(config)
     if not 0.05 <= config.adapt.holdout <= 0.95:
         raise BadConfig(f"adapt.holdout is {config.adapt.holdout:g}: the demo compares with it; set 0.05 to 0.95")
-    out.mkdir(parents=True, exist_ok=True)
     seen = _Seen(share=config.adapt.holdout)
-    with hold(home(config).root, "up"):
-        empty(config.run.directory)
+    with demo_run(config, out):
         fitted, measures = await _fit(config, size.each, seed, console)
         async with launch(config, lambda worker, what: None, names=_WORKERS) as launched:
             with console.status("starting") as status:
