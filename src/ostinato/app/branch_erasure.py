@@ -18,12 +18,11 @@ from dataclasses import replace
 from ostinato.app.branches import OWN_REFS, begin_anew, leave_versions, take_checkpoint
 from ostinato.app.erasure import ErasureFiles, ErasureJob, ErasureReplay, ErasureRequest, delete_all, open_refold
 from ostinato.app.evaluation import open_releases
-from ostinato.app.storage import serving_run
+from ostinato.app.storage import Home, Run, serving_run
 from ostinato.app.trainer import Learning, ModelTokens
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch, PolicyVersion
-from ostinato.run_directory import Home, Run
 from ostinato.train.checkpoint import stored
 from ostinato.weights.follow.follower import versions_between
 from ostinato.weights.version.certificate import SHARED

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
-from ostinato.app.storage import open_store, serving_run
+from ostinato.app.storage import Home, Run, open_store, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -44,7 +44,6 @@ from ostinato.record.roles import hold
 from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.erasure import CreditRefold, RefoldedBatch, erased_people
-from ostinato.run_directory import Home, Run
 from ostinato.weights.follow.follower import Follower, versions_between
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore

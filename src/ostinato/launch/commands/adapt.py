@@ -24,7 +24,7 @@ from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, UNSAFE, StyleAdaptation, StyleApprovals, approval, styles_of
 from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, check_live, check_styles, fit_live
-from ostinato.app.storage import open_log, open_run
+from ostinato.app.storage import Run, open_log, open_run
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
 from ostinato.core.clock import wall_clock
@@ -40,7 +40,6 @@ from ostinato.launch.views.screen import ago, counting_bars, plain, say
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.release.auto.estimating import style_effects
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.run_directory import Run
 from ostinato.status.dials import refused_bases
 from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
