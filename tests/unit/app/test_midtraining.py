@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from ostinato.app.corpora import CorpusDesk, open_source, read_tests
-from ostinato.app.supervised import Course, read_into
+from ostinato.app.supervised import CorpusDesk, Course, open_source, read_into, read_tests
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.corpus.config import CorpusConfig

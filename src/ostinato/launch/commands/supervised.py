@@ -15,8 +15,8 @@ from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.corpora import CorpusDesk, open_source
-from ostinato.app.supervised import Course, ReadingStep, imitate_into, read_demonstrations, read_into
+from ostinato.app import supervised
+from ostinato.app.supervised import CorpusDesk, Course, ReadingStep
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.weights import Learned
@@ -52,7 +52,7 @@ async def build_corpus(
         for name in sources:
             bar.update(line, description=plain(name))
             try:
-                desk.build.take(await open_source(name), on_file)
+                desk.build.take(await supervised.open_source(name), on_file)
             except OstinatoError as error:
                 desk.build.refuse(name, "source", str(error))
             bar.advance(line)
@@ -115,7 +115,7 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
             if at.held_out is not None:
                 console.print("  ".join((*words, f"held out {at.held_out:.4f} nats per token")), highlight=False)
 
-        losses = read_into(config, course, out, tell)
+        losses = supervised.read_into(config, course, out, tell)
     (_, before), (_, after) = losses[0], losses[-1]
     read = f"read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs)"
     say(console, f"{out}: {read}, held-out loss {before:.4f} -> {after:.4f}; use it with --set model.source='{out}'")
@@ -126,7 +126,7 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
 
 def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
     """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
-    shown = read_demonstrations(file)
+    shown = supervised.read_demonstrations(file)
     with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=epochs * math.ceil(len(shown) / batch))
 
@@ -135,5 +135,5 @@ def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int,
             bar.update(line, description=f"loss {loss:.3f} nats per token", advance=1)
             say(console, f"step {learned.step:>4}  loss {loss:.3f}  {learned.metrics['seconds']:.1f} s")
 
-        imitate_into(config, shown, out, epochs=epochs, batch=batch, on_step=tell)
+        supervised.imitate_into(config, shown, out, epochs=epochs, batch=batch, on_step=tell)
     say(console, f"{out}: learned from {len(shown)} demonstrations; use it with --set model.source='{out}'")
