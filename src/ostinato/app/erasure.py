@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
-from ostinato.app.storage import Home, Run, open_store, serving_run
+from ostinato.app.storage import Home, Run, open_store, point_ref, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -448,18 +448,11 @@ class ErasureReplay:
         await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints)
         await parts.desk.save()
         self._certify(replace(job, version=(version.number, version.hash)), "")
-        await self._name(job.id, version)
+        await point_ref(self._run.store, f"{ERASURES}{job.id}", version.hash)  # so that it is kept
         await parts.candidates.offer()
         self._keep(replace(job, version=(version.number, version.hash)))
         shutil.rmtree(self._files.work, ignore_errors=True)
         logger.warning("training goes on from %s, which was trained without forgotten people", version)
-
-    async def _name(self, id: str, version: PolicyVersion) -> None:
-        """Point ``erasure/<id>`` to the version, so that it is kept."""
-        ref = f"{ERASURES}{id}"
-        held = await self._run.store.read_ref(ref)
-        if held != version.hash:
-            await self._run.store.move_ref(ref, held, version.hash)
 
     def _certify(self, job: ErasureJob, verdict: str) -> None:
         """Write the certificate, or what the gate said into it."""

@@ -79,7 +79,7 @@ def numerics_mode(config: Config) -> NumericsMode:
     from ostinato.model.config import backend
 
     def examine() -> Iterable[ExactnessVerdict]:
-        engine, trainer = compute(config), _trained_in(config)
+        engine, trainer = compute(config), trained_in(config)
         yield verdict(config, engine, 1)
         yield verdict(config, trainer, config.train.threads)
 
@@ -219,10 +219,11 @@ def streams(count: int) -> str:
 
 def trainer_contract(config: Config) -> Contract:
     """The numerics contract of the training worker: the engine's, unless its dtype differs or its threads give other bits."""
-    return _contract(config, _trained_in(config), threads=config.train.threads)
+    return _contract(config, trained_in(config), threads=config.train.threads)
 
 
-def _trained_in(config: Config) -> torch.dtype:
+def trained_in(config: Config) -> torch.dtype:
+    """The dtype in which the trainer computes. Imports torch. Raises BadConfig."""
     import torch
 
     return torch.bfloat16 if training(config).compute == "bf16" else torch.float32

@@ -258,6 +258,13 @@ def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
     return store
 
 
+async def point_ref(store: RefStore, ref: str, root: str) -> None:
+    """Let a ref name a version, unless it does. Raises Conflict if another process moves it at this moment."""
+    held = await store.read_ref(ref)
+    if held != root:
+        await store.move_ref(ref, held, root)
+
+
 def store_place(config: Config, seen_as: str = "") -> dict[str, object]:
     """The settings with which another program opens the weight store. `seen_as`: its name for the store; "": the same as ours."""
     named = seen_as or config.weights.url or str(home(config).weights.resolve())

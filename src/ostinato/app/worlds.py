@@ -58,7 +58,19 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- grading
 
 
-GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor", "rubric", "checks")
+_DATA_READERS: dict[str, Callable[[Task], object]] = {
+    "function": lambda task: read_data(FunctionGrading, task),
+    "pattern": read_pattern,
+    "pytest": read_suite,
+    "python_tests": read_completion,
+    "suggestion": read_suggestion,
+    "harbor": read_harbor,
+    "rubric": lambda task: None,  # it judges any text
+    "checks": read_checks,
+}
+"""What reads a task's `grading.data`, by grader. Each raises BadConfig for data that its grader cannot work with."""
+
+GRADERS = tuple(_DATA_READERS)
 """The names that tasks and suites may use."""
 
 GRADERS_IN_BOXES = ("function", "pytest", "harbor")
@@ -73,28 +85,15 @@ def check_grading(task: Task, own: Collection[str] = ()) -> None:
 
     `own` are the names of the operator's own graders, whose data nobody else can check.
     """
-    match task.grading.grader:
-        case name if name in own or name == "rubric":  # which judges any text
-            return
-        case "function":
-            read_data(FunctionGrading, task)
-        case "harbor":
-            read_harbor(task)
-        case "pytest":
-            read_suite(task)
-        case "python_tests":
-            read_completion(task)
-        case "pattern":
-            read_pattern(task)
-        case "checks":
-            read_checks(task)
-        case "suggestion":
-            read_suggestion(task)
-        case other:
-            raise BadConfig(
-                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join([*GRADERS, *own])}; "
-                "worlds.graders adds your own"
-            )
+    grader = task.grading.grader
+    if grader in own:
+        return
+    if grader not in _DATA_READERS:
+        raise BadConfig(
+            f"task {task.id!r}, field 'grading.grader': there is no grader {grader!r}; there are {', '.join([*GRADERS, *own])}; "
+            "worlds.graders adds your own"
+        )
+    _DATA_READERS[grader](task)
 
 
 def open_backend(config: SandboxConfig) -> Backend:

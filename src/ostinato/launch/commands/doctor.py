@@ -417,8 +417,7 @@ def _private_priors(config: Config) -> str:
 
 def _dropped(config: Config) -> tuple[int, int]:
     """The place up to which this run's rows were dropped, 0 if none was, and the first recorded step."""
-    place = Home(config.run.directory)
-    if config.record.url or not any(place.log.glob("*.db")):
+    if config.record.url or not _has_log(config):
         return 0, 0
 
     async def look() -> tuple[int, int]:

@@ -15,7 +15,7 @@ from ostinato.app.branches import TenantRows, begin_anew
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
-from ostinato.app.numerics import trainer_backend, trainer_contract, training
+from ostinato.app.numerics import trained_in, trainer_backend, trainer_contract
 from ostinato.app.storage import Run
 from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
@@ -413,15 +413,10 @@ async def _train(run: Run, life: Life) -> None:
             await late.close()
 
 
-def _width(config: Config) -> int:
-    """Bytes of a number in training."""
-    return 2 if training(config).compute == "bf16" else 4
-
-
 async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None:
     config, say = run.config, life.starting(run.config)
     path = await prepare(run, say)
-    check_memory(config, path, ("train",), process_limit(), _width(config))
+    check_memory(config, path, ("train",), process_limit(), trained_in(config).itemsize)
     say("loading the model")
     live = await run.follower.resolve("live")
     assert live is not None

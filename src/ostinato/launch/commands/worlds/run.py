@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.roles import open_roles
-from ostinato.app.storage import home, open_follower, open_run, open_store
+from ostinato.app.storage import home, open_follower, open_run, open_store, point_ref
 from ostinato.app.worlds import check_tasks, note_cheats, note_coverage, open_workshop
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -157,10 +157,8 @@ async def _unpinned(config: Config, url: str) -> PlacedWeights:
 
 async def _put_back(config: Config, value: str | None) -> None:
     """Give the slot back what it held before, or weights that are loaded anyway."""
-    store = open_store(config)
-    now = await store.read_ref(EVALUATION_REF)
-    if value is not None and now != value:
-        await store.move_ref(EVALUATION_REF, now, value)
+    if value is not None:
+        await point_ref(open_store(config), EVALUATION_REF, value)
 
 
 # ---------------------------------------------------------------- figures
