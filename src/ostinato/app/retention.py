@@ -14,7 +14,7 @@ from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.record.rowlog import RowLog
 from ostinato.reward.log_fold import needed_above
-from ostinato.weights.keep.gc import Collected, OnStep, collect
+from ostinato.weights.keep.gc import Collected, collect
 
 _LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
 # the action after which it waits for a person, for however long, and newer ones take its refs
@@ -31,9 +31,9 @@ async def needed(log: RowLog, config: Config) -> list[str]:
     return list(dict.fromkeys(roots))
 
 
-async def collect_weights(run: Run, on_step: OnStep = lambda step: None) -> Collected:
+async def collect_weights(run: Run) -> Collected:
     """Delete the versions that nothing needs, by the run's own rules. Raises as `weights.keep.gc.collect`."""
-    return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config), on_step=on_step)
+    return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config))
 
 
 async def _released(log: Log, count: int) -> list[PolicyVersion]:

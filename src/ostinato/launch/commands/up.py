@@ -25,7 +25,7 @@ from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
 from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
-from ostinato.launch.commands.crew import WORKERS, Launched, launch, limits_of, supervised
+from ostinato.launch.commands.crew import WORKERS, Launched, launch, supervised
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.placing.ray_cluster import Order, PlacedWorker, RayCluster
@@ -187,7 +187,7 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
     cluster = RayCluster(config.ray, WORKERS)
     try:
         crew = Crew(config, place, cluster, say)
-        supervisor = Supervisor(crew.workers, limits_of(config), say, front="serve")
+        supervisor = Supervisor(crew.workers, config.supervise, say, front="serve")
         async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
             write_wish(place.scale, config.ray.rollouts)
             keeping = {asyncio.create_task(crew.keep(supervisor))}

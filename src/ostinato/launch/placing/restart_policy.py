@@ -6,25 +6,13 @@ import signal
 from dataclasses import dataclass, field
 
 from ostinato.launch.placing.heartbeat import Sign
+from ostinato.placing_config import SuperviseConfig
 
 FIRST_WAIT_S = 0.5
 STEADY_S = 30.0
 _OWN_FAULT = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorLimits:
-    """The supervisor's timeouts and retry limits. `silence_s`: the longest time without a sign; after `tries` failures within `window_s` a
-    worker is given up; pauses before a restart double up to `longest_wait_s`; `stop_s`: from SIGTERM to SIGKILL.
-    """
-
-    silence_s: float
-    stop_s: float
-    tries: int
-    window_s: float
-    longest_wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +24,7 @@ class Ending:
     certain: bool = False
 
 
-def hung(sign: Sign | None, silent_s: float, limits: SupervisorLimits) -> str | None:
+def hung(sign: Sign | None, silent_s: float, limits: SuperviseConfig) -> str | None:
     """Why the worker counts as hung; None if it does not. `silent_s`: seconds since its last sign, or its start."""
     if silent_s > limits.silence_s:
         return f"gave no sign of life for {silent_s:.0f} s" + (f" while {sign.doing}" if sign else "")
@@ -68,7 +56,7 @@ def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
 class Failures:
     """How often one worker ended, on a monotonic clock. Decides whether to restart it and how long to wait before."""
 
-    limits: SupervisorLimits
+    limits: SuperviseConfig
     faults: list[float] = field(default_factory=list[float])
     quick: int = 0
 

@@ -21,7 +21,8 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError, StorageFull
 from ostinato.core.files import REFUSALS, write_atomic
 from ostinato.launch.placing.heartbeat import Sign
-from ostinato.launch.placing.restart_policy import Ending, Failures, SupervisorLimits, ending, hung
+from ostinato.launch.placing.restart_policy import Ending, Failures, ending, hung
+from ostinato.placing_config import SuperviseConfig
 from ostinato.status.worker_status import WorkerStatus
 
 # ---------------------------------------------------------------- the worker
@@ -133,7 +134,7 @@ class Supervisor:
     def __init__(
         self,
         crew: Sequence[Worker],
-        limits: SupervisorLimits,
+        limits: SuperviseConfig,
         on_event: Event,
         before_start: Callable[[], None] = lambda: None,
         front: str | None = None,

@@ -46,7 +46,7 @@ class WorldScreen:
     """
 
     def __init__(self) -> None:
-        self.step = self.stored = self.refused = self.flat = self.groups = 0
+        self.step = self.stored = self.flat = self.groups = 0
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT_STEPS + 1)
         self._success: dict[str, str] = {}
         self._drawn: deque[float] = deque(maxlen=RECENT_GROUPS)
@@ -62,7 +62,6 @@ class WorldScreen:
             case "published":
                 self.stored = max(self.stored, int(line["number"]))
             case "refused":
-                self.refused += 1
                 return [f"step {int(line['step']) + 1:>4}  refused: {line['why']}"]
             case "group":
                 self.groups += 1
