@@ -71,11 +71,8 @@ class BranchErasure(ErasureReplay):
         job = self.job if going_on else await self._take_up(say)
         if job is None or job.begun is None:
             return False
-        start, own, trainer = (
-            PolicyVersion(number=job.begun[0], hash=job.begun[1]),
-            self._run.home.checkpoints,
-            self._parts.trainer,
-        )
+        start = PolicyVersion(number=job.begun[0], hash=job.begun[1])
+        own, trainer = self._run.home.checkpoints, self._parts.trainer
         moments = bool(stored(self._shared.checkpoints))
         if not moments and not fresh:
             raise Conflict(

@@ -433,10 +433,9 @@ class _Check:
         """All dials at once, drawn and real people, with the dropped dials at 0."""
         names = basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]
-        joint = (
-            safety.joint_corners(safety.without_dials(basis, dropped), reach.only(kept)) if self._rules.together else []
-        )
-        drawn = safety.drawn_corners(reach.only(kept), self._prior.only(kept), self._rules.drawn, self._seed)
+        reach = reach.only(kept)
+        joint = safety.joint_corners(safety.without_dials(basis, dropped), reach) if self._rules.together else []
+        drawn = safety.drawn_corners(reach, self._prior.only(kept), self._rules.drawn, self._seed)
         found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in (*joint, *drawn)]
         for number, dials in enumerate(self._people, 1):
             own = _spread([dials[k] for k in kept], kept, len(names))
@@ -627,11 +626,8 @@ async def shared_prior(run: Run, names: Sequence[str]) -> Prior:
 
 async def most_moved_people(run: Run, basis: Basis) -> list[tuple[float, ...]]:
     """The newest dials of the people whose answers by this basis have spent the most KL divergence."""
-    spent, newest, most = (
-        defaultdict[Person, float](float),
-        dict[Person, tuple[float, ...]](),
-        run.config.adapt.safety.people,
-    )
+    spent, newest = defaultdict[Person, float](float), dict[Person, tuple[float, ...]]()
+    most = run.config.adapt.safety.people
     if most:
         async for _, row in run.log.read(0, {Turn}):
             if isinstance(row, Turn) and row.steered is not None and row.steered.basis == basis.hash:

@@ -407,9 +407,8 @@ class ErasureReplay:
     ) -> dict[str, Any]:
         """Take a step, or count one that is refused. Returns what to note."""
         base = batch.row.base
-        if (
-            base is not None
-        ):  # of an earlier erasure, if it has this step's number: here the replay is that version already
+        if base is not None:
+            # one with this step's number is an earlier erasure's: here the replay is that version already
             base = None if base.number == batch.row.step else await own.of(base)
         row = replace(batch.row, reference=await own.of(batch.row.reference), base=base)
         note: dict[str, Any] = {"step": row.step, "refused": batch.refused}

@@ -224,13 +224,8 @@ def open_taskset(config: Config) -> Taskset:
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
     check_tasks(config, tasks.tasks)
-    asks = (
-        "reward.belief.strength"
-        if config.reward.belief.strength
-        else "worlds.suspects"
-        if config.worlds.suspects
-        else ""
-    )
+    strengths = {"reward.belief.strength": config.reward.belief.strength, "worlds.suspects": config.worlds.suspects}
+    asks = next((name for name, strength in strengths.items() if strength), "")
     if asks and not any(task.known for task in tasks.tasks if task.split is Split.TRAIN):
         raise BadConfig(
             f"{asks} is set, and no task of worlds.file {config.worlds.file} with the split 'train' has a known answer; give tasks the "

@@ -72,10 +72,8 @@ class Common:
             if given.record.url and not (directory / "log").exists():
                 check_elsewhere(given)
                 return given
-        own, overrides = (
-            directory / "config.json",
-            (*more, *self.overrides, as_override("run.directory", str(directory))),
-        )
+        own = directory / "config.json"
+        overrides = (*more, *self.overrides, as_override("run.directory", str(directory)))
         unknown = list[str]()
         if self.config is not None or not own.exists():
             config = load(self.config, overrides)

@@ -376,10 +376,9 @@ async def _answering(config: Config, run: Run, person: Person) -> tuple[Arm, set
 async def _compared(run: Run, live: str) -> frozenset[str]:
     """The hashes of the weights that a trial compares, as the gateway deals them; none without a trial."""
     state = await ReleaseLedger(run.log, wall_clock).refresh()
-    dealing = state.dealing
-    beside = (
-        None if dealing is None else state.canary if dealing.canary else state.previous if dealing.previous else None
-    )
+    if state.dealing is None:
+        return frozenset()
+    beside = state.canary if state.dealing.canary else state.previous if state.dealing.previous else None
     return frozenset() if beside is None else frozenset({live, beside.hash})
 
 

@@ -125,10 +125,8 @@ def _decided(
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
         case records.ReleaseEvent():
             actor = f"  by {row.detail['actor']}" if row.detail.get("actor") else ""
-            which = (
-                f"{row.previous} to {row.policy}" if row.action == "rolled_back" and row.previous else str(row.policy)
-            )
-            return "release", f"{row.action}  {which}{actor}  {row.reason}"
+            back = f"{row.previous} to " if row.action == "rolled_back" and row.previous else ""
+            return "release", f"{row.action}  {back}{row.policy}{actor}  {row.reason}"
         case Stamp():
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():

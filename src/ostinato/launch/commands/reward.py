@@ -161,10 +161,9 @@ def _print(found: backtest.RewardComparison, texts: Mapping[str, str], recorded:
     console.print("", _histogram(found.old.values, found.new.values, width), "", sep="\n")
     console.print(f"on the {found.change.turns} turns that both reward: {_in_words(found.change, '+')} in the mean")
     told = f"{found.flipped} change sign, {found.gained} gain a reward, {found.lost} lose theirs"
-    same = (
-        "" if math.isnan(found.correlation) else f"; correlation {found.correlation:.2f} (at 1.00 both teach the same)"
-    )
-    console.print(told + same, highlight=False)
+    if not math.isnan(found.correlation):
+        told += f"; correlation {found.correlation:.2f} (at 1.00 both teach the same)"
+    console.print(told, highlight=False)
     if found.new.learnable and found.new.spread == 0.0:
         why = "all rewards that may be learned from are equal: no step learns anything from them (no_signal)"
         say(console, why, "yellow")
