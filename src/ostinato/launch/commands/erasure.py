@@ -108,9 +108,7 @@ async def ask_replay(
 
 
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
-    """Print what `ostinato forget --replay` would do, and change nothing. Raises NotFound, Corrupt."""
-    if not Home(config.run.directory).log.exists() and not config.record.url:
-        raise NotFound(f"no run in {config.run.directory}; --set run.directory=... names another")
+    """Print what `ostinato forget --replay` would do, and change nothing. The run must exist. Raises NotFound, Corrupt."""
     from ostinato.app.erasure import ErasureFiles, ErasureRequest, knowing, plan_erasure
     from ostinato.app.storage import model_path
     from ostinato.app.trainer import ModelTokens

@@ -84,13 +84,11 @@ def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
 # ---------------------------------------------------------------- a cycle
 
 
-def planned(told: Description) -> CyclePlan:
-    """The plan of a description. Raises BadConfig, which names the field, if something does not fit."""
-    return plan_cycle(told, deliveries(told))
-
-
 def deliveries(told: Description) -> Delivery:
-    """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes."""
+    """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes.
+
+    Raises BadConfig, which names the field, if something does not fit.
+    """
     sent = told.publication
     parameters = told.model.parameters * told.model.weight_bytes / 2
     deployment = Deployment(parameters=parameters, changed=sent.changed, shards=sent.shards, factor=sent.factor)
@@ -122,14 +120,15 @@ def load_description(path: Path | None, overrides: Sequence[str]) -> Description
 def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, machine: bool) -> None:
     """Print the plan. Raises BadConfig if the description is invalid, or something does not fit."""
     told = load_description(path, overrides)
-    found = planned(told)
+    moved = deliveries(told)
+    found = plan_cycle(told, moved)
     if machine:
         console.out(json.dumps(as_tree(told, found)), highlight=False)
         return
     for part in (phases_table(found), lanes_table(found)):
         console.print(part)
         console.print()
-    for line in conclusions(told, found):
+    for line in conclusions(told, found, moved):
         say(console, line)
     say(console, "\nOn paper, not a measurement. It rests on:", "dim")
     for line in assumptions(told):
@@ -180,9 +179,9 @@ def _standing(lane: Lane) -> str:
     return "machines as many as needed" if lane.open else ""
 
 
-def conclusions(told: Description, found: CyclePlan) -> list[str]:
+def conclusions(told: Description, found: CyclePlan, moved: Delivery) -> list[str]:
     """The conclusions from the tables, in sentences."""
-    first, moved = found.bottleneck, deliveries(told)
+    first = found.bottleneck
     whole = told.model.parameters * told.model.weight_bytes
     lag = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in found.lag.items())
     return [
