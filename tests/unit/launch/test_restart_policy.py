@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.launch.placing.heartbeat import Sign, read_sign
-from ostinato.launch.placing.restart_policy import Ending, Failures, ending, hung
+from ostinato.launch.placing.supervision import Ending, Failures, ending, hung
 from ostinato.placing_config import SuperviseConfig
 
 LIMITS = SuperviseConfig(silence_s=30.0, stop_s=20.0, tries=3, window_s=600.0, longest_wait_s=30.0)
