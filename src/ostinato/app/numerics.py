@@ -156,14 +156,14 @@ def engine_contract(config: Config) -> Contract:
     return _contract(config, compute(config), threads=1, quantisation=_rounding(config))
 
 
-def _rounding(config: Config) -> str | None:
-    """The name of the engine's rounding of products; None for plain ones."""
+def _rounding(config: Config) -> str:
+    """The name of the engine's rounding of products; "none" for plain ones."""
     if config.engine.products == "fp8":
         from ostinato.engine.embedded.form import FP8_NAME
 
         return FP8_NAME
     found = integers(config)
-    return None if found is None else found.name
+    return "none" if found is None else found.name
 
 
 def check_products(config: Config) -> None:
@@ -254,30 +254,26 @@ def training(config: Config) -> TrainConfig:
     return config.train.model_copy(update=settings)
 
 
-def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str | None = None) -> Contract:
+def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str = "none") -> Contract:
     from ostinato.model.config import backend
     from ostinato.model.numerics import contract
 
     _use_order(config)
-    mode, found_at = numerics_mode(config).mode, backend(config.model)
-    library: tuple[str, ...] = ()
-    definitions: tuple[str, ...] = ()
-    if mode == "exact":
-        found = verdict(config, dtype, threads)
-        if not found.exact:
-            raise BadConfig(found.reason)
-        threads, library, definitions = found.threads, found.library, found.definitions
-    else:
-        threads = 1  # nothing is promised for one number of threads rather than another
+    mode, found_at, block = numerics_mode(config).mode, backend(config.model), config.engine.block
+    if mode == "fast":  # nothing is promised for one number of threads rather than another
+        return contract(dtype, mode, 1, block, quantisation, backend=found_at)
+    found = verdict(config, dtype, threads)
+    if not found.exact:
+        raise BadConfig(found.reason)
     return contract(
         dtype,
         mode,
-        threads,
-        config.engine.block,
-        quantisation or "none",
+        found.threads,
+        block,
+        quantisation,
         backend=found_at,
-        library=library,
-        definitions=definitions,
+        library=found.library,
+        definitions=found.definitions,
     )
 
 

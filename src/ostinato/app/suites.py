@@ -24,6 +24,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Backend
+from ostinato.demo import tab as tab_lines
 from ostinato.demo import tasks as demo_tasks
 from ostinato.evaluate.opinions import OpinionProbes
 from ostinato.evaluate.runner import Attempted, SuiteRunner
@@ -85,14 +86,8 @@ def open_task_suite(file: str, config: Config) -> TaskSuite:
 
 def _read(file: str, config: Config) -> Taskset:
     answer_s, grading_s = config.evaluate.runner.request_timeout_s, config.evaluate.grade_timeout_s
-    shipped = {
-        "demo": _demo_items,
-        "demo-tab": _tab_items,
-        "safety": lambda: ("safety", suite_items()),
-        "safety-smoke": lambda: ("safety-smoke", smoke_items()),
-    }
-    if file in shipped:
-        name, items = shipped[file]()
+    if (shipped := _shipped(file)) is not None:
+        name, items = shipped
         text = "".join(json.dumps(item) + "\n" for item in items)
         found = parse(name, text, Path(), answer_s=answer_s, grading_s=grading_s)
         return replace(found, hash=parse(name, text, Path()).hash)
@@ -117,18 +112,19 @@ def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
     return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used, *graders, *judged]).encode()).hexdigest()
 
 
-def _demo_items() -> tuple[str, list[dict[str, Any]]]:
-    """The copilot's held-out function families, which no user ever asks for."""
-    _, held_out = demo_tasks.split(demo_tasks.load())
-    return "demo-heldout", demo_tasks.suite_items(held_out)
-
-
-def _tab_items() -> tuple[str, list[dict[str, Any]]]:
-    """Tab's held-out lines, which no user ever types."""
-    from ostinato.demo import tab as tab_lines
-
-    _, held_out = tab_lines.split_lines()
-    return "tab-heldout", tab_lines.suite_items(held_out)
+def _shipped(suite: str) -> tuple[str, list[dict[str, Any]]] | None:
+    """The name and the items of a suite that comes with Ostinato; None for any other."""
+    match suite:
+        case "demo":  # the copilot's held-out function families, which no user ever asks for
+            return "demo-heldout", demo_tasks.suite_items(demo_tasks.split(demo_tasks.load())[1])
+        case "demo-tab":  # Tab's held-out lines, which no user ever types
+            return "tab-heldout", tab_lines.suite_items(tab_lines.split_lines()[1])
+        case "safety":
+            return suite, suite_items()
+        case "safety-smoke":
+            return suite, smoke_items()
+        case _:
+            return None
 
 
 # ---------------------------------------------------------------- trying them

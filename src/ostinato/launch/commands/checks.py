@@ -94,8 +94,7 @@ def check_room(config: Config) -> None:
     if config.model.source == "smollm2":
         directory = expanded(config.model.cache) / "smollm2-135m-instruct"
     if directory.is_dir():  # a model that is still to be converted or downloaded is measured by its workers
-        branches = len(config.learn.tenants)
-        check_memory(config, directory, ("serve", "train"), free_memory(), branches=branches)
+        check_memory(config, directory, ("serve", "train"), free_memory(), branches=len(config.learn.tenants))
 
 
 def check_place(config: Config) -> Path:

@@ -54,19 +54,9 @@ def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = (
-    "live",
-    "canary",
-    "previous",
-    "verified",
-    "learner",
-    "branch",
-    "shared",
-    "control",
-    "eval",
-    "world",
-    "outside",
-)
+_LAST = (Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
+_ORDER = (*(arm for arm in Arm if arm not in _LAST), *_LAST)
+"""Of the arms in a table."""
 
 
 def step_line(step: dict[str, Any]) -> str:
