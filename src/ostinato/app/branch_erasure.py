@@ -147,8 +147,9 @@ class BranchErasure(ErasureReplay):
 
 
 async def turns_learned(run: Run, people: Sequence[ErasureRequest], tokens: ModelTokens) -> int:
-    """How many turns of these people the log of a branch's run has, if it learned from them since it began, or from others' as they would
-    not have been credited without them; 1 if that cannot be told.
+    """How many turns of these people a branch's log has, if a step since the branch began would have differed without them; else 0.
+
+    At least 1 if that cannot be told.
     """
     own = [each for each in people if each.tenant == run.config.run.tenant]
     if not own:

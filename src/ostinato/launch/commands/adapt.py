@@ -88,8 +88,8 @@ async def _live_names(run: Run) -> tuple[str, ...] | None:
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis, if it has one, and the styles, and write the basis again without the dials that failed, and that styles
-    which failed are not approved. True if every corner and style was shown to be safe.
+    """Try the live version's basis, if it has one, and the styles. Writes to the log the basis without the dials that failed, and which
+    styles are unsafe. True if every corner and style was shown to be safe.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """

@@ -70,16 +70,14 @@ def workers_of(config: Config) -> tuple[str, ...]:
     return (*own, *(f"{worker}@{tenant}" for tenant in config.learn.tenants for worker in WORKERS if worker != "serve"))
 
 
-def crew(
-    config: Config, listener: socket.socket, names: Sequence[str], settings: Path | None = None
-) -> list[WorkerProcess]:
+def crew(config: Config, listener: socket.socket, names: Sequence[str], settings: Path) -> list[WorkerProcess]:
     """The workers of a run with these names, not started yet. The serving worker answers on `listener`. `settings`: as for `launch`."""
     place = home(config)
     fd = listener.fileno()
 
     def command(name: str) -> tuple[str, ...]:
         worker, _, tenant = name.partition("@")
-        path = home(branch_config(config, tenant)).config if tenant else settings or place.config
+        path = home(branch_config(config, tenant)).config if tenant else settings
         return own_command(worker, "--config", str(path))
 
     return [
