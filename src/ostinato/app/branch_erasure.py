@@ -18,7 +18,7 @@ from dataclasses import replace
 from ostinato.app.branches import OWN_REFS, begin_anew, leave_versions, take_checkpoint
 from ostinato.app.erasure import ErasureFiles, ErasureJob, ErasureReplay, ErasureRequest, delete_all, open_refold
 from ostinato.app.evaluation import open_releases
-from ostinato.app.storage import Home, Run, serving_run
+from ostinato.app.storage import Home, Run, rows_of, serving_run
 from ostinato.app.trainer import Learning, ModelTokens
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.files import write_atomic
@@ -110,7 +110,7 @@ class BranchErasure(ErasureReplay):
             logger.info("the branch learned nothing from whom `ostinato forget --replay` named")
             self._files.take(people)
             return None
-        steps = [row.step async for _, row in self._run.log.read(0, {Batch}) if isinstance(row, Batch)]
+        steps = [row.step async for row in rows_of(self._run.log, Batch)]
         last = max(steps, default=0)
         job = ErasureJob(
             id=secrets.token_hex(6),
@@ -155,8 +155,8 @@ async def turns_learned(run: Run, people: Sequence[ErasureRequest], tokens: Mode
     if not own:
         return 0
     begun, base = 0, await run.follower.resolve("base")
-    async for _, row in run.log.read(0, {Batch}):
-        if isinstance(row, Batch) and row.base is not None and row.base == base:
+    async for row in rows_of(run.log, Batch):
+        if row.base is not None and row.base == base:
             begun = row.step
     refold = open_refold(run.config, run.log, own, tokens, others=False)
     try:

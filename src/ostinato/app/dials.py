@@ -24,7 +24,7 @@ from ostinato.adapt.prior import Population, flat_prior
 from ostinato.adapt.styles import Style, styles_of
 from ostinato.app.gateway import open_embedded, protected_ids
 from ostinato.app.numerics import compute
-from ostinato.app.storage import Run, model_path
+from ostinato.app.storage import Run, model_path, rows_of
 from ostinato.app.suites import ONE_ANSWER, HeldOutWorld, TaskSuite, open_task_suite
 from ostinato.app.worlds import GRADERS_IN_BOXES, open_harnesses
 from ostinato.config import Config
@@ -609,16 +609,15 @@ def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
 
 async def _newest_basis(run: Run, live: PolicyVersion) -> Basis | None:
     """The live version's."""
-    rows = [row async for _, row in run.log.read(0, {SteeringBasis}) if isinstance(row, SteeringBasis)]
-    mine = [row for row in rows if row.weights == live.hash]
+    mine = [row async for row in rows_of(run.log, SteeringBasis) if row.weights == live.hash]
     return mine[-1].basis() if mine else None
 
 
 async def shared_prior(run: Run, names: Sequence[str]) -> Prior:
     """What people of any tenant begin with now, if these are their dials."""
     population, newest, hashed = Population.flat(len(names)), None, names_hash(names)
-    async for _, row in run.log.read(0, {DialPrior}):
-        if isinstance(row, DialPrior) and row.names == hashed:
+    async for row in rows_of(run.log, DialPrior):
+        if row.names == hashed:
             with contextlib.suppress(ValueError):  # a damaged one is not used
                 population, newest = Population.read(row, len(names)), row
     return flat_prior(len(names)) if prior_in_force(newest, run.config.adapt) is None else population.shared
@@ -629,8 +628,8 @@ async def most_moved_people(run: Run, basis: Basis) -> list[tuple[float, ...]]:
     spent, newest = defaultdict[Person, float](float), dict[Person, tuple[float, ...]]()
     most = run.config.adapt.safety.people
     if most:
-        async for _, row in run.log.read(0, {Turn}):
-            if isinstance(row, Turn) and row.steered is not None and row.steered.basis == basis.hash:
+        async for row in rows_of(run.log, Turn):
+            if row.steered is not None and row.steered.basis == basis.hash:
                 spent[row.person] += row.steered.kl
                 newest[row.person] = row.steered.dials
     ranked = sorted(spent, key=lambda person: (-spent[person], person))

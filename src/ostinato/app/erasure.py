@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
-from ostinato.app.storage import Home, Run, open_store, point_ref, serving_run
+from ostinato.app.storage import Home, Run, open_store, point_ref, rows_of, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -526,10 +526,8 @@ class ErasureReplay:
 
     async def _verdict(self, version: tuple[int, str]) -> str:
         """What the ledger says of a version, newest last."""
-        said: list[str] = []
-        async for _, row in self._run.log.read(0, {ReleaseEvent}):
-            if isinstance(row, ReleaseEvent) and row.policy.hash == version[1]:
-                said.append(f"{row.action}: {row.reason}")
+        events = [row async for row in rows_of(self._run.log, ReleaseEvent) if row.policy.hash == version[1]]
+        said = [f"{row.action}: {row.reason}" for row in events]
         return "; ".join(said[-2:]) or "a later version is live"
 
 
@@ -602,8 +600,8 @@ class OwnVersions:
     async def open(cls, place: Path, run: Run, job: ErasureJob) -> OwnVersions:
         """Look for what the batches name."""
         named: set[int] = set()
-        async for _, row in run.log.read(0, {Batch}):
-            if isinstance(row, Batch) and job.start < row.step <= job.last:
+        async for row in rows_of(run.log, Batch):
+            if job.start < row.step <= job.last:
                 named |= {policy.number for policy in (row.reference, row.base) if policy is not None}
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(place, run, job.first, frozenset(number for number in named if job.first <= number))

@@ -8,7 +8,7 @@ from inspect import signature
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ostinato.app.storage import Run
+from ostinato.app.storage import Run, rows_of
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
@@ -159,8 +159,8 @@ async def note_resolution(run: Run, suite: Suite) -> None:
     From the first verdict on by the spread of the anchor's draws, from `MEASURED` on by that of the differences.
     """
     reports: list[Mapping[str, Any]] = []
-    async for _, row in run.log.read(0, {ReleaseEvent}):
-        report = row.detail.get("report", {}) if isinstance(row, ReleaseEvent) else {}
+    async for row in rows_of(run.log, ReleaseEvent):
+        report = row.detail.get("report", {})
         if report.get("suite_hash") == suite.hash and report.get("verdict") != "EXTEND" and "smallest_margin" in report:
             reports.append(report)
     raised, why = _is_coarse(reports, suite, run.config.evaluate.gate)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import regex
 
+from ostinato.app.storage import model_path, rows_of
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.conversation import Message, Role
@@ -58,7 +59,6 @@ def silent(what: str, done: int, total: int) -> None:
 
 def open_reader(config: Config) -> HFRenderer:
     """The renderer of the run's model. Raises BadConfig."""
-    from ostinato.app.storage import model_path
     from ostinato.model.renderer import HFRenderer
 
     return HFRenderer(model_path(config))
@@ -242,9 +242,8 @@ async def _candidates(
 async def _refused(log: Log) -> set[Person]:
     """The people whose recorded choice allows no learning now."""
     found: dict[Person, Consent] = {}
-    async for _, row in log.read(0, {ConsentGiven}):
-        if isinstance(row, ConsentGiven):
-            found[row.person] = row.level
+    async for row in rows_of(log, ConsentGiven):
+        found[row.person] = row.level
     return {person for person, level in found.items() if level is not Consent.YES}
 
 
@@ -406,7 +405,7 @@ async def contamination(
             data = [value for value in task.grading.data.values() if isinstance(value, str)]
             texts = [own_words(_unshared(task.messages), template), *data]
             short += not index.add(f"{suite}: {task.id}", texts)
-    trained = [turn async for _, row in log.read(0, {Batch}) if isinstance(row, Batch) for turn in row.turns]
+    trained = [turn async for row in rows_of(log, Batch) for turn in row.turns]
     shared: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     done = 0
     async for turn in _turns(log, trained):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound, StorageFull
 from ostinato.core.files import make_private, write_atomic
 from ostinato.core.records import Arm
-from ostinato.core.seams import Cursor
+from ostinato.core.seams import Cursor, Log, R
 from ostinato.record.config import RecordConfig
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, LEARNER_TEST_REF, MARK, SERVED_REFS, Home, Run
 
@@ -146,6 +146,13 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
         log.close()
         raise
     return log
+
+
+async def rows_of(log: Log, kind: type[R]) -> AsyncIterator[R]:
+    """The log's rows of one kind, oldest first. Raises as `Log.read`."""
+    async for _, row in log.read(0, {kind}):
+        if isinstance(row, kind):
+            yield row
 
 
 def check_elsewhere(config: Config) -> None:

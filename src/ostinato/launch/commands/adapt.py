@@ -24,7 +24,7 @@ from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, UNSAFE, StyleAdaptation, StyleApprovals, approval, styles_of
 from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, check_live, check_styles, fit_live
-from ostinato.app.storage import Run, open_log, open_run
+from ostinato.app.storage import Run, open_log, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
 from ostinato.core.clock import wall_clock
@@ -81,8 +81,8 @@ async def fit(
 async def _live_names(run: Run) -> tuple[str, ...] | None:
     """The dials of the live version's basis; None without one."""
     live, names = await run.follower.resolve("live"), None
-    async for _, row in run.log.read(0, {SteeringBasis}):
-        if isinstance(row, SteeringBasis) and live is not None and row.weights == live.hash:
+    async for row in rows_of(run.log, SteeringBasis):
+        if live is not None and row.weights == live.hash:
             names = row.names
     return names
 
@@ -123,9 +123,8 @@ async def _note_styles(config: Config, run: Run, found: BasisCheck) -> None:
 
 async def _approvals(config: Config, run: Run) -> StyleApprovals:
     approvals = StyleApprovals(config.adapt.styles.versions)
-    async for _, row in run.log.read(0, {Alarm}):
-        if isinstance(row, Alarm):
-            approvals.take(row)
+    async for row in rows_of(run.log, Alarm):
+        approvals.take(row)
     return approvals
 
 
@@ -158,7 +157,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
 
 async def _settle(run: Run, configured: Collection[str]) -> None:
     """Clear the alarms of styles that are configured no longer."""
-    newest = {row.name: row async for _, row in run.log.read(0, {Alarm}) if isinstance(row, Alarm)}
+    newest = {row.name: row async for row in rows_of(run.log, Alarm)}
     for name, row in newest.items():
         style = name.partition(":")[2]
         if name.startswith((ALARM, UNSAFE)) and row.state is AlarmState.RAISED and style not in configured:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ostinato.app.branches import branches_begun
 from ostinato.app.evaluation import open_releases, open_suite
-from ostinato.app.storage import Run, home, open_follower, open_run
+from ostinato.app.storage import Run, home, open_follower, open_run, rows_of
 from ostinato.app.suites import open_runner
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_of
@@ -136,8 +136,7 @@ def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
 async def _released(log: Log, name: str) -> PolicyVersion:
     """The release with this number (v12 or 12), or whose root starts with these digits. Raises NotFound."""
     known: dict[str, PolicyVersion] = {}
-    async for _, row in log.read(0, {ReleaseEvent}):
-        assert isinstance(row, ReleaseEvent)
+    async for row in rows_of(log, ReleaseEvent):
         if row.action == "shipped":
             known[row.policy.hash] = row.policy
     number = re.fullmatch(r"v?(\d{1,9})", name)

@@ -16,7 +16,7 @@ from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import trained_in, trainer_backend, trainer_contract
-from ostinato.app.storage import Run
+from ostinato.app.storage import Run, rows_of
 from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
@@ -194,8 +194,8 @@ class TrainWorker:
             # a killed trainer wrote it and no checkpoint
             await self._restart_branch(last)
         taken = self.parts.trainer.step_count
-        async for _, row in self._run.log.read(0, {Batch}):
-            if isinstance(row, Batch) and row.step > taken and not await self._is_whole(row):
+        async for row in rows_of(self._run.log, Batch):
+            if row.step > taken and not await self._is_whole(row):
                 await self._leave_recorded(row.step, _ERASED)
                 break
 

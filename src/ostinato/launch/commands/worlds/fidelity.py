@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.storage import open_run
+from ostinato.app.storage import open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
@@ -43,8 +43,8 @@ async def write_episodes(
     existing(config)
     episodes: defaultdict[str, list[Turn]] = defaultdict(list)
     with open_run(config) as run:
-        async for _, row in run.log.read(0, {Turn}):
-            if isinstance(row, Turn) and not row.redacted and _wanted(row, whose):
+        async for row in rows_of(run.log, Turn):
+            if not row.redacted and _wanted(row, whose):
                 episodes[row.episode].append(row)
                 if len(episodes) > most:
                     del episodes[next(iter(episodes))]
