@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common, Paths, Positive, Share, Words
+from ostinato.cli.options import DEFAULTS, Common, Paths, Positive, Share, Words
 from ostinato.core.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def build(
     near: Share = 0.7,
     gram: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 13,
     shard_tokens: Annotated[int, Parameter(validator=validators.Number(gte=1024))] = 1 << 22,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Build token shards from Python packages, directories and the standard library, for the tokenizer of `model.source`.
 
@@ -59,7 +59,7 @@ def build(
     if not sources:
         raise BadConfig("name a source: stdlib, a package, a source distribution, or a directory")
     settings = CorpusConfig(near=near, gram=gram, shortest=min(8, gram), shard_tokens=shard_tokens)
-    asyncio.run(build_corpus((common or Common()).starting(), sources, out, settings, against, Console()))
+    asyncio.run(build_corpus(common.starting(), sources, out, settings, against, Console()))
 
 
 @corpus.command
@@ -121,3 +121,6 @@ class ReadingOptions:
             keep_every=self.keep_every,
         )
         read_corpora(config, course, out, Console())
+
+
+NO_READING = ReadingOptions()

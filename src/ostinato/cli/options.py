@@ -110,3 +110,7 @@ class Common:
         place = config.run.directory
         alone = (config.weights.url or (place / "weights").exists()) and not (place / "log").exists()
         return config if alone else self.of_run(more=more)
+
+
+DEFAULTS = Common()
+"""What a command has where none of these options is given."""

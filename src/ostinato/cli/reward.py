@@ -7,7 +7,7 @@ import asyncio
 from cyclopts import App
 from rich.console import Console
 
-from ostinato.cli.options import Common, Count, Flag, Words
+from ostinato.cli.options import DEFAULTS, Common, Count, Flag, Words
 
 reward = App(name="reward", help="Try a reward function on the turns of a run's log.")
 
@@ -22,7 +22,7 @@ def try_reward(
     show: Count = 10,
     text: Flag = False,
     json: Flag = False,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Run a reward function over the turns in a run's log, beside the rewards in use. Nothing is written, so `up` may be running.
 
@@ -53,11 +53,10 @@ def try_reward(
     from ostinato.core.durations import seconds_in
     from ostinato.launch.commands.reward import try_reward as run
 
-    options = common or Common()
     span = None if since is None else seconds_in(since)
     asyncio.run(
         run(
-            options.of_run(),
+            common.of_run(),
             function,
             option,
             since=span,

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common, Flag, Positive, Share, Words
+from ostinato.cli.options import DEFAULTS, Common, Flag, Positive, Share, Words
 
 suite = App(
     name="suite",
@@ -29,7 +29,7 @@ def make(
     tenant: Words = (),
     near: Share = 0.7,
     seed: int = 0,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Draw a held-out suite from the prompts in a run's log and write it as a task file for `evaluate.suite`. The log is only read.
 
@@ -67,7 +67,7 @@ def make(
     from ostinato.core.durations import seconds_in
     from ostinato.launch.commands.suite import make_suite
 
-    config = (common or Common()).of_run()
+    config = common.of_run()
     draw = SuiteDraw(
         items=items,
         since=-math.inf if since is None else wall_clock() - seconds_in(since),
@@ -85,7 +85,7 @@ def check(
     *files: str,
     gram: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 13,
     json: Flag = False,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Name the items of suites that share 13 words in a row with turns that were trained on. Exits with 1 if any do.
 
@@ -103,5 +103,5 @@ def check(
     """
     from ostinato.launch.commands.suite import check_suites
 
-    if not asyncio.run(check_suites((common or Common()).of_run(), files, gram, json, Console())):
+    if not asyncio.run(check_suites(common.of_run(), files, gram, json, Console())):
         sys.exit(1)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common, Count, Flag, Positive, Words
+from ostinato.cli.options import DEFAULTS, Common, Count, Flag, Positive, Words
 from ostinato.core.places import expanded
 
 worlds = App(
@@ -42,7 +42,7 @@ def episodes(
     *,
     out: Path,
     most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Write what the model saw in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
 
@@ -57,7 +57,7 @@ def episodes(
     """
     from ostinato.launch.commands.worlds.fidelity import write_episodes
 
-    asyncio.run(write_episodes((common or Common()).of_run(), whose, out, most, Console()))
+    asyncio.run(write_episodes(common.of_run(), whose, out, most, Console()))
 
 
 @worlds.command
@@ -119,7 +119,7 @@ def run(
     release: str = "newest",
     out: Path | None = None,
     json: Flag = False,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Try each task several times with the weights of a run, and report pass@1 and best-of-k. Nothing is learned from it.
 
@@ -150,7 +150,7 @@ def run(
     """
     from ostinato.launch.commands.worlds.run import MeasureOptions, run_tasks
 
-    config = (common or Common()).of_run_or_new()
+    config = common.of_run_or_new()
     if concurrency is not None:
         config = config.model_copy(update={"worlds": config.worlds.model_copy(update={"concurrency": concurrency})})
     asked = MeasureOptions(file=file, split=split, tries=tries, limit=limit, release=release, out=out, machine=json)
@@ -164,7 +164,7 @@ def watch(
     task: str = "",
     rollout: str = "",
     once: Flag = False,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Watch the rollouts of a run: groups in progress, success by family, the latest results. Or show one rollout, step by step.
 
@@ -183,7 +183,7 @@ def watch(
     """
     from ostinato.launch.commands.worlds.watch import show_rollout, watch_worlds
 
-    config, out = (common or Common()).of_run(directory), Console()
+    config, out = common.of_run(directory), Console()
     try:
         if task or rollout:
             asyncio.run(show_rollout(config, out, task=task, episode=rollout))
@@ -194,7 +194,7 @@ def watch(
 
 
 @worlds.command
-def grade(file: Path, *, task: str, changes: Path, common: Common | None = None) -> None:
+def grade(file: Path, *, task: str, changes: Path, common: Common = DEFAULTS) -> None:
     """Grade somebody's answer to a task with the graders that rollouts use. The exit code is 1 if it is not solved.
 
     For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
@@ -211,7 +211,7 @@ def grade(file: Path, *, task: str, changes: Path, common: Common | None = None)
     """
     from ostinato.launch.commands.worlds.tasksets import grade_changes
 
-    config, out = (common or Common()).starting(), Console()
+    config, out = common.starting(), Console()
     sys.exit(0 if asyncio.run(grade_changes(config, file, task, changes, out)) else 1)
 
 
