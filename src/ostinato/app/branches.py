@@ -14,7 +14,6 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostinato.app.storage import Home, Run, home, open_log, open_run, point_ref, serving_run
 from ostinato.config import Config, RunConfig
@@ -27,10 +26,8 @@ from ostinato.core.records import Arm, ConsentGiven, Delivered, PolicyVersion, R
 from ostinato.core.seams import Cursor, Folds
 from ostinato.record.config import Encrypt
 from ostinato.record.folds import pack_fold, unpack_fold
+from ostinato.record.rowlog import RowLog
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
-
-if TYPE_CHECKING:  # the supervisor has no use for its code
-    from ostinato.record.rowlog import RowLog
 
 # ---------------------------------------------------------------- settings
 
