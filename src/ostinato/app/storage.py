@@ -85,6 +85,14 @@ def home(config: Config) -> Home:
     return Home(place)
 
 
+def existing_home(config: Config) -> Home:
+    """The run's directory, of which nothing is made. Raises NotFound if no run is there, and none has its log elsewhere."""
+    place = Home(config.run.directory)
+    if not place.log.exists() and not config.record.url:
+        raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
+    return place
+
+
 def serving_run(config: Config) -> Config:
     """The settings of the run whose gateway serves a tenant's branch, from those of the run that trains it; others as they are."""
     if not config.run.tenant:

@@ -24,7 +24,7 @@ from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, UNSAFE, StyleAdaptation, StyleApprovals, approval, styles_of
 from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, check_live, check_styles, fit_live
-from ostinato.app.storage import Run, open_log, open_run, rows_of
+from ostinato.app.storage import Run, existing_home, open_log, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
 from ostinato.core.clock import wall_clock
@@ -33,7 +33,7 @@ from ostinato.core.lines import lines_of
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, SteeringBasis
 from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesView
-from ostinato.launch.commands.log import check_tenant, existing
+from ostinato.launch.commands.log import check_tenant
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import ago, counting_bars, plain, say
@@ -52,7 +52,7 @@ async def fit(
     config: Config, prompts: Path | None, *, each: int, tokens: int, seed: int, console: Console, version: str = "live"
 ) -> None:
     """Fit and write a basis; with `adapt.safety.suite` it is tried first. Raises NotFound, BadConfig, StorageFull."""
-    existing(config)
+    existing_home(config)
     asked = PROMPTS if prompts is None else read_prompts(prompts)
     policy = None if version == "live" else (await find_version(config, version)).policy
     with open_run(config) as run:
@@ -93,7 +93,7 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
-    existing(config)
+    existing_home(config)
     with open_run(config) as run:
         with counting_bars() as told:
             found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
@@ -133,7 +133,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
-    existing(config)
+    existing_home(config)
     manifest = None if version == "live" else await find_version(config, version)
     policy, shared = (None, not config.run.tenant) if manifest is None else (manifest.policy, not line_of(manifest.run))
     with open_run(config) as run:
@@ -263,7 +263,7 @@ async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, P
 
     Raises NotFound, and what the log raises.
     """
-    place = existing(config)
+    place = existing_home(config)
     with open_run(config) as run, closing(PersonCacheView(place.people, run.log.keys, config.record.encrypt)) as cache:
         adaptation = DialAdaptation(run.log, cache, config.adapt)
         await adaptation.follow()
@@ -383,7 +383,7 @@ async def _compared(run: Run, live: str) -> frozenset[str]:
 
 async def reset(config: Config, tenant: str, user: str, console: Console) -> None:
     """Return a person's dials to the prior. Raises NotFound without a run, or for a tenant that no key has."""
-    place = existing(config)
+    place = existing_home(config)
     check_tenant(config, tenant)
     with audited(place, "reset dials", tenant=tenant, actor=login()), open_log(config) as log:
         id, now = f"dials-{secrets.token_hex(16)}", wall_clock()

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.app.storage import open_folds, open_log
+from ostinato.app.storage import existing_home, open_folds, open_log
 from ostinato.config import Config
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views.screen import bare_table
 from ostinato.release.auto.estimating import Prospect, prospect
 from ostinato.release.auto.offpolicy import PolicyValue
@@ -43,7 +42,7 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
     """Print the arms, the check of the propensities and, for other shares, the estimate. Raises NotFound if the run does not exist, or has
     too few turns for an estimate; BadConfig.
     """
-    existing(config)
+    existing_home(config)
     arms = [arm.name for arm in config.serve.auto.arms]
     if not arms:
         raise BadConfig(

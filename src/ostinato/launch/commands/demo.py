@@ -28,10 +28,9 @@ from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
-from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
-from ostinato.launch.views.screen import published_line, release_line, say, step_line, swap_line
+from ostinato.launch.views.screen import published_line, release_line, run_option, say, step_line, swap_line
 from ostinato.launch.workers.release import gateway
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
@@ -190,7 +189,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
                 say(console, words, "yellow")
             say(console, f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:")
             for command in ("status", "release show live", "log"):
-                say(console, f"  ostinato {command} {named(config)}")
+                say(console, f"  ostinato {command} {run_option(config)}")
             with open_log(config) as log:
                 running = _run(config, SCENARIOS[scenario], seed, minutes, out, console, url, log)
                 await launched.during(running)

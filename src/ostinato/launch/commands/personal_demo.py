@@ -31,9 +31,8 @@ from ostinato.evaluate.statistics import clustered_difference
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import demo_run, outlast_terminal, served
-from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.views.screen import bar, bare_table, counting_bar, say
+from ostinato.launch.views.screen import bar, bare_table, counting_bar, run_option, say
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.release.ledger import ReleaseLedger
@@ -146,7 +145,7 @@ async def personal_demo(
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live",)))
             say(console, f"page: {url}/ while it runs; run: {config.run.directory}")
-            say(console, f"  ostinato status {named(config)}")
+            say(console, f"  ostinato status {run_option(config)}")
             await launched.during(_traffic(config, url, fitted, measures, seed, size, seen, console))
     return await _conclude(config, seen, seed, size, out, console)
 

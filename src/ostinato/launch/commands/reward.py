@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.storage import open_log
+from ostinato.app.storage import existing_home, open_log
 from ostinato.app.trainer import taught_by
 from ostinato.config import Config, parse_override
 from ostinato.core.clock import wall_clock
@@ -24,7 +24,6 @@ from ostinato.core.durations import ago
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views.screen import bare_table, counting_bar, plain, say
 from ostinato.record.config import Encrypt
 from ostinato.release.monitors.proxy_gap import gold_people
@@ -57,7 +56,7 @@ async def try_reward(
 
     Raises NotFound if there is no run or no turn in it, BadConfig if the function cannot be loaded or an option is wrong.
     """
-    existing(config)
+    existing_home(config)
     tried = _tried(config.reward, function, options)
     now = wall_clock()
     with open_log(config) as log:

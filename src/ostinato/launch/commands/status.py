@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.branches import open_branches
-from ostinato.app.storage import Home, open_folds, open_log, open_store
+from ostinato.app.storage import Home, existing_home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
@@ -22,7 +22,6 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.files import disk_use
 from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.core.records import Arm
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views import screen
 from ostinato.launch.views.screen import plain, say
 from ostinato.release.config import ReleaseConfig
@@ -268,7 +267,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     Raises NotFound if the run does not exist; Unavailable if its log cannot be reached. The screen then still shows the workers, which say
     that they wait for it.
     """
-    place = existing(config)
+    place = existing_home(config)
     try:
         found = await _read(config)
     except Unavailable:

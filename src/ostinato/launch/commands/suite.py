@@ -14,13 +14,12 @@ from rich.text import Text
 
 from ostinato.app import log_suites
 from ostinato.app.evaluation import gate_rules
-from ostinato.app.storage import open_log
+from ostinato.app.storage import existing_home, open_log
 from ostinato.app.suites import open_task_suite
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.evaluate.gate import assumed_error, items_in_round, smallest_margin
 from ostinato.evaluate.suites import Item, Suite
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views.screen import counting_bars, plain, say
 from ostinato.worlds.tasks.task import Task
 from ostinato.worlds.tasks.tasksets import save, taskset_of
@@ -30,7 +29,7 @@ SHOWN = 20
 
 async def make_suite(config: Config, file: Path, draw: log_suites.SuiteDraw, console: Console) -> None:
     """Draw a suite from a run's log and write it, readable by its owner only. Raises NotFound, BadConfig, StorageFull."""
-    existing(config)
+    existing_home(config)
     if file.exists():
         raise BadConfig(
             f"{file} is there already; name a new file, since what a suite holds decides what its scores mean"
@@ -85,7 +84,7 @@ async def check_suites(config: Config, files: Sequence[str], gram: int, machine:
 
     `files`: task files; none: those of the settings. Raises NotFound if there is no run or no suite, BadConfig.
     """
-    existing(config)
+    existing_home(config)
     names = files or log_suites.suite_files(config)
     if not names:
         raise NotFound("no suite is named in evaluate.suite; give a task file")

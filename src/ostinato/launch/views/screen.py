@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.config import Config, RunConfig
 from ostinato.core.durations import ago
 from ostinato.core.records import Arm
 from ostinato.core.report import headline
@@ -94,6 +96,12 @@ def lent_line(line: dict[str, Any], now: float) -> str:
     back = f", {line['returning']} returning" if line["returning"] else ""
     why = f"; {ago(now - line['at'])} ago {line['why']}" if line["why"] else ""
     return f"lent to rollouts: {line['lent']}{back}, {line['serving']} serving people{given}{why}"
+
+
+def run_option(config: Config) -> str:
+    """The option that names this run to another command; "" if that needs no option. Example: ``--set run.directory=runs/demo-0``"""
+    place = config.run.directory
+    return "" if place == RunConfig().directory else f"--set {shlex.quote(f'run.directory={place}')}"
 
 
 # ---------------------------------------------------------------- plain text
