@@ -30,8 +30,8 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
+from ostinato.launch.placing.address import await_gateway
 from ostinato.launch.views.screen import published_line, release_line, run_option, say, step_line, swap_line
-from ostinato.launch.workers.release import gateway
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
@@ -210,7 +210,7 @@ async def ready(place: Home, slots: tuple[str, ...]) -> str:
     """Wait until the run's gateway serves these slots. Returns its URL."""
     async with aiohttp.ClientSession(headers={"X-Ostinato-Key": place.admin_key()}) as session:
         while True:
-            url = await gateway(place)
+            url = await await_gateway(place)
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=10)) as response:
                     loaded = (await response.json()).get("slots", {})

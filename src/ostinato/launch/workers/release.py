@@ -7,16 +7,16 @@ import logging
 
 from ostinato.app import evaluation
 from ostinato.app.branches import CopyWatch
-from ostinato.app.storage import Home, Run, home, serving_run
+from ostinato.app.storage import Run, home, serving_run
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.evaluate.suites import Suite
+from ostinato.launch.placing.address import await_gateway
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life, act
 from ostinato.release.controller import ReleaseController
-from ostinato.status.gateway_address import read_address
 
 _PACE_S = 600.0
 
@@ -45,7 +45,7 @@ async def _judge(run: Run, life: Life) -> None:
         life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
     else:
         life.pulse.begin("waiting for the gateway")
-        url = config.evaluate.gateway or await unless(life.stopping, gateway(home(serving_run(config))))
+        url = config.evaluate.gateway or await unless(life.stopping, await_gateway(home(serving_run(config))))
         gate, steps = evaluation.open_evaluation(config, url), evaluation.open_step_check(config, url)
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
     monitors = evaluation.open_monitors(run)
@@ -85,10 +85,3 @@ async def tell_pace(run: Run, controller: ReleaseController, suite: Suite | None
         except OstinatoError as error:
             logger.warning("release: no figures on the pace now: %s", error)
         await asyncio.sleep(_PACE_S)
-
-
-async def gateway(place: Home) -> str:
-    """Wait until the run's gateway listens, and return its URL."""
-    while (url := read_address(place.address)) is None:
-        await asyncio.sleep(0.2)
-    return url

@@ -36,9 +36,9 @@ from ostinato.evaluate.pass_at_k import pass_rates
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
+from ostinato.launch.placing.address import await_gateway
 from ostinato.launch.views import progress
 from ostinato.launch.views.screen import counting_bar, plain, say
-from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
@@ -91,7 +91,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
         say(f"{worker}: {what}")
 
     async def served() -> _T:
-        return await work(await gateway(place))
+        return await work(await await_gateway(place))
 
     with hold(place.root, "up"):
         say(f"no gateway is running for {place.root}: starting one")
