@@ -62,9 +62,9 @@ def audited(place: Home, act: str, **facts: str) -> Generator[None]:
     try:
         yield
     except OstinatoError as error:
-        audit(act, result=error.code, address="terminal", **facts)
+        audit(act, result=error.code, address="terminal", stranger=False, **facts)
         raise
-    audit(act, result="done", address="terminal", **facts)
+    audit(act, result="done", address="terminal", stranger=False, **facts)
 
 
 def login() -> str:
