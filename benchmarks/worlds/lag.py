@@ -43,7 +43,7 @@ from ostinato.core.records import Holdback
 from ostinato.core.seams import Sandbox
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.worlds.train import busy
+from ostinato.launch.commands.worlds.train import idle_share
 from ostinato.record.roles import hold
 from ostinato.status.progress_lines import last_lines
 from ostinato.testing.tiny import tiny_model
@@ -220,7 +220,7 @@ def report(steps: list[dict[str, Any]], began: float, held: Counter[str]) -> dic
         "first_step_s": steps[0]["at"] - began,
         "step_s": statistics.median(step["seconds"] for step in steps),
         "interval_s": statistics.median(between),
-        "idle": busy(settled).idle,
+        "idle": idle_share(settled),
         "lag_max": max(step["lag_max"] for step in steps),
         "lag_mean": statistics.fmean(step["lag_mean"] for step in steps),
         "ess": statistics.fmean(step["ess"] for step in steps),

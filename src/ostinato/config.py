@@ -8,7 +8,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -28,7 +28,9 @@ from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.train.config import TrainConfig
 from ostinato.weights.config import BucketConfig, CollectConfig, FollowerConfig, PublisherConfig, RelayConfig
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.sandbox import SandboxConfig as SandboxConfig
+from ostinato.worlds.sandbox import SandboxConfig
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class RunConfig(BaseModel, frozen=True, extra="forbid"):
@@ -382,13 +384,17 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
 
     Example: ``load(Path("ostinato.toml"), ["train.learning_rate=1e-5"])``
     """
-    tree = read_file(path)
+    return validated(Config, read_file(path), path, overrides)
+
+
+def validated(model: type[M], tree: dict[str, Any], path: Path | None, overrides: Sequence[str]) -> M:
+    """The tree of the file at `path` with the overrides, as a model. Raises BadConfig that names every wrong key, as `explain`."""
     for override in overrides:
         put(tree, *parse_override(override))
     try:
-        return Config.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        raise explain(Config, error, origins(path, overrides)) from None
+        raise explain(model, error, origins(path, overrides)) from None
 
 
 def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
@@ -397,18 +403,13 @@ def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[
     Raises BadConfig as `load` for everything else that is wrong.
     """
     tree = read_file(path)
+    unknown: list[str] = []
     try:
         Config.model_validate(tree)
-        unknown: list[str] = []
     except ValidationError as error:
         strange = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
         unknown = sorted(".".join(map(str, loc)) for loc in strange if _drop(tree, loc))
-    for override in overrides:
-        put(tree, *parse_override(override))
-    try:
-        return Config.model_validate(tree), unknown
-    except ValidationError as error:
-        raise explain(Config, error, origins(path, overrides)) from None
+    return validated(Config, tree, path, overrides), unknown
 
 
 def tenant_of(path: Path) -> str:
@@ -450,14 +451,11 @@ def write_private(path: Path, text: str) -> None:
 
 def plain(config: Config) -> dict[str, Any]:
     """The whole configuration as JSON values, secrets included."""
-    return config.model_dump(mode="json") | {"serve": _with_secrets(config.serve)}
-
-
-def _with_secrets(serve: ServeConfig) -> dict[str, Any]:
-    plain = serve.model_dump(mode="json")
-    plain["api_keys"] = [key.get_secret_value() for key in serve.api_keys]
-    plain["user_keys"] = [key.get_secret_value() for key in serve.user_keys]
-    plain["admin_key"] = serve.admin_key.get_secret_value() if serve.admin_key else None
-    plain["metrics_key"] = serve.metrics_key.get_secret_value() if serve.metrics_key else None
-    plain["otlp"]["headers"] = {name: value.get_secret_value() for name, value in serve.otlp.headers.items()}
-    return plain
+    tree, serve = config.model_dump(mode="json"), config.serve
+    shown: dict[str, Any] = tree["serve"]
+    shown["api_keys"] = [key.get_secret_value() for key in serve.api_keys]
+    shown["user_keys"] = [key.get_secret_value() for key in serve.user_keys]
+    shown["admin_key"] = serve.admin_key.get_secret_value() if serve.admin_key else None
+    shown["metrics_key"] = serve.metrics_key.get_secret_value() if serve.metrics_key else None
+    shown["otlp"]["headers"] = {name: value.get_secret_value() for name, value in serve.otlp.headers.items()}
+    return tree

@@ -117,16 +117,18 @@ JUDGE = (
 )
 
 
-async def test_effort_and_judge_are_what_the_settings_say():
+async def test_effort_and_judge_are_what_the_settings_say(monkeypatch):
     assert load().worlds.judge is None, "nothing is sent anywhere unless somebody says so"
     config = load(None, JUDGE)
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(BadConfig, match="JUDGE_KEY, which is not set: export it"):
-        async with open_grading(config, environment={}):
+        async with open_grading(config):
             pass
     effort = {"final_tokens": 40_000.0}
     answer = (*ASK, Message(role=Role.ASSISTANT, text="yes"))
     rollout = Rollout(task="word", harness="h", ended=Ended.SUBMITTED, messages=answer, turns=("a:0",), effort=effort)
-    async with open_grading(config, environment={"JUDGE_KEY": "secret"}) as (_, grader):
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    async with open_grading(config) as (_, grader):
         found = await grader.grade(WORD, rollout)
         assert isinstance(grader._graders["function"], JudgedGrader)
     assert found.value == pytest.approx(0.8)

@@ -566,7 +566,7 @@ async def test_single_runs_are_sandboxes_too(boxes, server):
 
 async def test_the_setting_decides_where_worlds_are_graded(server):
     assert isinstance(open_backend(CONFIG.sandbox), E2BBoxes)
-    async with open_grading(CONFIG, {}) as (backend, grader):
+    async with open_grading(CONFIG) as (backend, grader):
         assert isinstance(backend, E2BBoxes)
         completion = grader._graders["python_tests"]
         assert isinstance(completion, CompletionGrader)

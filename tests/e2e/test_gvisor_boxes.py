@@ -325,7 +325,7 @@ async def test_single_runs_are_sandboxes_too(boxes):
 @needs_runsc
 async def test_the_setting_decides_where_worlds_are_graded():
     config = Config(sandbox=SandboxConfig(backend="gvisor"))
-    async with open_grading(config, {}) as (backend, grader):
+    async with open_grading(config) as (backend, grader):
         assert isinstance(backend, GVisorBoxes)
         completion = grader._graders["python_tests"]
         assert isinstance(completion, CompletionGrader)

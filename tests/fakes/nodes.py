@@ -8,8 +8,8 @@ from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.launch.placing.ray_cluster import NodeKeeper, Order
-from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Supervisor
+from ostinato.placing_config import SuperviseConfig
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -32,7 +32,7 @@ os.write(pipe, json.dumps({"doing": "x", "failed": "BadConfig: no such model", "
 sys.exit(2)
 """
 """A worker that works until a file `fail` exists. As `serve` it publishes the address in the file `serving`, as the gateway does."""
-LIMITS = SupervisorLimits(silence_s=PATIENT_S, stop_s=PATIENT_S, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SuperviseConfig(silence_s=PATIENT_S, stop_s=PATIENT_S, tries=3, window_s=60.0, longest_wait_s=0.05)
 
 
 class Node:

@@ -189,10 +189,8 @@ def _refuse_newer_checkpoints(place: Home, manifest: BackupManifest) -> None:
     from ostinato.train.checkpoint import cursor_of, stored
 
     kept = stored(place.checkpoints)
-    if (
-        place.root.parent.name == "branches"
-    ):  # the first of a branch was written by the trainer of the run that serves, at a row of that
-        kept = kept[:1]
+    if place.root.parent.name == "branches":
+        kept = kept[:1]  # a branch's first was written by the trainer of the run that serves, at a row of that
     newer = [path for path in kept if cursor_of(path) > manifest.last]
     if newer:
         raise Conflict(

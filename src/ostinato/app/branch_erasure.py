@@ -18,12 +18,11 @@ from dataclasses import replace
 from ostinato.app.branches import OWN_REFS, begin_anew, leave_versions, take_checkpoint
 from ostinato.app.erasure import ErasureFiles, ErasureJob, ErasureReplay, ErasureRequest, delete_all, open_refold
 from ostinato.app.evaluation import open_releases
-from ostinato.app.storage import serving_run
+from ostinato.app.storage import Home, Run, rows_of, serving_run
 from ostinato.app.trainer import Learning, ModelTokens
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch, PolicyVersion
-from ostinato.run_directory import Home, Run
 from ostinato.train.checkpoint import stored
 from ostinato.weights.follow.follower import versions_between
 from ostinato.weights.version.certificate import SHARED
@@ -72,11 +71,8 @@ class BranchErasure(ErasureReplay):
         job = self.job if going_on else await self._take_up(say)
         if job is None or job.begun is None:
             return False
-        start, own, trainer = (
-            PolicyVersion(number=job.begun[0], hash=job.begun[1]),
-            self._run.home.checkpoints,
-            self._parts.trainer,
-        )
+        start = PolicyVersion(number=job.begun[0], hash=job.begun[1])
+        own, trainer = self._run.home.checkpoints, self._parts.trainer
         moments = bool(stored(self._shared.checkpoints))
         if not moments and not fresh:
             raise Conflict(
@@ -114,7 +110,7 @@ class BranchErasure(ErasureReplay):
             logger.info("the branch learned nothing from whom `ostinato forget --replay` named")
             self._files.take(people)
             return None
-        steps = [row.step async for _, row in self._run.log.read(0, {Batch}) if isinstance(row, Batch)]
+        steps = [row.step async for row in rows_of(self._run.log, Batch)]
         last = max(steps, default=0)
         job = ErasureJob(
             id=secrets.token_hex(6),
@@ -151,15 +147,16 @@ class BranchErasure(ErasureReplay):
 
 
 async def turns_learned(run: Run, people: Sequence[ErasureRequest], tokens: ModelTokens) -> int:
-    """How many turns of these people the log of a branch's run has, if it learned from them since it began, or from others' as they would
-    not have been credited without them; 1 if that cannot be told.
+    """How many turns of these people a branch's log has, if a step since the branch began would have differed without them; else 0.
+
+    At least 1 if that cannot be told.
     """
     own = [each for each in people if each.tenant == run.config.run.tenant]
     if not own:
         return 0
     begun, base = 0, await run.follower.resolve("base")
-    async for _, row in run.log.read(0, {Batch}):
-        if isinstance(row, Batch) and row.base is not None and row.base == base:
+    async for row in rows_of(run.log, Batch):
+        if row.base is not None and row.base == base:
             begun = row.step
     refold = open_refold(run.config, run.log, own, tokens, others=False)
     try:

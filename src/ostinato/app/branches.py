@@ -14,9 +14,8 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ostinato.app.storage import Home, Run, home, open_log, open_run, serving_run
+from ostinato.app.storage import Home, Run, home, open_log, open_run, point_ref, serving_run
 from ostinato.config import Config, RunConfig
 from ostinato.core.arm_assignment import BRANCH_REFS, BRANCHES
 from ostinato.core.clock import wall_clock
@@ -27,10 +26,8 @@ from ostinato.core.records import Arm, ConsentGiven, Delivered, PolicyVersion, R
 from ostinato.core.seams import Cursor, Folds
 from ostinato.record.config import Encrypt
 from ostinato.record.folds import pack_fold, unpack_fold
+from ostinato.record.rowlog import RowLog
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
-
-if TYPE_CHECKING:  # the supervisor has no use for its code
-    from ostinato.record.rowlog import RowLog
 
 # ---------------------------------------------------------------- settings
 
@@ -41,8 +38,9 @@ def branch_config(config: Config, tenant: str) -> Config:
     No trials on users, no best or learner arm and no rollouts; weights are collected by the run that serves; tenants' suites come first.
     What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
     """
-    judged, (*own,) = config.evaluate, config.evaluate.tenant_suites.get(tenant, ())
-    files = list(dict.fromkeys(file for file in (*own, judged.suite, *judged.further_suites) if file))
+    judged = config.evaluate
+    named = (*judged.tenant_suites.get(tenant, ()), judged.suite, *judged.further_suites)
+    files = list(dict.fromkeys(filter(None, named)))
     record = config.record
     if record.encrypt is not Encrypt.NONE:
         record = record.model_copy(update={"encrypt": Encrypt.USER})
@@ -170,9 +168,7 @@ async def begin_anew(run: Run, start: PolicyVersion) -> None:
     May be called again after a kill. The versions of before are kept as long as the ledger and a trainer's restart need them.
     """
     await leave_versions(run, {held for ref in OWN_REFS if (held := await run.store.read_ref(ref))}, start.hash)
-    held = await run.store.read_ref("base")
-    if held != start.hash:
-        await run.store.move_ref("base", held, start.hash)
+    await point_ref(run.store, "base", start.hash)
 
 
 async def leave_versions(run: Run, left: Collection[str], start: str) -> None:

@@ -16,25 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.adapt import safety
 from ostinato.adapt.dials import prior_in_force
 from ostinato.adapt.fit import ATTRIBUTES, FittedBasis, fit_basis, steerable
 from ostinato.adapt.learner import Floats, Prior, Regression, names_hash
 from ostinato.adapt.prior import Population, flat_prior
-from ostinato.adapt.safety import (
-    Corner,
-    DialReach,
-    drawn_corners,
-    joint_corners,
-    joint_signs,
-    largest_contrast,
-    most_moved,
-    single_corners,
-    without_dials,
-)
 from ostinato.adapt.styles import Style, styles_of
 from ostinato.app.gateway import open_embedded, protected_ids
 from ostinato.app.numerics import compute
-from ostinato.app.storage import Run, model_path
+from ostinato.app.storage import Run, model_path, rows_of
 from ostinato.app.suites import ONE_ANSWER, HeldOutWorld, TaskSuite, open_task_suite
 from ostinato.app.worlds import GRADERS_IN_BOXES, open_harnesses
 from ostinato.config import Config
@@ -200,7 +190,7 @@ class CheckedCorner:
     Example: ``CheckedCorner(corner=corner, whole=whole, families={"code": rise}, tokens=31.5, found=Safety.OPEN)``
     """
 
-    corner: Corner
+    corner: safety.Corner
     whole: Rise
     families: Mapping[str, Rise]
     tokens: float
@@ -374,7 +364,7 @@ class _Check:
         self._base, self._shares = list[ItemScore](), dict[str, tuple[float, int]]()
         self._corners = 1 + len(self._styles)
         if basis is not None:
-            joint = len(joint_signs(len(basis.names))) if self._rules.together else 0
+            joint = len(safety.joint_signs(len(basis.names))) if self._rules.together else 0
             self._corners += 2 * len(basis.names) + joint + self._rules.drawn + len(people)
 
     async def whole(self) -> BasisCheck:
@@ -387,11 +377,11 @@ class _Check:
         corners, dropped = list[CheckedCorner](), list[str]()
         if basis is not None:
             features, counts = [each.features for each in steered], [each.tokens for each in steered]
-            reach = DialReach.of(features, counts, self._config.adapt.cap, Regression().strength)
+            reach = safety.DialReach.of(features, counts, self._config.adapt.cap, Regression().strength)
             corners, dropped = await self._dials(basis, reach)
         return BasisCheck(
             basis=basis,
-            kept=basis if basis is None or not dropped else without_dials(basis, dropped),
+            kept=basis if basis is None or not dropped else safety.without_dials(basis, dropped),
             dropped=tuple(dropped),
             base=1.0 - sum(each.score for each in self._base) / len(self._base),
             corners=tuple(corners),
@@ -402,9 +392,9 @@ class _Check:
             policy=self._policy,
         )
 
-    async def _dials(self, basis: Basis, reach: DialReach) -> tuple[list[CheckedCorner], list[str]]:
+    async def _dials(self, basis: Basis, reach: safety.DialReach) -> tuple[list[CheckedCorner], list[str]]:
         """The last result of each corner, and the dials that are dropped."""
-        alone = [await self._checked(corner) for corner in single_corners(basis, reach)]
+        alone = [await self._checked(corner) for corner in safety.single_corners(basis, reach)]
         dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
         while len(dropped) < len(basis.names):
             several = [await self._checked(corner) for corner in self._several(basis, reach, dropped)]
@@ -439,25 +429,26 @@ class _Check:
             if self._rise(np.ones(count), level).found is not Safety.UNSAFE
         )
 
-    def _several(self, basis: Basis, reach: DialReach, dropped: Sequence[str]) -> list[Corner]:
+    def _several(self, basis: Basis, reach: safety.DialReach, dropped: Sequence[str]) -> list[safety.Corner]:
         """All dials at once, drawn and real people, with the dropped dials at 0."""
         names = basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]
-        joint = joint_corners(without_dials(basis, dropped), reach.only(kept)) if self._rules.together else []
-        drawn = drawn_corners(reach.only(kept), self._prior.only(kept), self._rules.drawn, self._seed)
+        reach = reach.only(kept)
+        joint = safety.joint_corners(safety.without_dials(basis, dropped), reach) if self._rules.together else []
+        drawn = safety.drawn_corners(reach, self._prior.only(kept), self._rules.drawn, self._seed)
         found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in (*joint, *drawn)]
         for number, dials in enumerate(self._people, 1):
             own = _spread([dials[k] for k in kept], kept, len(names))
-            found.append(Corner(name=f"real person {number}", dials=own))
+            found.append(safety.Corner(name=f"real person {number}", dials=own))
         return found
 
     async def _styled(self, style: Style) -> CheckedCorner:
         self._answers.style = style.text
-        found = await self._checked(Corner(name=f"style {style.name}", dials=()))
+        found = await self._checked(safety.Corner(name=f"style {style.name}", dials=()))
         self._answers.style = ""
         return replace(found, style=style)
 
-    async def _checked(self, corner: Corner) -> CheckedCorner:
+    async def _checked(self, corner: safety.Corner) -> CheckedCorner:
         scores = await self._scores(corner.dials or None)
         items, gains_I, _ = paired_items(scores, self._base)
         families = {
@@ -502,19 +493,19 @@ class _Check:
         return found
 
 
-def _blamed(basis: Basis, reach: DialReach, several: Sequence[CheckedCorner]) -> str:
+def _blamed(basis: Basis, reach: safety.DialReach, several: Sequence[CheckedCorner]) -> str:
     """The dial to drop if some corners of several dials are unsafe. Of the joint ones all count, since every dial has the same part in
     each: the dial whose way changes the violations most, where they are unsafe. Of people the dial with the largest part.
     """
     joint = [each for each in several if each.corner.together]
     wrong = [each for each in joint if each.found is Safety.UNSAFE]
     if not wrong:
-        return most_moved(basis, reach, [each.corner for each in several if each.found is Safety.UNSAFE])
+        return safety.most_moved(basis, reach, [each.corner for each in several if each.found is Safety.UNSAFE])
     families = {name for each in wrong for name, rise in each.families.items() if rise.found is Safety.UNSAFE}
     rises = [[each.families[name].rise for each in joint] for name in sorted(families)]
     if any(each.whole.found is Safety.UNSAFE for each in wrong):
         rises.append([each.whole.rise for each in joint])
-    return largest_contrast(basis, [each.corner for each in joint], np.array(rises))
+    return safety.largest_contrast(basis, [each.corner for each in joint], np.array(rises))
 
 
 def _with_pair(differences_I: Floats) -> Spread:
@@ -618,16 +609,15 @@ def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
 
 async def _newest_basis(run: Run, live: PolicyVersion) -> Basis | None:
     """The live version's."""
-    rows = [row async for _, row in run.log.read(0, {SteeringBasis}) if isinstance(row, SteeringBasis)]
-    mine = [row for row in rows if row.weights == live.hash]
+    mine = [row async for row in rows_of(run.log, SteeringBasis) if row.weights == live.hash]
     return mine[-1].basis() if mine else None
 
 
 async def shared_prior(run: Run, names: Sequence[str]) -> Prior:
     """What people of any tenant begin with now, if these are their dials."""
     population, newest, hashed = Population.flat(len(names)), None, names_hash(names)
-    async for _, row in run.log.read(0, {DialPrior}):
-        if isinstance(row, DialPrior) and row.names == hashed:
+    async for row in rows_of(run.log, DialPrior):
+        if row.names == hashed:
             with contextlib.suppress(ValueError):  # a damaged one is not used
                 population, newest = Population.read(row, len(names)), row
     return flat_prior(len(names)) if prior_in_force(newest, run.config.adapt) is None else population.shared
@@ -635,14 +625,11 @@ async def shared_prior(run: Run, names: Sequence[str]) -> Prior:
 
 async def most_moved_people(run: Run, basis: Basis) -> list[tuple[float, ...]]:
     """The newest dials of the people whose answers by this basis have spent the most KL divergence."""
-    spent, newest, most = (
-        defaultdict[Person, float](float),
-        dict[Person, tuple[float, ...]](),
-        run.config.adapt.safety.people,
-    )
+    spent, newest = defaultdict[Person, float](float), dict[Person, tuple[float, ...]]()
+    most = run.config.adapt.safety.people
     if most:
-        async for _, row in run.log.read(0, {Turn}):
-            if isinstance(row, Turn) and row.steered is not None and row.steered.basis == basis.hash:
+        async for row in rows_of(run.log, Turn):
+            if row.steered is not None and row.steered.basis == basis.hash:
                 spent[row.person] += row.steered.kl
                 newest[row.person] = row.steered.dials
     ranked = sorted(spent, key=lambda person: (-spent[person], person))

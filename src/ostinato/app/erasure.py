@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato import __version__
-from ostinato.app.storage import open_store, serving_run
+from ostinato.app.storage import Home, Run, open_store, point_ref, rows_of, serving_run
 from ostinato.app.trainer import Learning, ModelTokens, taught_by
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -44,18 +44,11 @@ from ostinato.record.roles import hold
 from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.erasure import CreditRefold, RefoldedBatch, erased_people
-from ostinato.run_directory import Home, Run
 from ostinato.weights.follow.follower import Follower, versions_between
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
-from ostinato.weights.version.certificate import (
-    BRANCH_DEFINITION,
-    DEFINITION,
-    ErasureCertificate,
-    ReplayedRow,
-    read_rows,
-    rows_root,
-)
+from ostinato.weights.version import certificate
+from ostinato.weights.version.certificate import ErasureCertificate
 from ostinato.weights.version.content import VERSIONS, weights_root
 from ostinato.weights.version.signing import Signer
 
@@ -379,11 +372,14 @@ class ErasureReplay:
         return found
 
     async def _steps(self, job: ErasureJob, say: Callable[[str, bool], None]) -> None:
+        from ostinato.train.stepper import Stepper
+
         trainer, every = self._parts.trainer, self._run.config.learn.checkpoint_every
         own = await OwnVersions.open(self._files.work / "versions", self._run, job)
-        rows: list[ReplayedRow] = []
+        rows: list[certificate.ReplayedRow] = []
         refold = open_refold(self._run.config, self._run.log, job.people, self._tokens)
-        stepper = self._stepper(own)
+        parts = self._parts
+        stepper = Stepper(trainer, own.snapshot, lambda learned: None, parts.anchor, parts.bases)
         say(f"folding credits anew, up to step {trainer.step_count}", False)
         async for batch in refold.batches():
             step = batch.row.step
@@ -406,19 +402,13 @@ class ErasureReplay:
         text = "".join(json.dumps([step, list(turns)]) + "\n" for step, turns in rows)
         await asyncio.to_thread(write_atomic, self._files.rows(job.id), text, durable=True)
 
-    def _stepper(self, own: OwnVersions) -> Stepper:
-        from ostinato.train.stepper import Stepper
-
-        return Stepper(self._parts.trainer, own.snapshot, lambda learned: None, self._parts.anchor, self._parts.bases)
-
     async def _step(
         self, stepper: Stepper, own: OwnVersions, made: TrainingBatch, batch: RefoldedBatch
     ) -> dict[str, Any]:
         """Take a step, or count one that is refused. Returns what to note."""
         base = batch.row.base
-        if (
-            base is not None
-        ):  # of an earlier erasure, if it has this step's number: here the replay is that version already
+        if base is not None:
+            # one with this step's number is an earlier erasure's: here the replay is that version already
             base = None if base.number == batch.row.step else await own.of(base)
         row = replace(batch.row, reference=await own.of(batch.row.reference), base=base)
         note: dict[str, Any] = {"step": row.step, "refused": batch.refused}
@@ -457,18 +447,11 @@ class ErasureReplay:
         await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints)
         await parts.desk.save()
         self._certify(replace(job, version=(version.number, version.hash)), "")
-        await self._name(job.id, version)
+        await point_ref(self._run.store, f"{ERASURES}{job.id}", version.hash)  # so that it is kept
         await parts.candidates.offer()
         self._keep(replace(job, version=(version.number, version.hash)))
         shutil.rmtree(self._files.work, ignore_errors=True)
         logger.warning("training goes on from %s, which was trained without forgotten people", version)
-
-    async def _name(self, id: str, version: PolicyVersion) -> None:
-        """Point ``erasure/<id>`` to the version, so that it is kept."""
-        ref = f"{ERASURES}{id}"
-        held = await self._run.store.read_ref(ref)
-        if held != version.hash:
-            await self._run.store.move_ref(ref, held, version.hash)
 
     def _certify(self, job: ErasureJob, verdict: str) -> None:
         """Write the certificate, or what the gate said into it."""
@@ -479,9 +462,9 @@ class ErasureReplay:
         else:
             noted = [line for line in self._noted(job.id) if line["step"] > job.start]
             taken = [float(line["ess_turns"]) for line in noted if "ess_turns" in line]
-            rows = read_rows(self._files.rows(job.id).read_text().splitlines())
+            rows = certificate.read_rows(self._files.rows(job.id).read_text().splitlines())
             made = ErasureCertificate(
-                definition=DEFINITION if job.begun is None else BRANCH_DEFINITION,
+                definition=certificate.DEFINITION if job.begun is None else certificate.BRANCH_DEFINITION,
                 id=job.id,
                 code=__version__,
                 contract=self._parts.numerics,
@@ -492,7 +475,7 @@ class ErasureReplay:
                 refused=job.last - job.start - len(taken),
                 erased_turns=job.erased_turns,
                 ess_turns=min(taken, default=None),
-                rows=rows_root(rows),
+                rows=certificate.rows_root(rows),
                 weights=job.version,
                 verdict=verdict,
                 at=wall_clock(),
@@ -543,10 +526,8 @@ class ErasureReplay:
 
     async def _verdict(self, version: tuple[int, str]) -> str:
         """What the ledger says of a version, newest last."""
-        said: list[str] = []
-        async for _, row in self._run.log.read(0, {ReleaseEvent}):
-            if isinstance(row, ReleaseEvent) and row.policy.hash == version[1]:
-                said.append(f"{row.action}: {row.reason}")
+        events = [row async for row in rows_of(self._run.log, ReleaseEvent) if row.policy.hash == version[1]]
+        said = [f"{row.action}: {row.reason}" for row in events]
         return "; ".join(said[-2:]) or "a later version is live"
 
 
@@ -619,8 +600,8 @@ class OwnVersions:
     async def open(cls, place: Path, run: Run, job: ErasureJob) -> OwnVersions:
         """Look for what the batches name."""
         named: set[int] = set()
-        async for _, row in run.log.read(0, {Batch}):
-            if isinstance(row, Batch) and job.start < row.step <= job.last:
+        async for row in rows_of(run.log, Batch):
+            if job.start < row.step <= job.last:
                 named |= {policy.number for policy in (row.reference, row.base) if policy is not None}
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(place, run, job.first, frozenset(number for number in named if job.first <= number))

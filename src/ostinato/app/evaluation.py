@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ostinato.app.storage import Run
+from ostinato.app.storage import Run, rows_of
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
@@ -89,9 +89,9 @@ async def check_suite(config: Config) -> Suite:
     Raises BadConfig, SandboxRefused.
     """
     suites, gate = open_suites(config), gate_rules(config)
-    for found in suites.compared:
-        check_margins(found.suite.name, items_in_round(found.suite, gate), gate)
     drawn = {found.suite.name: items_in_round(found.suite, gate) for found in suites.compared}
+    for name, items in drawn.items():
+        check_margins(name, items, gate)
     drawn |= {found.suite.name: len(found.suite.items) for found in suites.aside}
     check_bars([(bar, bar.suite, drawn[bar.suite]) for bar in suites.bars])
     if any(found.runs_code for found in (*suites.compared, *suites.aside)):
@@ -172,22 +172,25 @@ async def note_resolution(run: Run, suite: Suite) -> None:
     From the first verdict on by the spread of the anchor's draws, from `MEASURED` on by that of the differences.
     """
     reports: list[Mapping[str, Any]] = []
-    async for _, row in run.log.read(0, {ReleaseEvent}):
-        report = row.detail.get("report", {}) if isinstance(row, ReleaseEvent) else {}
+    async for row in rows_of(run.log, ReleaseEvent):
+        report = row.detail.get("report", {})
         if report.get("suite_hash") == suite.hash and report.get("verdict") != "EXTEND" and "smallest_margin" in report:
             reports.append(report)
-    gate = run.config.evaluate.gate
+    raised, why = _is_coarse(reports, suite, run.config.evaluate.gate)
+    await note(run.log, COARSE, raised=raised, why=why, at=wall_clock())
+
+
+def _is_coarse(reports: Sequence[Mapping[str, Any]], suite: Suite, gate: GateConfig) -> tuple[bool, str]:
+    """Whether the suite cannot hold the margins, by the reports of its verdicts, oldest first, and why."""
     if len(reports) < MEASURED:
         spreads = [float(report["draw_spread"]) for report in reports if report.get("draw_spread")]
         if not spreads:
-            why = f"nothing was measured on suite {suite.name!r} yet"
-            return await note(run.log, COARSE, raised=False, why=why, at=wall_clock())
-        raised, why = False, f"as the anchor's draws of suite {suite.name!r} vary, it can hold its margins"
+            return False, f"nothing was measured on suite {suite.name!r} yet"
         try:
             check_margins(suite.name, items_in_round(suite, gate), gate, median(spreads))
         except BadConfig as error:
-            raised, why = True, str(error)
-        return await note(run.log, COARSE, raised=raised, why=why, at=wall_clock())
+            return True, str(error)
+        return False, f"as the anchor's draws of suite {suite.name!r} vary, it can hold its margins"
     smallest, margin = median(float(report["smallest_margin"]) for report in reports[-MEASURED:]), gate.total_margin
     why = f"as the last {MEASURED} verdicts measured it, suite {suite.name!r} can hold a total margin of {100 * smallest:.1f} pp"
     if smallest > margin:
@@ -195,7 +198,7 @@ async def note_resolution(run: Run, suite: Suite) -> None:
             f", and {100 * margin:.1f} pp is set: more than one in ten equally good candidates is blocked; add items or draws, or raise "
             "evaluate.gate.total_margin"
         )
-    await note(run.log, COARSE, raised=smallest > margin, why=why, at=wall_clock())
+    return smallest > margin, why
 
 
 def _open(file: str, config: Config) -> TaskSuite:

@@ -16,20 +16,9 @@ from pydantic import SecretStr
 
 from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.styles import StyleAdaptation
+from ostinato.app import numerics
 from ostinato.app.memory import check_memory
-from ostinato.app.numerics import (
-    NumericsMode,
-    compute,
-    engine_contract,
-    engine_threads,
-    form,
-    integers,
-    numerics_mode,
-    pace,
-    slower,
-    stamp,
-    threads_agree,
-)
+from ostinato.app.numerics import NumericsMode
 from ostinato.app.server_loans import Lending, Lent, check_lending, read_draining
 from ostinato.app.storage import Run, home, live_last, open_cached_store, open_follower, served_refs, store_place
 from ostinato.config import Config
@@ -99,7 +88,7 @@ async def open_serving(
     check_window(config.serve, min(renderer.context, engine.capabilities().context))
     contract = engine.contract()
     if contract is not None:
-        await stamp(run.log, contract)
+        await numerics.stamp(run.log, contract)
     router = _router(run)
     if router is not None:
         await router.catch_up()
@@ -124,7 +113,7 @@ async def open_serving(
         reader=reader,
     )
     lending = _lending(config, engine, gateway, lent)
-    mode = None if config.engine.kind == "vllm" else await asyncio.to_thread(numerics_mode, config)
+    mode = None if config.engine.kind == "vllm" else await asyncio.to_thread(numerics.numerics_mode, config)
     return Serving(
         engine=engine,
         gateway=gateway,
@@ -143,7 +132,8 @@ async def _begin(config: Config, model: Path, follower: Follower) -> tuple[HFRen
     settings: what is not kept of this machine is measured first, and nothing computes meanwhile. Raises BadConfig.
     """
     if _was_served(config):
-        await asyncio.to_thread(_measure, config)
+        await asyncio.to_thread(numerics.engine_contract, config)
+        await asyncio.to_thread(numerics.engine_threads, config)
     ahead = _fetch_ahead(config, model, follower)
     return await _rendered(model, grammars=ahead is not None), ahead
 
@@ -152,11 +142,6 @@ def _was_served(config: Config) -> bool:
     """Whether an engine in this process has loaded the run's live version before."""
     served = journal_of(config).entries.get(Arm.LIVE.value)
     return config.engine.kind != "vllm" and served is not None and served.have is not None
-
-
-def _measure(config: Config) -> None:
-    engine_contract(config)
-    engine_threads(config)
 
 
 def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Task[None] | None:
@@ -305,17 +290,17 @@ async def open_embedded(config: Config, model: Path, renderer: HFRenderer, held:
     from ostinato.model.config import backend
     from ostinato.model.load import build
 
-    contract = await asyncio.to_thread(engine_contract, config)
+    contract = await asyncio.to_thread(numerics.engine_contract, config)
     computing = await asyncio.to_thread(backend, config.model)
-    dtype = await asyncio.to_thread(compute, config)
+    dtype = await asyncio.to_thread(numerics.compute, config)
     check_memory(config, model, ("serve",), process_limit(), dtype.itemsize, held=held)
     weights = await asyncio.to_thread(build, model, dtype, computing)
-    wide = await asyncio.to_thread(threads_agree, config)
+    wide = await asyncio.to_thread(numerics.threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)
-    found = await asyncio.to_thread(integers, config)
-    if words := slower(await asyncio.to_thread(pace, config)):
+    found = await asyncio.to_thread(numerics.integers, config)
+    if words := numerics.slower(await asyncio.to_thread(numerics.pace, config)):
         _LOG.warning("engine.products = %r is %s", config.engine.products, words)
-    threads = await asyncio.to_thread(engine_threads, config)
+    threads = await asyncio.to_thread(numerics.engine_threads, config)
     return TorchEngine(
         weights,
         renderer,
@@ -325,7 +310,7 @@ async def open_embedded(config: Config, model: Path, renderer: HFRenderer, held:
         wide=wide,
         grammars=grammars,
         device=computing.device,
-        keep=partial(form, config, model),
+        keep=partial(numerics.form, config, model),
     )
 
 

@@ -14,14 +14,15 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import regex
 
+from ostinato.app.storage import model_path, rows_of
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS
-from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
 from ostinato.core.records import Batch, Consent, ConsentGiven, Finish, Person, Reward, Turn
@@ -56,31 +57,14 @@ def silent(what: str, done: int, total: int) -> None:
 # ---------------------------------------------------------------- prompts as messages
 
 
-class PromptReader(Protocol):
-    """The part of a model's renderer that reads prompts back."""
-
-    def conversation_of(self, ids: Sequence[int]) -> Conversation | None:
-        """A conversation that is rendered to these ids."""
-        ...
-
-    def messages_of(self, ids: Sequence[int]) -> list[Message]:
-        """The messages in these ids; [] if the template names no roles in words."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, control tokens left out."""
-        ...
-
-
 def open_reader(config: Config) -> HFRenderer:
     """The renderer of the run's model. Raises BadConfig."""
-    from ostinato.app.storage import model_path
     from ostinato.model.renderer import HFRenderer
 
     return HFRenderer(model_path(config))
 
 
-def people_wrote(reader: PromptReader, ids: Sequence[int]) -> str:
+def people_wrote(reader: HFRenderer, ids: Sequence[int]) -> str:
     """What a prompt says without its system prompt, which all of a product's prompts share; all of it if no roles can be told."""
     return _unshared(reader.messages_of(ids)) or reader.decode(ids)
 
@@ -152,7 +136,7 @@ class _Candidate:
 
 
 async def draw_suite(
-    log: Log, config: Config, draw: SuiteDraw, reader: PromptReader, on_progress: OnProgress = silent
+    log: Log, config: Config, draw: SuiteDraw, reader: HFRenderer, on_progress: OnProgress = silent
 ) -> DrawnSuite:
     """Draw a suite from the log, which is only read: prompts of people, proportionally from strata of tenant, length and outcome.
 
@@ -258,9 +242,8 @@ async def _candidates(
 async def _refused(log: Log) -> set[Person]:
     """The people whose recorded choice allows no learning now."""
     found: dict[Person, Consent] = {}
-    async for _, row in log.read(0, {ConsentGiven}):
-        if isinstance(row, ConsentGiven):
-            found[row.person] = row.level
+    async for row in rows_of(log, ConsentGiven):
+        found[row.person] = row.level
     return {person for person, level in found.items() if level is not Consent.YES}
 
 
@@ -288,9 +271,7 @@ def _quotas(candidates: Sequence[_Candidate], items: int) -> dict[tuple[str, str
     return quotas
 
 
-async def _task(
-    log: Log, each: _Candidate, draw: SuiteDraw, reader: PromptReader, left_out: Counter[str]
-) -> Task | None:
+async def _task(log: Log, each: _Candidate, draw: SuiteDraw, reader: HFRenderer, left_out: Counter[str]) -> Task | None:
     found = await log.find(Turn, [(each.turn,)])
     if not found or found[0].redacted:
         left_out["forgotten"] += 1
@@ -404,7 +385,7 @@ class Contamination:
 async def contamination(
     log: Log,
     tasks: Mapping[str, Sequence[Task]],
-    reader: PromptReader,
+    reader: HFRenderer,
     *,
     gram: int = 13,
     on_progress: OnProgress = silent,
@@ -424,7 +405,7 @@ async def contamination(
             data = [value for value in task.grading.data.values() if isinstance(value, str)]
             texts = [own_words(_unshared(task.messages), template), *data]
             short += not index.add(f"{suite}: {task.id}", texts)
-    trained = [turn async for _, row in log.read(0, {Batch}) if isinstance(row, Batch) for turn in row.turns]
+    trained = [turn async for row in rows_of(log, Batch) for turn in row.turns]
     shared: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     done = 0
     async for turn in _turns(log, trained):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -96,16 +97,9 @@ def _count(file: Path) -> int:
     try:
         with file.open("rb") as data:
             header = json.loads(data.read(min(int.from_bytes(data.read(8), "little"), 100 << 20)))
-        return sum(_product(each["shape"]) for name, each in header.items() if name != "__metadata__")
+        return sum(math.prod(map(_whole, each["shape"])) for name, each in header.items() if name != "__metadata__")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0
-
-
-def _product(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= _whole(size)
-    return total
 
 
 def _whole(value: object) -> int:

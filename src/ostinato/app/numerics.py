@@ -79,7 +79,7 @@ def numerics_mode(config: Config) -> NumericsMode:
     from ostinato.model.config import backend
 
     def examine() -> Iterable[ExactnessVerdict]:
-        engine, trainer = compute(config), _trained_in(config)
+        engine, trainer = compute(config), trained_in(config)
         yield verdict(config, engine, 1)
         yield verdict(config, trainer, config.train.threads)
 
@@ -156,14 +156,14 @@ def engine_contract(config: Config) -> Contract:
     return _contract(config, compute(config), threads=1, quantisation=_rounding(config))
 
 
-def _rounding(config: Config) -> str | None:
-    """The name of the engine's rounding of products; None for plain ones."""
+def _rounding(config: Config) -> str:
+    """The name of the engine's rounding of products; "none" for plain ones."""
     if config.engine.products == "fp8":
         from ostinato.engine.embedded.form import FP8_NAME
 
         return FP8_NAME
     found = integers(config)
-    return None if found is None else found.name
+    return "none" if found is None else found.name
 
 
 def check_products(config: Config) -> None:
@@ -219,10 +219,11 @@ def streams(count: int) -> str:
 
 def trainer_contract(config: Config) -> Contract:
     """The numerics contract of the training worker: the engine's, unless its dtype differs or its threads give other bits."""
-    return _contract(config, _trained_in(config), threads=config.train.threads)
+    return _contract(config, trained_in(config), threads=config.train.threads)
 
 
-def _trained_in(config: Config) -> torch.dtype:
+def trained_in(config: Config) -> torch.dtype:
+    """The dtype in which the trainer computes. Imports torch. Raises BadConfig."""
     import torch
 
     return torch.bfloat16 if training(config).compute == "bf16" else torch.float32
@@ -255,30 +256,26 @@ def training(config: Config) -> TrainConfig:
     return config.train.model_copy(update=settings)
 
 
-def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str | None = None) -> Contract:
+def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str = "none") -> Contract:
     from ostinato.model.config import backend
     from ostinato.model.numerics import contract
 
     _use_order(config)
-    mode, found_at = numerics_mode(config).mode, backend(config.model)
-    library: tuple[str, ...] = ()
-    definitions: tuple[str, ...] = ()
-    if mode == "exact":
-        found = verdict(config, dtype, threads)
-        if not found.exact:
-            raise BadConfig(found.reason)
-        threads, library, definitions = found.threads, found.library, found.definitions
-    else:
-        threads = 1  # nothing is promised for one number of threads rather than another
+    mode, found_at, block = numerics_mode(config).mode, backend(config.model), config.engine.block
+    if mode == "fast":  # nothing is promised for one number of threads rather than another
+        return contract(dtype, mode, 1, block, quantisation, backend=found_at)
+    found = verdict(config, dtype, threads)
+    if not found.exact:
+        raise BadConfig(found.reason)
     return contract(
         dtype,
         mode,
-        threads,
-        config.engine.block,
-        quantisation or "none",
+        found.threads,
+        block,
+        quantisation,
         backend=found_at,
-        library=library,
-        definitions=definitions,
+        library=found.library,
+        definitions=found.definitions,
     )
 
 

@@ -7,14 +7,14 @@ rows keeps those that are not decided yet and those that a restarted trainer rea
 from __future__ import annotations
 
 from ostinato.app.branches import branches_begun, copied_upto
-from ostinato.app.storage import Run, open_folds, open_log
+from ostinato.app.storage import Run, open_folds, open_log, rows_of
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.record.rowlog import RowLog
 from ostinato.reward.log_fold import needed_above
-from ostinato.weights.keep.gc import Collected, OnStep, collect
+from ostinato.weights.keep.gc import Collected, collect
 
 _LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
 # the action after which it waits for a person, for however long, and newer ones take its refs
@@ -31,20 +31,20 @@ async def needed(log: RowLog, config: Config) -> list[str]:
     return list(dict.fromkeys(roots))
 
 
-async def collect_weights(run: Run, on_step: OnStep = lambda step: None) -> Collected:
+async def collect_weights(run: Run) -> Collected:
     """Delete the versions that nothing needs, by the run's own rules. Raises as `weights.keep.gc.collect`."""
-    return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config), on_step=on_step)
+    return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config))
 
 
 async def _released(log: Log, count: int) -> list[PolicyVersion]:
     """The last `count` versions that were live, newest first, and the last one that waited for approval, by the run's ledger."""
     found: dict[PolicyVersion, None] = {}
     waits: list[PolicyVersion] = []
-    async for _, row in log.read(0, {ReleaseEvent}):
-        if isinstance(row, ReleaseEvent) and row.action in _LIVE:
+    async for row in rows_of(log, ReleaseEvent):
+        if row.action in _LIVE:
             found.pop(row.policy, None)  # moves it to the end: the order is by when it was last live
             found[row.policy] = None
-        elif isinstance(row, ReleaseEvent) and row.action == _WAITS:
+        elif row.action == _WAITS:
             waits = [row.policy]
     return [*list(found)[::-1][:count], *waits]
 

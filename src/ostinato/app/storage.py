@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound, StorageFull
 from ostinato.core.files import make_private, write_atomic
 from ostinato.core.records import Arm
-from ostinato.core.seams import Cursor
+from ostinato.core.seams import Cursor, Log, R
 from ostinato.record.config import RecordConfig
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, LEARNER_TEST_REF, MARK, SERVED_REFS, Home, Run
 
@@ -85,6 +85,14 @@ def home(config: Config) -> Home:
     return Home(place)
 
 
+def existing_home(config: Config) -> Home:
+    """The run's directory, of which nothing is made. Raises NotFound if no run is there, and none has its log elsewhere."""
+    place = Home(config.run.directory)
+    if not place.log.exists() and not config.record.url:
+        raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
+    return place
+
+
 def serving_run(config: Config) -> Config:
     """The settings of the run whose gateway serves a tenant's branch, from those of the run that trains it; others as they are."""
     if not config.run.tenant:
@@ -146,6 +154,13 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
         log.close()
         raise
     return log
+
+
+async def rows_of(log: Log, kind: type[R]) -> AsyncIterator[R]:
+    """The log's rows of one kind, oldest first. Raises as `Log.read`."""
+    async for _, row in log.read(0, {kind}):
+        if isinstance(row, kind):
+            yield row
 
 
 def check_elsewhere(config: Config) -> None:
@@ -256,6 +271,13 @@ def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
     if said := make_private(store.root):  # an earlier version made it
         _warn_once(said)
     return store
+
+
+async def point_ref(store: RefStore, ref: str, root: str) -> None:
+    """Let a ref name a version, unless it does. Raises Conflict if another process moves it at this moment."""
+    held = await store.read_ref(ref)
+    if held != root:
+        await store.move_ref(ref, held, root)
 
 
 def store_place(config: Config, seen_as: str = "") -> dict[str, object]:

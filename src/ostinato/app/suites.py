@@ -16,24 +16,15 @@ from typing import Any
 from blake3 import blake3
 
 from ostinato.adapt.safety import smoke_items, suite_items
+from ostinato.app import worlds
 from ostinato.app.storage import home, operator_key, serving_run
-from ostinato.app.worlds import (
-    GRADERS,
-    GRADERS_IN_BOXES,
-    check_tasks,
-    open_answer_grading,
-    open_grading,
-    open_harnesses,
-    runs_code,
-    workshop_behind,
-    world_gateway,
-)
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_ref
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Backend
+from ostinato.demo import tab as tab_lines
 from ostinato.demo import tasks as demo_tasks
 from ostinato.evaluate.opinions import OpinionProbes
 from ostinato.evaluate.runner import Attempted, SuiteRunner
@@ -84,25 +75,19 @@ def open_task_suite(file: str, config: Config) -> TaskSuite:
             f"task file {file}: no task has the split 'held_out', so there is nothing to measure with; give some tasks that split"
         )
     tasks = tasks[: config.evaluate.items or None]
-    check_tasks(config, tasks)
+    worlds.check_tasks(config, tasks)
     items = tuple(Item(task.id, task.family) for task in tasks)
     return TaskSuite(
         suite=Suite(taskset.name, _hash(taskset, tasks, config), items),
         tasks=replace(taskset, tasks=tuple(tasks)),
-        runs_code=runs_code(config, tasks),
+        runs_code=worlds.runs_code(config, tasks),
     )
 
 
 def _read(file: str, config: Config) -> Taskset:
     answer_s, grading_s = config.evaluate.runner.request_timeout_s, config.evaluate.grade_timeout_s
-    shipped = {
-        "demo": _demo_items,
-        "demo-tab": _tab_items,
-        "safety": lambda: ("safety", suite_items()),
-        "safety-smoke": lambda: ("safety-smoke", smoke_items()),
-    }
-    if file in shipped:
-        name, items = shipped[file]()
+    if (shipped := _shipped(file)) is not None:
+        name, items = shipped
         text = "".join(json.dumps(item) + "\n" for item in items)
         found = parse(name, text, Path(), answer_s=answer_s, grading_s=grading_s)
         return replace(found, hash=parse(name, text, Path()).hash)
@@ -117,28 +102,29 @@ def _read(file: str, config: Config) -> Taskset:
 
 
 def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
-    harnesses = open_harnesses(config)
+    harnesses = worlds.open_harnesses(config)
     used = sorted({harnesses[task.harness].hash for task in tasks})
     asked = sorted({str(config.worlds.temperature) for task in tasks if task.temperature is None})
-    own = own_graders(config.worlds.graders, GRADERS)
+    own = own_graders(config.worlds.graders, worlds.GRADERS)
     graders = sorted({own[task.grading.grader].identity for task in tasks if task.grading.grader in own})
     judge = config.worlds.judge if any(task.grading.grader == "rubric" for task in tasks) else None
     judged = [] if judge is None else [judge.model_dump_json(include={"model", "axes"})]
     return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used, *graders, *judged]).encode()).hexdigest()
 
 
-def _demo_items() -> tuple[str, list[dict[str, Any]]]:
-    """The copilot's held-out function families, which no user ever asks for."""
-    _, held_out = demo_tasks.split(demo_tasks.load())
-    return "demo-heldout", demo_tasks.suite_items(held_out)
-
-
-def _tab_items() -> tuple[str, list[dict[str, Any]]]:
-    """Tab's held-out lines, which no user ever types."""
-    from ostinato.demo import tab as tab_lines
-
-    _, held_out = tab_lines.split_lines()
-    return "tab-heldout", tab_lines.suite_items(held_out)
+def _shipped(suite: str) -> tuple[str, list[dict[str, Any]]] | None:
+    """The name and the items of a suite that comes with Ostinato; None for any other."""
+    match suite:
+        case "demo":  # the copilot's held-out function families, which no user ever asks for
+            return "demo-heldout", demo_tasks.suite_items(demo_tasks.split(demo_tasks.load())[1])
+        case "demo-tab":  # Tab's held-out lines, which no user ever types
+            return "tab-heldout", tab_lines.suite_items(tab_lines.split_lines()[1])
+        case "safety":
+            return suite, suite_items()
+        case "safety-smoke":
+            return suite, smoke_items()
+        case _:
+            return None
 
 
 # ---------------------------------------------------------------- trying them
@@ -232,15 +218,15 @@ class HeldOutWorld:
         """Answers alone need no backend and no judge: their tests run in this machine's namespaces, whatever `sandbox.backend` is."""
         only_answers = all(task.harness == ONE_ANSWER for task in self.tasks.tasks)
         graders = {task.grading.grader for task in self.tasks.tasks}
-        if only_answers and graders.isdisjoint(GRADERS_IN_BOXES):
-            return open_answer_grading(self.config, judged="rubric" in graders)
-        return open_grading(self.config, proving=True)
+        if only_answers and graders.isdisjoint(worlds.GRADERS_IN_BOXES):
+            return worlds.open_answer_grading(self.config, judged="rubric" in graders)
+        return worlds.open_grading(self.config, proving=True)
 
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
         place = home(serving_run(self.config))
-        gateway = world_gateway(self.config, place, self.url, self.tasks, _named(self.config, slot))
-        async with workshop_behind(self.config, gateway, grading=self.grading()) as shop:
+        gateway = worlds.world_gateway(self.config, place, self.url, self.tasks, _named(self.config, slot))
+        async with worlds.workshop_behind(self.config, gateway, grading=self.grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 
 

@@ -58,7 +58,19 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- grading
 
 
-GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor", "rubric", "checks")
+_DATA_READERS: dict[str, Callable[[Task], object]] = {
+    "function": lambda task: read_data(FunctionGrading, task),
+    "pattern": read_pattern,
+    "pytest": read_suite,
+    "python_tests": read_completion,
+    "suggestion": read_suggestion,
+    "harbor": read_harbor,
+    "rubric": lambda task: None,  # it judges any text
+    "checks": read_checks,
+}
+"""What reads a task's `grading.data`, by grader. Each raises BadConfig for data that its grader cannot work with."""
+
+GRADERS = tuple(_DATA_READERS)
 """The names that tasks and suites may use."""
 
 GRADERS_IN_BOXES = ("function", "pytest", "harbor")
@@ -73,28 +85,15 @@ def check_grading(task: Task, own: Collection[str] = ()) -> None:
 
     `own` are the names of the operator's own graders, whose data nobody else can check.
     """
-    match task.grading.grader:
-        case name if name in own or name == "rubric":  # which judges any text
-            return
-        case "function":
-            read_data(FunctionGrading, task)
-        case "harbor":
-            read_harbor(task)
-        case "pytest":
-            read_suite(task)
-        case "python_tests":
-            read_completion(task)
-        case "pattern":
-            read_pattern(task)
-        case "checks":
-            read_checks(task)
-        case "suggestion":
-            read_suggestion(task)
-        case other:
-            raise BadConfig(
-                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join([*GRADERS, *own])}; "
-                "worlds.graders adds your own"
-            )
+    grader = task.grading.grader
+    if grader in own:
+        return
+    if grader not in _DATA_READERS:
+        raise BadConfig(
+            f"task {task.id!r}, field 'grading.grader': there is no grader {grader!r}; there are {', '.join([*GRADERS, *own])}; "
+            "worlds.graders adds your own"
+        )
+    _DATA_READERS[grader](task)
 
 
 def open_backend(config: SandboxConfig) -> Backend:
@@ -109,17 +108,14 @@ def open_backend(config: SandboxConfig) -> Backend:
 
 
 @contextlib.asynccontextmanager
-async def open_grading(
-    config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
-) -> AsyncGenerator[tuple[Backend, Grader]]:
+async def open_grading(config: Config, *, proving: bool = False) -> AsyncGenerator[tuple[Backend, Grader]]:
     """Sandboxes, and a grader of any task in them, with the price of effort and the judge that `[worlds]` sets.
 
     `proving`: for a verdict about a candidate. Effort then has no price, and single answers need not wait until the processor is
     otherwise idle. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
     """
-    settings = config.worlds
     async with contextlib.AsyncExitStack() as leaving:
-        judge = await leaving.enter_async_context(_open_judge(config, environment))
+        judge = await leaving.enter_async_context(_open_judge(config))
         boxes = open_backend(config.sandbox)
         leaving.push_async_callback(boxes.close)
         python = PYTHON if config.sandbox.backend == "e2b" else python_inside()
@@ -129,21 +125,19 @@ async def open_grading(
         else:
             assert isinstance(boxes, GVisorBoxes | E2BBoxes)
             runs = RunsInBoxes(boxes, config.sandbox, python=python)
-        effort = None if proving else settings.effort
+        effort = None if proving else config.worlds.effort
         own = _open_own(config, leaving)
         yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge, own=own)
 
 
 @contextlib.asynccontextmanager
-async def open_answer_grading(
-    config: Config, environment: Mapping[str, str] = os.environ, *, judged: bool = False
-) -> AsyncGenerator[tuple[None, Grader]]:
+async def open_answer_grading(config: Config, *, judged: bool) -> AsyncGenerator[tuple[None, Grader]]:
     """A grader of single answers: none of `GRADERS_IN_BOXES`, and their tests run in this machine's namespaces.
 
     `judged`: some are graded by `rubric`. Raises BadConfig for a judge whose key is not set.
     """
     async with contextlib.AsyncExitStack() as leaving:
-        judge = await leaving.enter_async_context(_open_judge(config, environment)) if judged else None
+        judge = await leaving.enter_async_context(_open_judge(config)) if judged else None
         runs = leaving.enter_context(contextlib.closing(SingleRuns(config.sandbox)))
         own = _open_own(config, leaving)
         yield None, open_graders(None, runs, python_inside(), judge=judge, own=own)
@@ -158,13 +152,13 @@ def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, O
 
 
 @contextlib.asynccontextmanager
-async def _open_judge(config: Config, environment: Mapping[str, str]) -> AsyncGenerator[RubricJudge | None]:
+async def _open_judge(config: Config) -> AsyncGenerator[RubricJudge | None]:
     """The judge of `worlds.judge`, None without one. Raises BadConfig if its key is not set."""
     settings = config.worlds.judge
     if settings is None:
         yield None
         return
-    key = environment.get(settings.key_env, "").strip() if settings.key_env else ""
+    key = os.environ.get(settings.key_env, "").strip() if settings.key_env else ""
     if settings.key_env and not key:
         raise BadConfig(
             f"worlds.judge takes its key from the variable {settings.key_env}, which is not set: export it where this is started"
@@ -230,13 +224,8 @@ def open_taskset(config: Config) -> Taskset:
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
     check_tasks(config, tasks.tasks)
-    asks = (
-        "reward.belief.strength"
-        if config.reward.belief.strength
-        else "worlds.suspects"
-        if config.worlds.suspects
-        else ""
-    )
+    strengths = {"reward.belief.strength": config.reward.belief.strength, "worlds.suspects": config.worlds.suspects}
+    asks = next((name for name, strength in strengths.items() if strength), "")
     if asks and not any(task.known for task in tasks.tasks if task.split is Split.TRAIN):
         raise BadConfig(
             f"{asks} is set, and no task of worlds.file {config.worlds.file} with the split 'train' has a known answer; give tasks the "
@@ -347,7 +336,9 @@ async def open_far_rollouts(
         gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
         async with renewing(context, aim.certificate, aim.key), workshop_behind(config, gateway) as shop:
             outcomes = FarOutcomes(gateway)
-            after, end = _read_upto(events), await _patient_end(outcomes, worlds.retry_pause_s, waiting)
+            patience = RetryPolicy(pause_s=worlds.retry_pause_s, longest_s=worlds.retry_pause_s)
+            end = await retry(outcomes.end, patience, on=Unavailable, failed=lambda error: waiting(str(error)))
+            after = _read_upto(events)
             if after is not None and after > end:
                 events, after = _give_up(journal, events, open_groups(events)), None
             if after is None:
@@ -359,13 +350,11 @@ async def open_far_rollouts(
             yield Rollouts(tasks, shop, journal, events, spent, worlds, tell, keep, flat_count=flat_count)
 
 
-@contextlib.asynccontextmanager
-async def open_workshop(
+def open_workshop(
     config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
-) -> AsyncGenerator[Workshop]:
+) -> AbstractAsyncContextManager[Workshop]:
     """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
-    async with workshop_behind(config, world_gateway(config, place, url, tasks, slot)) as shop:
-        yield shop
+    return workshop_behind(config, world_gateway(config, place, url, tasks, slot))
 
 
 def world_gateway(config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value) -> WorldGateway:
@@ -420,11 +409,6 @@ def _give_up(journal: EventFile, events: list[dict[str, Any]], lost: Collection[
 
 def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:
     return max((int(event["after"]) for event in events if "after" in event), default=None)
-
-
-async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[[str], None]) -> int:
-    policy = RetryPolicy(pause_s=pause_s, longest_s=pause_s)
-    return await retry(outcomes.end, policy, on=Unavailable, failed=lambda error: waiting(str(error)))
 
 
 def warn_of_staleness(config: Config, tasks: Taskset) -> None:

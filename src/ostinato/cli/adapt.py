@@ -10,9 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
-
-Json = Annotated[bool, Parameter(name="--json", negative="")]
+from ostinato.cli.options import DEFAULTS, Common, Flag, Positive
 
 adapt = App(name="adapt", help="Dials and styles by which answers suit a person.")
 
@@ -23,9 +21,9 @@ def fit(
     prompts: Path | None = None,
     version: str = "live",
     answers: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=128))] = 64,
-    tokens: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 32,
+    tokens: Positive = 32,
     seed: int = 0,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Fit the dials' directions to the live version and write them to the run's log as a basis.
 
@@ -52,12 +50,12 @@ def fit(
     """
     from ostinato.launch.commands.adapt import fit as run
 
-    config = (common or Common()).of_run()
+    config = common.of_run()
     asyncio.run(run(config, prompts, each=answers, tokens=tokens, seed=seed, console=Console(), version=version))
 
 
 @adapt.command
-def show(tenant: str, user: str, *, json: Json = False, common: Common | None = None) -> None:
+def show(tenant: str, user: str, *, json: Flag = False, common: Common = DEFAULTS) -> None:
     """Show what is known of a person's wishes: each dial with a 95% interval and in words, and whether their answers lean.
 
     It reads the log from where the gateway's saved states end, in this process, and changes nothing.
@@ -73,11 +71,11 @@ def show(tenant: str, user: str, *, json: Json = False, common: Common | None = 
     """
     from ostinato.launch.commands.adapt import show as run
 
-    asyncio.run(run((common or Common()).of_run(), tenant, user, Console(), machine=json))
+    asyncio.run(run(common.of_run(), tenant, user, Console(), machine=json))
 
 
 @adapt.command
-def reset(tenant: str, user: str, *, common: Common | None = None) -> None:
+def reset(tenant: str, user: str, *, common: Common = DEFAULTS) -> None:
     """Return a person's dials to the prior: no earlier rating counts any more.
 
     This writes a row to the log; a running gateway applies it within a second.
@@ -91,11 +89,11 @@ def reset(tenant: str, user: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.adapt import reset as run
 
-    asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
+    asyncio.run(run(common.of_run(), tenant, user, Console()))
 
 
 @adapt.command
-def status(*, json: Json = False, common: Common | None = None) -> None:
+def status(*, json: Flag = False, common: Common = DEFAULTS) -> None:
     """Show whether answers lean, by which bases, and for how many people.
 
     Parameters
@@ -105,11 +103,11 @@ def status(*, json: Json = False, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.adapt import status as run
 
-    asyncio.run(run((common or Common()).of_run(), Console(), machine=json))
+    asyncio.run(run(common.of_run(), Console(), machine=json))
 
 
 @adapt.command
-def check(*, seed: int = 0, common: Common | None = None) -> None:
+def check(*, seed: int = 0, common: Common = DEFAULTS) -> None:
     """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Exits with 1 unless all are safe.
 
     The corners are each dial as far up and down as it goes, all of them at once, people drawn from the prior at twice its width, and the
@@ -127,13 +125,13 @@ def check(*, seed: int = 0, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.adapt import check as run
 
-    config = (common or Common()).of_run()
+    config = common.of_run()
     if not asyncio.run(run(config, seed=seed, console=Console())):
         sys.exit(1)
 
 
 @adapt.command
-def approve(*, version: str = "live", seed: int = 0, common: Common | None = None) -> None:
+def approve(*, version: str = "live", seed: int = 0, common: Common = DEFAULTS) -> None:
     """Try each style of `adapt.styles.prompts` against `adapt.styles.suite`, and approve those that cost no quality. Exits with 1
     unless all pass.
 
@@ -152,6 +150,6 @@ def approve(*, version: str = "live", seed: int = 0, common: Common | None = Non
     """
     from ostinato.launch.commands.adapt import approve as run
 
-    config = (common or Common()).of_run()
+    config = common.of_run()
     if not asyncio.run(run(config, seed=seed, console=Console(), version=version)):
         sys.exit(1)

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import DEFAULTS, Common
 
 
 def ship(
@@ -17,7 +17,7 @@ def ship(
     tenant: Annotated[str | None, Parameter(name="--for")] = None,
     reason: str = "by hand",
     actor: str | None = None,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Release a version to users without asking the gate; `ostinato rollback` takes it back.
 
@@ -38,7 +38,7 @@ def ship(
     from ostinato.launch.commands.release import ship as run
     from ostinato.launch.commands.release import ship_branch
 
-    config = (common or Common()).of_run()
+    config = common.of_run()
     if tenant is not None:
         asyncio.run(ship_branch(config, version, tenant, actor, Console()))
     else:
@@ -46,7 +46,7 @@ def ship(
 
 
 def approve(
-    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common = DEFAULTS
 ) -> None:
     """Release the version that has passed and waits for approval (`release.approval = "manual"`); `ostinato status` names it.
 
@@ -61,11 +61,11 @@ def approve(
     """
     from ostinato.launch.commands.release import approve as run
 
-    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
+    asyncio.run(run(common.of_run(), version, reason, actor, Console()))
 
 
 def refuse(
-    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common = DEFAULTS
 ) -> None:
     """Block the version that waits for approval, so that it never ships by itself.
 
@@ -80,11 +80,11 @@ def refuse(
     """
     from ostinato.launch.commands.release import refuse as run
 
-    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
+    asyncio.run(run(common.of_run(), version, reason, actor, Console()))
 
 
 def rollback(
-    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common = DEFAULTS
 ) -> None:
     """Make an earlier release live again; engines follow within seconds.
 
@@ -100,7 +100,7 @@ def rollback(
     """
     from ostinato.launch.commands.release import roll_back
 
-    asyncio.run(roll_back((common or Common()).of_run(), version, reason, actor, Console()))
+    asyncio.run(roll_back(common.of_run(), version, reason, actor, Console()))
 
 
 # ---------------------------------------------------------------- alarms
@@ -112,15 +112,15 @@ alarms = App(
 
 
 @alarms.default
-def show(*, common: Common | None = None) -> None:
+def show(*, common: Common = DEFAULTS) -> None:
     """Show the active alarms: what was found, since when, and the newest turns that show it."""
     from ostinato.launch.commands.release import show_alarms
 
-    asyncio.run(show_alarms((common or Common()).of_run(), Console()))
+    asyncio.run(show_alarms(common.of_run(), Console()))
 
 
 @alarms.command
-def accept(name: str, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None) -> None:
+def accept(name: str, *, reason: str = "by hand", actor: str | None = None, common: Common = DEFAULTS) -> None:
     """Accept a change that a monitor found: its alarm ends, and is not raised again for a shift of the same size.
 
     Parameters
@@ -134,4 +134,4 @@ def accept(name: str, *, reason: str = "by hand", actor: str | None = None, comm
     """
     from ostinato.launch.commands.release import accept_alarm
 
-    asyncio.run(accept_alarm((common or Common()).of_run(), name, reason, actor, Console()))
+    asyncio.run(accept_alarm(common.of_run(), name, reason, actor, Console()))

@@ -19,7 +19,7 @@ from ostinato.cli.adapt import adapt
 from ostinato.cli.approvals import alarms, approve, refuse, rollback, ship
 from ostinato.cli.connect import connect, watch
 from ostinato.cli.corpus import corpus
-from ostinato.cli.options import Common, console
+from ostinato.cli.options import DEFAULTS, Common, Flag, Positive, console
 from ostinato.cli.reward import reward
 from ostinato.cli.suite import suite
 from ostinato.cli.weights import weights
@@ -35,21 +35,14 @@ app = App(
     "prove that the new checkpoint is better, ship it, and roll back if it is worse.",
     suppress_keyboard_interrupt=False,  # `ostinato.cli.main` gives the exit code
 )
-app.command(weights)
-app.command(alarms)
-app.command(connect)
-app.command(watch)
-app.command(worlds)
-app.command(corpus)
-app.command(reward)
-app.command(suite)
-app.command(adapt)
+for _group in (weights, alarms, connect, watch, worlds, corpus, reward, suite, adapt):
+    app.command(_group)
 for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 
 
 @app.command
-def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> None:
+def up(*, on: Literal["here", "ray"] = "here", common: Common = DEFAULTS) -> None:
     """Start gateway, trainer, release worker and housekeeping, and keep them running until Ctrl-C.
 
     A worker that dies or hangs is restarted. If one cannot run at all, the command prints the reason, and serving goes on without it.
@@ -70,7 +63,7 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> 
         with collecting_rarely():
             from ostinato.launch.commands.up import up as run
 
-        asyncio.run(run((common or Common()).starting(), console, on))
+        asyncio.run(run(common.starting(), console, on))
 
 
 @app.command
@@ -78,7 +71,7 @@ def scale(
     worker: Literal["rollout"],
     number: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=1000))],
     *,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Set how many workers of a kind a run on Ray has, until the run ends.
 
@@ -91,7 +84,7 @@ def scale(
     """
     from ostinato.launch.commands.compute import scale_rollouts
 
-    scale_rollouts((common or Common()).of_run(), number, Console())
+    scale_rollouts(common.of_run(), number, Console())
 
 
 demo = App(
@@ -110,7 +103,7 @@ def run_demo(
     seed: int = 0,
     out: Path = Path(),
     directory: Path | None = None,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Run the whole loop on a real model with simulated users; writes report.html and report.json.
 
@@ -135,16 +128,16 @@ def run_demo(
     from ostinato.launch.commands.demo import choose, demo_overrides
     from ostinato.launch.commands.demo import demo as run
 
-    options, out_console = common or Common(), Console()
+    out_console = Console()
     if scenario == "personal":
         from ostinato.launch.commands.personal_demo import personal_demo, personal_overrides
 
         if minutes is not None:
             raise BadConfig("--minutes: --scenario personal ends after a fixed number of answers; leave it out")
-        config = options.starting(*personal_overrides(seed, directory))
+        config = common.starting(*personal_overrides(seed, directory))
         sys.exit(0 if asyncio.run(personal_demo(config, seed=seed, out=out, console=out_console)) else 1)
-    chosen = asyncio.run(choose(scenario, options.load().sandbox, out_console))
-    config = options.starting(*demo_overrides(chosen, seed, directory))
+    chosen = asyncio.run(choose(scenario, common.load().sandbox, out_console))
+    config = common.starting(*demo_overrides(chosen, seed, directory))
     asyncio.run(run(config, scenario=chosen, seed=seed, minutes=minutes or 12.0, out=out, console=out_console))
 
 
@@ -156,7 +149,7 @@ def run_worlds_demo(
     seed: int = 0,
     out: Path = Path(),
     directory: Path | None = None,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Train in a simulated world, gate the result, try it as a canary, release it, compare it with a start without the world; report.
 
@@ -175,7 +168,7 @@ def run_worlds_demo(
     """
     from ostinato.launch.commands.worlds.demo import Plan, demo_worlds, worlds_demo_overrides
 
-    config = (common or Common()).starting(*worlds_demo_overrides(seed, directory))
+    config = common.starting(*worlds_demo_overrides(seed, directory))
     plan = Plan.of(minutes=minutes, training=training)
     asyncio.run(demo_worlds(config, seed=seed, plan=plan, out=out, console=Console()))
 
@@ -189,13 +182,13 @@ app.command(release)
 
 
 @release.default
-def run_release(common: Common | None = None) -> None:
+def run_release(common: Common = DEFAULTS) -> None:
     """Run the release worker (a worker of `up`)."""
-    run_worker("release", (common or Common()).starting(), expendable=300)
+    run_worker("release", common.starting(), expendable=300)
 
 
 @release.command(name="show")
-def show_release(version: str = "live", *, common: Common | None = None) -> None:
+def show_release(version: str = "live", *, common: Common = DEFAULTS) -> None:
     """Show whether a release is better, how sure that is, what changed, and how to roll it back, as `Releases` on the page does.
 
     Parameters
@@ -205,13 +198,11 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
     """
     from ostinato.launch.commands.release import show_release as run
 
-    asyncio.run(run((common or Common()).of_run(), version, Console()))
+    asyncio.run(run(common.of_run(), version, Console()))
 
 
 @app.command(name="config")
-def show_config(
-    prefix: str = "", *, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None
-) -> None:
+def show_config(prefix: str = "", *, json: Flag = False, common: Common = DEFAULTS) -> None:
     """List every key: its type, default and current value, where the value came from, and what the key means.
 
     Parameters
@@ -223,8 +214,7 @@ def show_config(
     """
     from ostinato.launch.commands.config import list_keys
 
-    options = common or Common()
-    list_keys(options.load(), options.config, options.overrides, prefix, Console(), as_json=json)
+    list_keys(common.load(), common.config, common.overrides, prefix, Console(), as_json=json)
 
 
 @app.command(name="eval")
@@ -233,8 +223,8 @@ def evaluate(
     slot: Literal[
         "live", "canary", "previous", "verified", "learner", "control", "evaluation", "evaluation-best"
     ] = "live",
-    draws: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
-    common: Common | None = None,
+    draws: Positive = 1,
+    common: Common = DEFAULTS,
 ) -> None:
     """Run the evaluation suite against a slot of the running gateway and print the score with its interval.
 
@@ -247,11 +237,11 @@ def evaluate(
     """
     from ostinato.launch.commands.release import evaluate_slot
 
-    asyncio.run(evaluate_slot((common or Common()).of_run(), slot, draws, Console()))
+    asyncio.run(evaluate_slot(common.of_run(), slot, draws, Console()))
 
 
 @app.command
-def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+def status(*, json: Flag = False, common: Common = DEFAULTS) -> None:
     """Show workers, alarms, the live version, training progress and users' feedback on one screen.
 
     Parameters
@@ -261,11 +251,11 @@ def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Com
     """
     from ostinato.launch.commands.status import show_status
 
-    asyncio.run(show_status((common or Common()).of_run(), Console(), machine=json))
+    asyncio.run(show_status(common.of_run(), Console(), machine=json))
 
 
 @app.command
-def report(directory: Path | None = None, *, out: Path = Path("report.html"), common: Common | None = None) -> None:
+def report(directory: Path | None = None, *, out: Path = Path("report.html"), common: Common = DEFAULTS) -> None:
     """Write what the page shows of a run as one self-contained HTML file, without scripts or network access.
 
     Parameters
@@ -277,8 +267,7 @@ def report(directory: Path | None = None, *, out: Path = Path("report.html"), co
     """
     from ostinato.launch.commands.report import write_report
 
-    options = common or Common()
-    asyncio.run(write_report(options.of_run(directory), out, Console()))
+    asyncio.run(write_report(common.of_run(directory), out, Console()))
 
 
 log = App(
@@ -310,7 +299,7 @@ def show_log(
         "forgotten",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"], validator=validators.Number(gte=0))] = 20,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Print the newest rows of the append-only log.
 
@@ -323,11 +312,11 @@ def show_log(
     """
     from ostinato.launch.commands.log import print_log
 
-    asyncio.run(print_log((common or Common()).of_run(), kind, last, Console()))
+    asyncio.run(print_log(common.of_run(), kind, last, Console()))
 
 
 @log.command(name="copy")
-def copy_rows(source: str, target: str, *, common: Common | None = None) -> None:
+def copy_rows(source: str, target: str, *, common: Common = DEFAULTS) -> None:
     """Copy a log row by row, keeping every row's position. Stop the run's workers first; an interrupted copy resumes when run again.
 
     Parameters
@@ -339,11 +328,11 @@ def copy_rows(source: str, target: str, *, common: Common | None = None) -> None
     """
     from ostinato.launch.commands.log import copy_between
 
-    asyncio.run(copy_between((common or Common()).load(), source, target, Console()))
+    asyncio.run(copy_between(common.load(), source, target, Console()))
 
 
 @log.command
-def backup(directory: Path, *, common: Common | None = None) -> None:
+def backup(directory: Path, *, common: Common = DEFAULTS) -> None:
     """Copy the log and its keys into a new directory while the run's workers go on. Every row that was in the log at the start is copied.
 
     The weights, the trainer's checkpoints and the master key (`record.master_key`) are not copied: back them up as well.
@@ -355,12 +344,12 @@ def backup(directory: Path, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.log import backup as run
 
-    run((common or Common()).of_run(), directory, Console())
+    run(common.of_run(), directory, Console())
 
 
 @log.command
 def restore(
-    directory: Path, *, keys: Path | None = None, old_master: Path | None = None, common: Common | None = None
+    directory: Path, *, keys: Path | None = None, old_master: Path | None = None, common: Common = DEFAULTS
 ) -> None:
     """Install a backup as the log of the run that the settings name. Stop its workers first, and move away any log that is there.
 
@@ -377,11 +366,11 @@ def restore(
     """
     from ostinato.launch.commands.log import restore as run
 
-    run((common or Common()).load(), directory, keys, Console(), old_master)
+    run(common.load(), directory, keys, Console(), old_master)
 
 
 @log.command
-def rekey(*, new_master: Path, common: Common | None = None) -> None:
+def rekey(*, new_master: Path, common: Common = DEFAULTS) -> None:
     """Wrap the keys that encrypt the log with another master key. Stop the run's workers first; run it again if it was interrupted.
 
     Parameters
@@ -391,11 +380,11 @@ def rekey(*, new_master: Path, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.log import rekey as run
 
-    run((common or Common()).of_run(), new_master, Console())
+    run(common.of_run(), new_master, Console())
 
 
 @app.command(name="auto")
-def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> None:
+def show_auto(*, share: tuple[str, ...] = (), common: Common = DEFAULTS) -> None:
     """Show what Auto knows about its arms and, with --share, an estimate of what other shares would have earned.
 
     Parameters
@@ -405,7 +394,7 @@ def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> N
     """
     from ostinato.launch.commands.auto import show_auto as run
 
-    asyncio.run(run((common or Common()).of_run(), share, Console()))
+    asyncio.run(run(common.of_run(), share, Console()))
 
 
 @app.command
@@ -414,11 +403,11 @@ def forget(
     *,
     user: str | None = None,
     wait: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 120.0,
-    replay: Annotated[bool, Parameter(negative="")] = False,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    replay: Flag = False,
+    dry_run: Flag = False,
     verify: Path | None = None,
     turns: Path | None = None,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Make what people wrote unreadable forever, by destroying the keys that encrypt it (`record.encrypt`).
 
@@ -444,9 +433,9 @@ def forget(
     from ostinato.launch.commands import erasure, log
 
     if verify is not None:
-        erasure.verify((common or Common()).load(), verify, turns, Console())
+        erasure.verify(common.load(), verify, turns, Console())
         return
-    config = (common or Common()).of_run()
+    config = common.of_run()
     if not tenant:
         raise BadRequest("name the tenant to forget; `default` if there is only one", field="tenant")
     if user == "":
@@ -465,7 +454,7 @@ def consent(
     user: str,
     level: Literal["never", "aggregate", "adapt", "yes"] | None = None,
     *,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Show what a person allows to be done with their turns, or record it. It counts within a second.
 
@@ -484,11 +473,11 @@ def consent(
     if not tenant or not user:
         raise BadRequest("name the tenant and the person; the tenant is `default` if there is only one", field="user")
     wanted = None if level is None else Consent(level)
-    asyncio.run(run((common or Common()).of_run(), tenant, user, wanted, Console()))
+    asyncio.run(run(common.of_run(), tenant, user, wanted, Console()))
 
 
 @app.command
-def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+def drain(url: str, *, back: Flag = False, common: Common = DEFAULTS) -> None:
     """Stop sending new requests to one of the engine's vLLM servers: its open answers finish, and then you can stop it.
 
     A slot that no other server holds moves to a free server; if there is none, it stays on this one.
@@ -502,11 +491,11 @@ def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, co
     """
     from ostinato.launch.commands.compute import drain_server
 
-    drain_server((common or Common()).of_run(), url, back, console)
+    drain_server(common.of_run(), url, back, console)
 
 
 @app.command
-def doctor(*, again: bool = False, common: Common | None = None) -> None:
+def doctor(*, again: bool = False, common: Common = DEFAULTS) -> None:
     """Check this machine and the configuration, part by part. Each failure names its remedy.
 
     Parameters
@@ -516,7 +505,7 @@ def doctor(*, again: bool = False, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.doctor import examine
 
-    if not examine((common or Common()).starting(), Console(), again=again):
+    if not examine(common.starting(), Console(), again=again):
         sys.exit(1)
 
 

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter, validators
 
 from ostinato import __version__
-from ostinato.cli.options import Common
+from ostinato.cli.options import DEFAULTS, Common, Flag
 from ostinato.core import errors
 
 if TYPE_CHECKING:
     from ostinato.config import Config
     from ostinato_client.connect.terminal import Terminal
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 @contextlib.contextmanager
@@ -73,7 +71,7 @@ def run_connect(
     scope: Literal["user", "project"] = "user",
     telemetry: Flag = False,
     yes: Flag = False,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Connect an unmodified coding agent to a running gateway: show the change to its settings, ask, and write it.
 
@@ -102,7 +100,7 @@ def run_connect(
     yes
         Do not ask for confirmation.
     """
-    config = None if undo else (common or Common()).load()
+    config = None if undo else common.load()
     with client_errors():
         from ostinato_client.connect.command import Options, run, surroundings
         from ostinato_client.connect.terminal import Terminal

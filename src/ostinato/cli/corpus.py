@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import DEFAULTS, Common, Paths, Positive, Share, Words
 from ostinato.core.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 corpus = App(
     name="corpus", help="Code corpora for continued pre-training: files under permissive licences, as token shards."
 )
-_Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 
 
 @corpus.command
 def build(
     *sources: str,
     out: Path,
-    against: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    near: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.7,
+    against: Paths = (),
+    near: Share = 0.7,
     gram: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 13,
     shard_tokens: Annotated[int, Parameter(validator=validators.Number(gte=1024))] = 1 << 22,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Build token shards from Python packages, directories and the standard library, for the tokenizer of `model.source`.
 
@@ -60,7 +59,7 @@ def build(
     if not sources:
         raise BadConfig("name a source: stdlib, a package, a source distribution, or a directory")
     settings = CorpusConfig(near=near, gram=gram, shortest=min(8, gram), shard_tokens=shard_tokens)
-    asyncio.run(build_corpus((common or Common()).starting(), sources, out, settings, against, Console()))
+    asyncio.run(build_corpus(common.starting(), sources, out, settings, against, Console()))
 
 
 @corpus.command
@@ -82,30 +81,30 @@ def show(directory: Path) -> None:
 class ReadingOptions:
     """How the command `train` reads corpora."""
 
-    corpus: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
+    corpus: Paths = ()
     """A directory that `ostinato corpus build` made; repeat it for a mixture."""
     mixture: Annotated[tuple[float, ...], Parameter(negative="")] = ()
     """Each corpus's share of the tokens, in the same order. Default: in proportion to their sizes."""
-    tokens: _Positive = 1 << 20
+    tokens: Positive = 1 << 20
     """Number of tokens to train on."""
-    length: Annotated[tuple[str, ...], Parameter(negative="")] = ("512:3", "1024:1")
+    length: Words = ("512:3", "1024:1")
     """Tokens per window, as TOKENS or TOKENS:SHARE; repeat it for successive phases, each with its share of the steps."""
-    batch_tokens: _Positive = 8192
+    batch_tokens: Positive = 8192
     """Tokens per optimizer step."""
     learning_rate: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 1e-4
     """Peak learning rate: warmed up over the first 20th of the steps, then decayed along half a cosine to a tenth."""
     held_out: float = 0.02
     """Share of the files, chosen by hash, that is used only to measure the loss."""
-    measure_every: _Positive = 25
+    measure_every: Positive = 25
     """Steps between two measurements on the held-out files."""
-    keep_every: _Positive = 25
+    keep_every: Positive = 25
     """Steps between two checkpoints; the same command resumes from the newest."""
 
     def read(self, config: Config, out: Path | None) -> None:
         """Train the configured model on the corpora, into the directory `out`. Raises BadConfig."""
         if out is None:
             raise BadConfig("--corpus needs --out, a new directory for the model")
-        from ostinato.app.midtraining import Course
+        from ostinato.app.supervised import Course
         from ostinato.corpus.shards import read_manifest
         from ostinato.launch.commands.supervised import phases_of, read_corpora
 
@@ -122,3 +121,6 @@ class ReadingOptions:
             keep_every=self.keep_every,
         )
         read_corpora(config, course, out, Console())
+
+
+NO_READING = ReadingOptions()

@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import Console
 
 if TYPE_CHECKING:
     from ostinato.config import Config
 
 console = Console(stderr=True)
+
+Flag = Annotated[bool, Parameter(negative="")]
+Words = Annotated[tuple[str, ...], Parameter(negative="")]
+Paths = Annotated[tuple[Path, ...], Parameter(negative="")]
+Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Count = Annotated[int, Parameter(validator=validators.Number(gte=0))]
+Share = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))]
 
 
 @Parameter(name="*")
@@ -65,10 +72,8 @@ class Common:
             if given.record.url and not (directory / "log").exists():
                 check_elsewhere(given)
                 return given
-        own, overrides = (
-            directory / "config.json",
-            (*more, *self.overrides, as_override("run.directory", str(directory))),
-        )
+        own = directory / "config.json"
+        overrides = (*more, *self.overrides, as_override("run.directory", str(directory)))
         unknown = list[str]()
         if self.config is not None or not own.exists():
             config = load(self.config, overrides)
@@ -105,3 +110,7 @@ class Common:
         place = config.run.directory
         alone = (config.weights.url or (place / "weights").exists()) and not (place / "log").exists()
         return config if alone else self.of_run(more=more)
+
+
+DEFAULTS = Common()
+"""What a command has where none of these options is given."""

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import DEFAULTS, Common, Count, Flag, Words
 
 reward = App(name="reward", help="Try a reward function on the turns of a run's log.")
-
-_Count = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 
 @reward.command(name="try")
 def try_reward(
     function: str = "",
     *,
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    option: Words = (),
     since: str | None = None,
-    limit: _Count = 2000,
-    show: _Count = 10,
-    text: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
-    common: Common | None = None,
+    limit: Count = 2000,
+    show: Count = 10,
+    text: Flag = False,
+    json: Flag = False,
+    common: Common = DEFAULTS,
 ) -> None:
     """Run a reward function over the turns in a run's log, beside the rewards in use. Nothing is written, so `up` may be running.
 
@@ -56,11 +53,10 @@ def try_reward(
     from ostinato.core.durations import seconds_in
     from ostinato.launch.commands.reward import try_reward as run
 
-    options = common or Common()
     span = None if since is None else seconds_in(since)
     asyncio.run(
         run(
-            options.of_run(),
+            common.of_run(),
             function,
             option,
             since=span,

@@ -10,28 +10,26 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import DEFAULTS, Common, Flag, Positive, Share, Words
 
 suite = App(
     name="suite",
     help="Suites that candidates are measured on: make them from a run's log, and check them against what was trained on.",
 )
 
-_Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
-
 
 @suite.command
 def make(
     file: Path,
     *,
-    items: _Positive = 200,
+    items: Positive = 200,
     since: str | None = None,
     grade: str = "judge",
-    per_user: _Positive = 3,
-    tenant: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    near: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.7,
+    per_user: Positive = 3,
+    tenant: Words = (),
+    near: Share = 0.7,
     seed: int = 0,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Draw a held-out suite from the prompts in a run's log and write it as a task file for `evaluate.suite`. The log is only read.
 
@@ -69,7 +67,7 @@ def make(
     from ostinato.core.durations import seconds_in
     from ostinato.launch.commands.suite import make_suite
 
-    config = (common or Common()).of_run()
+    config = common.of_run()
     draw = SuiteDraw(
         items=items,
         since=-math.inf if since is None else wall_clock() - seconds_in(since),
@@ -86,8 +84,8 @@ def make(
 def check(
     *files: str,
     gram: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 13,
-    json: Annotated[bool, Parameter(negative="")] = False,
-    common: Common | None = None,
+    json: Flag = False,
+    common: Common = DEFAULTS,
 ) -> None:
     """Name the items of suites that share 13 words in a row with turns that were trained on. Exits with 1 if any do.
 
@@ -105,5 +103,5 @@ def check(
     """
     from ostinato.launch.commands.suite import check_suites
 
-    if not asyncio.run(check_suites((common or Common()).of_run(), files, gram, json, Console())):
+    if not asyncio.run(check_suites(common.of_run(), files, gram, json, Console())):
         sys.exit(1)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 
-from ostinato.cli.options import Common, console
+from ostinato.cli.options import DEFAULTS, Common, Flag, Words, console
 
 weights = App(name="weights", help="Inspect and manage the weight store: every version, by hash.")
 
 
 @weights.command(name="log")
-def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
+def weights_log(*, ref: str = "live", common: Common = DEFAULTS) -> None:
     """List the chain of versions behind a ref: number, hash, kind, bytes."""
     from ostinato.launch.commands.weights import print_chain
 
-    asyncio.run(print_chain((common or Common()).of_store(), ref, Console()))
+    asyncio.run(print_chain(common.of_store(), ref, Console()))
 
 
 @weights.command
-def show(version: str = "live", *, common: Common | None = None) -> None:
+def show(version: str = "live", *, common: Common = DEFAULTS) -> None:
     """Show a version's kind, size, parent and codecs, and its publisher's notes.
 
     Parameters
@@ -33,11 +33,11 @@ def show(version: str = "live", *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights import show_version
 
-    asyncio.run(show_version((common or Common()).of_store(), version, Console()))
+    asyncio.run(show_version(common.of_store(), version, Console()))
 
 
 @weights.command
-def diff(one: str, other: str, *, html: Path | None = None, common: Common | None = None) -> None:
+def diff(one: str, other: str, *, html: Path | None = None, common: Common = DEFAULTS) -> None:
     """Show what changed from one version to another, layer by layer.
 
     Parameters
@@ -51,15 +51,15 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
     """
     from ostinato.launch.commands.weights import diff_versions
 
-    asyncio.run(diff_versions((common or Common()).of_store(), one, other, html, Console()))
+    asyncio.run(diff_versions(common.of_store(), one, other, html, Console()))
 
 
 @weights.command
-def fsck(common: Common | None = None) -> None:
+def fsck(common: Common = DEFAULTS) -> None:
     """Verify every object that is reachable from a ref."""
     from ostinato.launch.commands.weights import check_store
 
-    asyncio.run(check_store((common or Common()).of_store(), Console()))
+    asyncio.run(check_store(common.of_store(), Console()))
 
 
 @weights.command
@@ -81,10 +81,10 @@ def key(path: Path) -> None:
 @weights.command
 def gc(
     *,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Flag = False,
     keep: int | None = None,
     grace_hours: float | None = None,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Delete versions that no ref, pin or lease holds and that are neither among the newest nor the last released.
 
@@ -103,12 +103,12 @@ def gc(
 
     named = {"keep": keep, "grace_hours": grace_hours}
     given = [f"collect.{key}={value}" for key, value in named.items() if value is not None]
-    config = (common or Common()).of_store(given)
+    config = common.of_store(given)
     asyncio.run(collect_garbage(config, dry_run, Console()))
 
 
 @weights.command
-def pin(name: str, version: str, *, common: Common | None = None) -> None:
+def pin(name: str, version: str, *, common: Common = DEFAULTS) -> None:
     """Keep a version through every collection, even if no ref names it any more. An existing pin of this name is moved.
 
     Parameters
@@ -120,11 +120,11 @@ def pin(name: str, version: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights import pin_version
 
-    asyncio.run(pin_version((common or Common()).of_store(), name, version, Console()))
+    asyncio.run(pin_version(common.of_store(), name, version, Console()))
 
 
 @weights.command
-def unpin(name: str, *, common: Common | None = None) -> None:
+def unpin(name: str, *, common: Common = DEFAULTS) -> None:
     """Remove a pin; the next collection may delete its version.
 
     Parameters
@@ -134,11 +134,11 @@ def unpin(name: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights import unpin_version
 
-    asyncio.run(unpin_version((common or Common()).of_store(), name, Console()))
+    asyncio.run(unpin_version(common.of_store(), name, Console()))
 
 
 @weights.command
-def export(target: Path, *, ref: str = "live", common: Common | None = None) -> None:
+def export(target: Path, *, ref: str = "live", common: Common = DEFAULTS) -> None:
     """Write a version as a plain Hugging Face directory (safetensors, config, tokenizer).
 
     Parameters
@@ -150,7 +150,7 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     """
     from ostinato.launch.commands.weights import export_model
 
-    asyncio.run(export_model((common or Common()).of_store(), ref, target, Console()))
+    asyncio.run(export_model(common.of_store(), ref, target, Console()))
 
 
 @weights.command
@@ -159,8 +159,8 @@ def pull(
     *,
     ref: str = "live",
     to: str | None = None,
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    common: Common | None = None,
+    option: Words = (),
+    common: Common = DEFAULTS,
 ) -> None:
     """Copy a version from another store into the run's. Only missing objects are sent; after an interruption, run it again.
 
@@ -177,7 +177,7 @@ def pull(
     """
     from ostinato.launch.commands.weights import pull as run
 
-    asyncio.run(run((common or Common()).load(), url, ref, to, option, console))
+    asyncio.run(run(common.load(), url, ref, to, option, console))
 
 
 @weights.command
@@ -186,8 +186,8 @@ def push(
     *,
     ref: str = "live",
     to: str | None = None,
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    common: Common | None = None,
+    option: Words = (),
+    common: Common = DEFAULTS,
 ) -> None:
     """Copy a version from the run's store into another. Only missing objects are sent; after an interruption, run it again.
 
@@ -204,11 +204,11 @@ def push(
     """
     from ostinato.launch.commands.weights import push as run
 
-    asyncio.run(run((common or Common()).of_store(), url, ref, to, option, console))
+    asyncio.run(run(common.of_store(), url, ref, to, option, console))
 
 
 @weights.command
-def relay(*, listen: str | None = None, common: Common | None = None) -> None:
+def relay(*, listen: str | None = None, common: Common = DEFAULTS) -> None:
     """Serve the run's weights to followers nearby: each object is fetched once, kept on disk, and served from there.
 
     Followers set weights.url to the address that it prints. They verify everything, so they need not trust the relay; but anyone
@@ -221,7 +221,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights import relay as run
 
-    asyncio.run(run((common or Common()).load(), listen, console))
+    asyncio.run(run(common.load(), listen, console))
 
 
 @weights.command(name="plan")
@@ -271,7 +271,7 @@ def drive_vllm(
     ref: str = "live",
     kv: Literal["recompute", "keep"] = "recompute",
     store: str = "",
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Let a vLLM server follow a ref: it fetches and verifies weights while it serves, then swaps them without ending open streams.
 
@@ -291,12 +291,12 @@ def drive_vllm(
     """
     from ostinato.launch.commands.weights import drive
 
-    asyncio.run(drive((common or Common()).of_store(), url, ref, kv, store, console))
+    asyncio.run(drive(common.of_store(), url, ref, kv, store, console))
 
 
 @weights.command
-def replay(common: Common | None = None) -> None:
+def replay(common: Common = DEFAULTS) -> None:
     """Repeat the training from the log alone and compare every version bit for bit with the published one."""
     from ostinato.launch.commands.weights import replay_run
 
-    asyncio.run(replay_run((common or Common()).of_run(), Console()))
+    asyncio.run(replay_run(common.of_run(), Console()))

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 from rich.console import Console
 
-from ostinato.cli.corpus import ReadingOptions
-from ostinato.cli.options import Common
+from ostinato.cli.corpus import NO_READING, ReadingOptions
+from ostinato.cli.options import DEFAULTS, Common, Count, Flag, Positive
 from ostinato.core.errors import BadConfig
 from ostinato.core.interpreter import collecting_rarely
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from ostinato.config import Config
 
 
-def serve(common: Common | None = None) -> None:
+def serve(common: Common = DEFAULTS) -> None:
     """Run the gateway and the embedded engine (a worker of `up`)."""
     import uvloop
 
-    run_worker("serve", (common or Common()).starting(), loop_factory=uvloop.new_event_loop)
+    run_worker("serve", common.starting(), loop_factory=uvloop.new_event_loop)
 
 
 def train(
     *,
     world: Path | None = None,
-    steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    steps: Count = 0,
     demonstrations: Path | None = None,
     out: Path | None = None,
-    epochs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2,
-    batch: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 16,
-    reading: ReadingOptions | None = None,
-    common: Common | None = None,
+    epochs: Positive = 2,
+    batch: Positive = 16,
+    reading: ReadingOptions = NO_READING,
+    common: Common = DEFAULTS,
 ) -> None:
     """Run the trainer (a worker of `up`); with --world, train in a simulated world: gateway, trainer and rollouts until --steps or Ctrl-C;
     with --demonstrations, train a model by imitation; with --corpus, continue its pre-training.
@@ -62,24 +62,23 @@ def train(
     batch
         Demonstrations per optimizer step.
     """
-    options, reading = common or Common(), reading or ReadingOptions()
     _check_ways(world, steps, demonstrations, out, reading)
     if reading.corpus:
-        reading.read(options.starting(), out)
+        reading.read(common.starting(), out)
         return
     if demonstrations is not None:
         if out is None:
             raise BadConfig("--demonstrations needs --out, a new directory for the model")
         from ostinato.launch.commands.supervised import imitate_file
 
-        imitate_file(options.starting(), demonstrations, out, epochs, batch, Console())
+        imitate_file(common.starting(), demonstrations, out, epochs, batch, Console())
         return
     if world is None:
-        run_worker("train", options.starting(), expendable=500)
+        run_worker("train", common.starting(), expendable=500)
         return
     from ostinato.launch.commands.worlds.train import train_in_world, world_overrides
 
-    asyncio.run(train_in_world(options.starting(*world_overrides(world)), steps, Console()))
+    asyncio.run(train_in_world(common.starting(*world_overrides(world)), steps, Console()))
 
 
 def _check_ways(
@@ -99,7 +98,7 @@ def _check_ways(
         raise BadConfig("--steps goes with --world, a taskset file")
     if out is not None and demonstrations is None and not reading.corpus:
         raise BadConfig("--out goes with --demonstrations or --corpus")
-    if not reading.corpus and reading != ReadingOptions():
+    if not reading.corpus and reading != NO_READING:
         raise BadConfig(
             "--tokens, --mixture and the other options of reading go with --corpus, a directory of `ostinato corpus build`"
         )
@@ -112,7 +111,7 @@ def rollout(
     cert: Path | None = None,
     key: Path | None = None,
     ca: Path | None = None,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Make rollouts in a simulated world for the trainer to learn from (a worker of `up` and of `train --world`).
 
@@ -138,12 +137,12 @@ def rollout(
             "--connect needs a taskset and this worker's certificates: add --world FILE, --cert FILE, --key FILE and --ca FILE (PEM)"
         )
     words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
-    run_worker("rollout", (common or Common()).starting(*words), expendable=400)
+    run_worker("rollout", common.starting(*words), expendable=400)
 
 
-def housekeeping(common: Common | None = None) -> None:
+def housekeeping(common: Common = DEFAULTS) -> None:
     """Regularly delete what nothing needs (a worker of `up`)."""
-    run_worker("housekeeping", (common or Common()).starting(), expendable=300)
+    run_worker("housekeeping", common.starting(), expendable=300)
 
 
 def run_worker(
@@ -174,7 +173,7 @@ def plan(
     description: Path | None = None,
     *,
     overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = (),
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Plan a cycle on paper: machines, bytes, seconds and money by phase, the first bottleneck, and the source of every value.
 
@@ -196,7 +195,7 @@ def plan(
     show_plan(description, overrides, Console(), machine=json)
 
 
-def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+def compute(*, json: Flag = False, common: Common = DEFAULTS) -> None:
     """Show what a run's operations were spent on, by phase: sampling's share of all, and its operations for each one of training.
 
     Parameters
@@ -206,4 +205,4 @@ def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Co
     """
     from ostinato.launch.commands.compute import show_compute
 
-    asyncio.run(show_compute((common or Common()).of_run(), Console(), machine=json))
+    asyncio.run(show_compute(common.of_run(), Console(), machine=json))

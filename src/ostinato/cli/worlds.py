@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
-from ostinato.cli.options import Common
+from ostinato.cli.options import DEFAULTS, Common, Count, Flag, Positive, Words
 from ostinato.core.places import expanded
 
 worlds = App(
@@ -20,7 +20,7 @@ worlds = App(
 
 
 @worlds.command
-def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
+def observe(group: str = "", *, script: Flag = False) -> None:
     """Print what a program can see of this machine, as a line for the command `probe`, without names or values of variables.
 
     Parameters
@@ -42,7 +42,7 @@ def episodes(
     *,
     out: Path,
     most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
-    common: Common | None = None,
+    common: Common = DEFAULTS,
 ) -> None:
     """Write what the model saw in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
 
@@ -57,7 +57,7 @@ def episodes(
     """
     from ostinato.launch.commands.worlds.fidelity import write_episodes
 
-    asyncio.run(write_episodes((common or Common()).of_run(), whose, out, most, Console()))
+    asyncio.run(write_episodes(common.of_run(), whose, out, most, Console()))
 
 
 @worlds.command
@@ -65,10 +65,10 @@ def probe(
     production: Path,
     simulation: Path,
     *,
-    same_prompts: Annotated[bool, Parameter(negative="")] = False,
+    same_prompts: Flag = False,
     seed: int = 0,
     tells: int = 12,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Test whether production can be told from simulation, and by what: a cross-validated classifier with its interval, features by AUC.
 
@@ -113,13 +113,13 @@ def run(
     file: Path,
     *,
     split: Literal["held_out", "train", "canary", "all"] = "held_out",
-    tries: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
-    limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    tries: Positive = 1,
+    limit: Count = 0,
     concurrency: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
     release: str = "newest",
     out: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
-    common: Common | None = None,
+    json: Flag = False,
+    common: Common = DEFAULTS,
 ) -> None:
     """Try each task several times with the weights of a run, and report pass@1 and best-of-k. Nothing is learned from it.
 
@@ -150,7 +150,7 @@ def run(
     """
     from ostinato.launch.commands.worlds.run import MeasureOptions, run_tasks
 
-    config = (common or Common()).of_run_or_new()
+    config = common.of_run_or_new()
     if concurrency is not None:
         config = config.model_copy(update={"worlds": config.worlds.model_copy(update={"concurrency": concurrency})})
     asked = MeasureOptions(file=file, split=split, tries=tries, limit=limit, release=release, out=out, machine=json)
@@ -163,8 +163,8 @@ def watch(
     *,
     task: str = "",
     rollout: str = "",
-    once: Annotated[bool, Parameter(negative="")] = False,
-    common: Common | None = None,
+    once: Flag = False,
+    common: Common = DEFAULTS,
 ) -> None:
     """Watch the rollouts of a run: groups in progress, success by family, the latest results. Or show one rollout, step by step.
 
@@ -183,7 +183,7 @@ def watch(
     """
     from ostinato.launch.commands.worlds.watch import show_rollout, watch_worlds
 
-    config, out = (common or Common()).of_run(directory), Console()
+    config, out = common.of_run(directory), Console()
     try:
         if task or rollout:
             asyncio.run(show_rollout(config, out, task=task, episode=rollout))
@@ -194,7 +194,7 @@ def watch(
 
 
 @worlds.command
-def grade(file: Path, *, task: str, changes: Path, common: Common | None = None) -> None:
+def grade(file: Path, *, task: str, changes: Path, common: Common = DEFAULTS) -> None:
     """Grade somebody's answer to a task with the graders that rollouts use. The exit code is 1 if it is not solved.
 
     For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
@@ -211,7 +211,7 @@ def grade(file: Path, *, task: str, changes: Path, common: Common | None = None)
     """
     from ostinato.launch.commands.worlds.tasksets import grade_changes
 
-    config, out = (common or Common()).starting(), Console()
+    config, out = common.starting(), Console()
     sys.exit(0 if asyncio.run(grade_changes(config, file, task, changes, out)) else 1)
 
 
@@ -220,7 +220,7 @@ def coverage(
     rollouts: Path,
     *,
     k: Annotated[int, Parameter(name=["-k"])] = 8,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Show each checkpoint's pass@1 and best-of-k on held-out tasks, and whether training only made it surer of fewer tasks.
 
@@ -246,7 +246,7 @@ def plan_burst(
     nodes: int = 250,
     lose_after: float | None = None,
     seed: int = 0,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
 ) -> None:
     """Simulate how long three placement strategies take to place a burst of sandboxes, and list the assumptions.
 
@@ -274,7 +274,7 @@ def plan_burst(
 def build(
     *packages: str,
     out: Path,
-    held_out: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    held_out: Words = (),
     cache: Path = Path("~/.cache/ostinato/builds"),
     tasks: int = 80,
     cpu_minutes: float = 4.0,

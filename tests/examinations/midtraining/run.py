@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from ostinato.app.midtraining import Course, ReadingStep, read_into
 from ostinato.app.storage import model_path
+from ostinato.app.supervised import Course, ReadingStep, read_into
 from ostinato.config import Config, load
 from ostinato.corpus.order import Phase
 from ostinato.corpus.shards import read_manifest

@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from ostinato.app.corpora import CorpusDesk, open_source, read_tests
-from ostinato.app.midtraining import Course, read_into
+from ostinato.app.supervised import CorpusDesk, Course, open_source, read_into, read_tests
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.corpus.config import CorpusConfig
@@ -81,15 +80,15 @@ def test_it_learns_what_it_has_not_read_and_the_outcome_is_a_model_directory(pla
 
 
 def test_killed_while_the_model_is_written_it_can_go_on(place, corpus, tmp_path, monkeypatch):
-    from ostinato.app import midtraining
+    from ostinato.app import supervised
 
-    write = midtraining.write_model
+    write = supervised.write_model
 
     def killed(weights, directory, files, notes):
         write({}, directory, files, notes)
         raise Enough
 
-    monkeypatch.setattr(midtraining, "write_model", killed)
+    monkeypatch.setattr(supervised, "write_model", killed)
     with pytest.raises(Enough):
         read_into(settings(place), a_course(place), tmp_path / "out", lambda _: None)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from ostinato.app.imitation import read_demonstrations
+from ostinato.app.supervised import read_demonstrations
 from ostinato.config import read_file
 from ostinato.serve.auth import client_keys
 from ostinato.worlds.tasks.harbor import load_harbor

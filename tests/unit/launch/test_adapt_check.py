@@ -45,8 +45,7 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import SteeringBasis
 from ostinato.core.steering import Basis, Steered
 from ostinato.launch.commands import doctor
-from ostinato.launch.commands.adapt import check, fit
-from ostinato.launch.views.dial_check import show_check
+from ostinato.launch.commands.adapt import check, fit, show_check
 from ostinato.launch.workers.prepare import prepare
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
@@ -159,7 +158,7 @@ async def test_people_are_drawn_from_the_prior_in_force_for_the_dials_that_are_l
         drawn.append(prior.mean_D.tolist())
         return drawn_corners(reach, prior, count, seed)
 
-    monkeypatch.setattr("ostinato.app.dials.drawn_corners", watched)
+    monkeypatch.setattr("ostinato.adapt.safety.drawn_corners", watched)
     await check(config, seed=1, console=Console(file=io.StringIO()))
     assert drawn == [[0.3, 0.5]], "letters is dropped"
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.launch.placing.heartbeat import Sign, read_sign
-from ostinato.launch.placing.restart_policy import Ending, Failures, SupervisorLimits, ending, hung
+from ostinato.launch.placing.supervision import Ending, Failures, ending, hung
+from ostinato.placing_config import SuperviseConfig
 
-LIMITS = SupervisorLimits(silence_s=30.0, stop_s=20.0, tries=3, window_s=600.0, longest_wait_s=30.0)
+LIMITS = SuperviseConfig(silence_s=30.0, stop_s=20.0, tries=3, window_s=600.0, longest_wait_s=30.0)
 SIGN = Sign(doing="taking step 12", for_s=100.0, limit_s=3600.0)
 FAULT = Ending(reason="Conflict: taken", fault=True)
 KILL = Ending(reason="was killed by SIGKILL", fault=False)

@@ -10,7 +10,7 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.launch.commands.compute import read_wish, scale_rollouts, write_wish
-from ostinato.launch.commands.crew import limits_of, supervised
+from ostinato.launch.commands.crew import supervised
 from ostinato.launch.commands.up import check_placeable
 from ostinato.launch.placing.supervision import Supervisor
 
@@ -101,5 +101,5 @@ def test_on_another_node_than_ups_there_is_nothing_to_ask_for(tmp_path):
 async def test_a_wish_that_a_killed_run_left_is_none_of_the_next_one(tmp_path):
     place = home(configured(tmp_path))
     write_wish(place.scale, 4)
-    async with supervised(place, Supervisor([], limits_of(configured(tmp_path)), lambda *_: None), "", lambda: None):
+    async with supervised(place, Supervisor([], configured(tmp_path).supervise, lambda *_: None), "", lambda: None):
         assert not place.scale.exists()

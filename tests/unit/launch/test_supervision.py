@@ -8,15 +8,14 @@ import signal
 import sys
 import textwrap
 import time
-from dataclasses import replace
 
 import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import StorageFull
 from ostinato.launch.placing.process import WorkerProcess
-from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Condition, Supervisor, WorkerFailed
+from ostinato.placing_config import SuperviseConfig
 
 HEAD = """
 import json, os, signal, sys, time
@@ -35,7 +34,7 @@ def fail():
     say(failed="BadConfig: no such function", certain=True)
     sys.exit(2)
 """
-LIMITS = SupervisorLimits(silence_s=60.0, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SuperviseConfig(silence_s=60.0, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 SILENCE_S = 2.0  # of tests of silence; on a busy machine, a worker that speaks may be unheard for a moment
 
 
@@ -50,7 +49,7 @@ class Crew:
         ]
         for worker in workers:
             worker.env = {"PLACE": str(directory)}
-        limits = replace(LIMITS, silence_s=silence_s)
+        limits = LIMITS.model_copy(update={"silence_s": silence_s})
         self.supervisor = Supervisor(
             workers,
             limits,

@@ -17,9 +17,9 @@ from tests.deadlines import PATIENT_S
 from ostinato.core.places import ensure_writable
 from ostinato.launch.placing import process, warm
 from ostinato.launch.placing.process import THREADS, WorkerProcess
-from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Supervisor
 from ostinato.launch.placing.warm import OFF, ForkedWorker, WarmProcess, forked_workers, possible
+from ostinato.placing_config import SuperviseConfig
 
 PROGRAM = """
 import json, os, random, resource, secrets, signal, sys, time, uuid
@@ -60,7 +60,7 @@ random.seed(0)
 numpy.random.seed(0)
 """
 LIBRARIES = ("ours",)
-LIMITS = SupervisorLimits(silence_s=60.0, stop_s=5.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SuperviseConfig(silence_s=60.0, stop_s=5.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 
 
 @pytest.fixture

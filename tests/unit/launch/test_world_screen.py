@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.launch.commands.worlds.train import WorldScreen, busy
+from ostinato.launch.commands.worlds.train import WorldScreen, idle_share
 
 STEP = {
     "kind": "step",
@@ -19,9 +19,9 @@ STEP = {
 
 def test_the_trainers_idle_share_is_what_it_did_not_compute_between_steps():
     steps = [{"at": 0.0, "seconds": 99.0}, {"at": 10.0, "seconds": 2.0}, {"at": 20.0, "seconds": 3.0}]
-    assert busy(steps).idle == pytest.approx(0.75)
-    assert busy(steps[:1]).idle == 0.0
-    assert busy([{"at": 0.0, "seconds": 1.0}, {"at": 1.0, "seconds": 1.2}]).idle == 0.0
+    assert idle_share(steps) == pytest.approx(0.75)
+    assert idle_share(steps[:1]) == 0.0
+    assert idle_share([{"at": 0.0, "seconds": 1.0}, {"at": 1.0, "seconds": 1.2}]) == 0.0
 
 
 def test_a_step_is_told_with_success_by_split_and_groups_without_contrast():
@@ -35,7 +35,7 @@ def test_a_step_is_told_with_success_by_split_and_groups_without_contrast():
         assert part in said
     (said,) = screen.take({"kind": "refused", "step": 3, "why": "no contrast"})
     assert said == "step    4  refused: no contrast"
-    assert (screen.step, screen.refused) == (3, 1)
+    assert screen.step == 3
 
 
 def test_a_step_is_told_with_how_long_rollouts_were_and_how_many_were_cut():

@@ -9,7 +9,7 @@ from ostinato.cli.commands import app
 from ostinato.cli.options import Common
 from ostinato.config import Config, RunConfig, load, save
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
-from ostinato.launch.commands.log import named
+from ostinato.launch.views.screen import run_option
 
 ABOUT_A_RUN = [
     "status",
@@ -113,8 +113,8 @@ def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):
 
 
 def test_the_option_that_finds_a_run_can_be_pasted(tmp_path):
-    assert named(load(None, [])) == ""
-    assert named(load(None, ["run.directory='runs/my demo'"])) == "--set 'run.directory=runs/my demo'"
+    assert run_option(load(None, [])) == ""
+    assert run_option(load(None, ["run.directory='runs/my demo'"])) == "--set 'run.directory=runs/my demo'"
 
 
 def test_a_run_of_which_this_host_has_only_the_settings_is_found_by_its_log(tmp_path, in_postgres):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.app.imitation import imitate_into, read_demonstrations
+from ostinato.app.supervised import imitate_into, read_demonstrations
 from ostinato.config import load
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest
@@ -100,8 +100,9 @@ def test_the_file_is_the_chat_apis_and_the_outcome_a_model_directory(path, tmp_p
     start = PolicyTrainer(path, TrainConfig(compute="fp32", publish="fp32"))
     turns = shown_turns(SHORT, HFRenderer(tmp_path / "out"))
     assert math.fsum(again.score(turns)[0]) > math.fsum(start.score(turns)[0])
-    with pytest.raises(BadConfig, match="--out"):
-        imitate_into(load(None, words), [SHORT], tmp_path / "out", epochs=1, batch=4, on_step=told.append)
+    for taken in (tmp_path / "out", file):
+        with pytest.raises(BadConfig, match="--out"):
+            imitate_into(load(None, words), [SHORT], taken, epochs=1, batch=4, on_step=told.append)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ostinato.app.midtraining import learning_rate_at
+from ostinato.app.supervised import learning_rate_at
 from ostinato.core.errors import BadWeights
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig

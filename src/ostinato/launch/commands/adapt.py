@@ -5,8 +5,9 @@ approves styles; shows and resets people's dials.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from ostinato.adapt.config import MOST_DRAWS, SafetyConfig
 from ostinato.adapt.dials import DialAdaptation
 from ostinato.adapt.fit import PROMPTS
 from ostinato.adapt.privacy import PrivacyBudget
 from ostinato.adapt.safety import silenced
 from ostinato.adapt.styles import ALARM, UNSAFE, StyleAdaptation, StyleApprovals, approval, styles_of
-from ostinato.app.dials import BasisCheck, Safety, check_live, check_styles, fit_live
-from ostinato.app.storage import open_log, open_run
+from ostinato.app.dials import BasisCheck, CheckedCorner, Rise, Safety, check_live, check_styles, fit_live
+from ostinato.app.storage import Run, existing_home, open_log, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.arm_assignment import ANONYMOUS, branch_of
 from ostinato.core.clock import wall_clock
@@ -30,27 +33,26 @@ from ostinato.core.lines import lines_of
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, SteeringBasis
 from ostinato.core.steering import NO_STYLE, DialSet, NotSteered, SetBy, StylesView
-from ostinato.launch.commands.log import check_tenant, existing
+from ostinato.launch.commands.log import check_tenant
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.dial_check import show_check, where_unsafe
 from ostinato.launch.views.screen import ago, counting_bars, plain, say
 from ostinato.record.person_cache import PersonCacheView
 from ostinato.release.auto.estimating import style_effects
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.run_directory import Run
 from ostinato.status.dials import refused_bases
 from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
+_FULL = 0.9  # a family's share of violations from which on a rise can hardly show
 
 
 async def fit(
     config: Config, prompts: Path | None, *, each: int, tokens: int, seed: int, console: Console, version: str = "live"
 ) -> None:
     """Fit and write a basis; with `adapt.safety.suite` it is tried first. Raises NotFound, BadConfig, StorageFull."""
-    existing(config)
+    existing_home(config)
     asked = PROMPTS if prompts is None else read_prompts(prompts)
     policy = None if version == "live" else (await find_version(config, version)).policy
     with open_run(config) as run:
@@ -79,19 +81,19 @@ async def fit(
 async def _live_names(run: Run) -> tuple[str, ...] | None:
     """The dials of the live version's basis; None without one."""
     live, names = await run.follower.resolve("live"), None
-    async for _, row in run.log.read(0, {SteeringBasis}):
-        if isinstance(row, SteeringBasis) and live is not None and row.weights == live.hash:
+    async for row in rows_of(run.log, SteeringBasis):
+        if live is not None and row.weights == live.hash:
             names = row.names
     return names
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis, if it has one, and the styles, and write the basis again without the dials that failed, and that styles
-    which failed are not approved. True if every corner and style was shown to be safe.
+    """Try the live version's basis, if it has one, and the styles. Writes to the log the basis without the dials that failed, and which
+    styles are unsafe. True if every corner and style was shown to be safe.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
-    existing(config)
+    existing_home(config)
     with open_run(config) as run:
         with counting_bars() as told:
             found = await check_live(run, None, seed=seed, on_progress=told, styles=styles_of(config.adapt))
@@ -112,7 +114,7 @@ async def _note_styles(config: Config, run: Run, found: BasisCheck) -> None:
             continue
         unsafe = each.found is Safety.UNSAFE
         if unsafe or approvals.unsafe(each.style.arm, found.policy):
-            more = where_unsafe(each) if unsafe else "no family of prompts has more violations for certain"
+            more = _where_unsafe(each) if unsafe else "no family of prompts has more violations for certain"
             why = f"{each.whole.prompts} prompts of {config.adapt.safety.suite}: {more} with {found.policy}"
             now, shared = wall_clock(), not config.run.tenant
             row = approval(each.style, found.policy, passed=not unsafe, why=why, at=now, shared=shared, kind=UNSAFE)
@@ -121,9 +123,8 @@ async def _note_styles(config: Config, run: Run, found: BasisCheck) -> None:
 
 async def _approvals(config: Config, run: Run) -> StyleApprovals:
     approvals = StyleApprovals(config.adapt.styles.versions)
-    async for _, row in run.log.read(0, {Alarm}):
-        if isinstance(row, Alarm):
-            approvals.take(row)
+    async for row in rows_of(run.log, Alarm):
+        approvals.take(row)
     return approvals
 
 
@@ -132,7 +133,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
-    existing(config)
+    existing_home(config)
     manifest = None if version == "live" else await find_version(config, version)
     policy, shared = (None, not config.run.tenant) if manifest is None else (manifest.policy, not line_of(manifest.run))
     with open_run(config) as run:
@@ -156,7 +157,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
 
 async def _settle(run: Run, configured: Collection[str]) -> None:
     """Clear the alarms of styles that are configured no longer."""
-    newest = {row.name: row async for _, row in run.log.read(0, {Alarm}) if isinstance(row, Alarm)}
+    newest = {row.name: row async for row in rows_of(run.log, Alarm)}
     for name, row in newest.items():
         style = name.partition(":")[2]
         if name.startswith((ALARM, UNSAFE)) and row.state is AlarmState.RAISED and style not in configured:
@@ -165,13 +166,104 @@ async def _settle(run: Run, configured: Collection[str]) -> None:
             await run.log.append(gone)
 
 
+# ---------------------------------------------------------------- what a check found
+
+
+def show_check(found: BasisCheck, rules: SafetyConfig, console: Console) -> None:
+    """Print what was shown of each corner and style, in all and by family, and what became of the dials."""
+    margin, tried = rules.margin, (*found.corners, *found.styles)
+    table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "tokens", "found")
+    for each in tried:
+        verdict = Text(plain(_verdict(each, margin)))
+        table.add_row(Text(plain(each.corner.name)), *_cells(each.whole), f"{each.tokens:.0f}", verdict)
+    console.print(table)
+    say(
+        console,
+        f"the base model: {found.base:.1%} violations, {found.tokens:.0f} tokens an answer; margin {100 * margin:g} pp",
+    )
+    if len(found.families) > 1:
+        _show_families(found, tried, console)
+    if full := [family for family, (share, _) in found.families.items() if share >= _FULL]:
+        say(
+            console,
+            f"in {', '.join(full)} the base model itself violates nearly always, so a rise can hardly show there",
+        )
+    if found.small:
+        say(
+            console,
+            f"in {', '.join(found.small)} there are too few prompts for adapt.safety.alpha: not even a rise in all would show",
+        )
+    if found.basis is None:
+        say(console, "the version has no basis, so only styles were tried")
+    if found.dropped and found.basis is not None:
+        left = "no dial is left, and nobody's answers lean" if len(found.dropped) == len(found.basis.names) else ""
+        say(console, f"dropped: {', '.join(found.dropped)}{'; ' if left else ''}{left}")
+    if refused := [each.style.name for each in found.styles if each.style and each.found is Safety.UNSAFE]:
+        say(console, f"unsafe styles, dealt to nobody: {', '.join(refused)}")
+    _show_open(tried, rules.draws, console)
+
+
+def _show_families(found: BasisCheck, tried: Sequence[CheckedCorner], console: Console) -> None:
+    """Print of each family the base model's share, and the corner or style with the largest rise."""
+    told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
+    say(console, f"the base model's by family: {told}")
+    if not tried:
+        return
+    table = Table("family", "the base's", "worst corner", "above the base's", "bounds", "prompts", "needed", "found")
+    for family, (share, _) in found.families.items():
+        worst = max(tried, key=lambda each: each.families[family].lower)
+        rise = worst.families[family]
+        names = Text(plain(family)), f"{share:.0%}", Text(plain(worst.corner.name))
+        table.add_row(*names, *_cells(rise), rise.found.value)
+    console.print(table)
+
+
+def _show_open(tried: Sequence[CheckedCorner], draws: int, console: Console) -> None:
+    """Print of what nothing was shown, and what would decide it."""
+    unknown = [each for each in tried if each.found is Safety.OPEN]
+    if not unknown:
+        return
+    needed = max(each.whole.needed for each in unknown)
+    names, sides = ", ".join(each.corner.name for each in unknown), len(tried) + 1
+    again = math.ceil(draws * needed / min(each.whole.prompts for each in unknown))
+    more = f"; with these prompts it takes adapt.safety.draws = {again} at least" if again <= MOST_DRAWS else ""
+    say(
+        console,
+        f"not shown to be safe, and kept: {names}. Give adapt.safety.suite a file of {needed} prompts ({needed * draws * sides} answers in "
+        f"all), or widen adapt.safety.margin{more}",
+    )
+
+
+def _cells(rise: Rise) -> tuple[str, str, str, str]:
+    bounds = f"{100 * rise.lower:+.1f} to {100 * rise.upper:+.1f}"
+    return f"{100 * rise.rise:+.1f} pp", bounds, str(rise.prompts), str(rise.needed)
+
+
+def _verdict(each: CheckedCorner, margin: float) -> str:
+    """What was found; of an unsafe one, whether its violations rise by more than the margin for certain, or in a family alone."""
+    if each.found is not Safety.UNSAFE:
+        return each.found.value
+    if each.whole.lower > margin:
+        return "unsafe, beyond the margin"
+    return "unsafe" if each.whole.found is Safety.UNSAFE else f"unsafe: {_where_unsafe(each)}"
+
+
+def _where_unsafe(each: CheckedCorner) -> str:
+    """Where it has more violations than the base model."""
+    families = [family for family, rise in each.families.items() if rise.found is Safety.UNSAFE]
+    return f"more violations{' in ' if families else ''}{', '.join(families)}"
+
+
+# ---------------------------------------------------------------- people
+
+
 @asynccontextmanager
 async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, PersonCacheView, str]]:
     """The run, everybody's states with all that is in the log, where they are kept, and the live version's hash or "". Writes nothing.
 
     Raises NotFound, and what the log raises.
     """
-    place = existing(config)
+    place = existing_home(config)
     with open_run(config) as run, closing(PersonCacheView(place.people, run.log.keys, config.record.encrypt)) as cache:
         adaptation = DialAdaptation(run.log, cache, config.adapt)
         await adaptation.follow()
@@ -283,16 +375,15 @@ async def _answering(config: Config, run: Run, person: Person) -> tuple[Arm, set
 async def _compared(run: Run, live: str) -> frozenset[str]:
     """The hashes of the weights that a trial compares, as the gateway deals them; none without a trial."""
     state = await ReleaseLedger(run.log, wall_clock).refresh()
-    dealing = state.dealing
-    beside = (
-        None if dealing is None else state.canary if dealing.canary else state.previous if dealing.previous else None
-    )
+    if state.dealing is None:
+        return frozenset()
+    beside = state.canary if state.dealing.canary else state.previous if state.dealing.previous else None
     return frozenset() if beside is None else frozenset({live, beside.hash})
 
 
 async def reset(config: Config, tenant: str, user: str, console: Console) -> None:
     """Return a person's dials to the prior. Raises NotFound without a run, or for a tenant that no key has."""
-    place = existing(config)
+    place = existing_home(config)
     check_tenant(config, tenant)
     with audited(place, "reset dials", tenant=tenant, actor=login()), open_log(config) as log:
         id, now = f"dials-{secrets.token_hex(16)}", wall_clock()

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.app.storage import open_folds, open_log
+from ostinato.app.storage import existing_home, open_folds, open_log
 from ostinato.config import Config
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.log import existing
+from ostinato.launch.views.screen import bare_table
 from ostinato.release.auto.estimating import Prospect, prospect
 from ostinato.release.auto.offpolicy import PolicyValue
 from ostinato.release.auto.router import FoldedRouter, Router
@@ -42,7 +42,7 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
     """Print the arms, the check of the propensities and, for other shares, the estimate. Raises NotFound if the run does not exist, or has
     too few turns for an estimate; BadConfig.
     """
-    existing(config)
+    existing_home(config)
     arms = [arm.name for arm in config.serve.auto.arms]
     if not arms:
         raise BadConfig(
@@ -67,16 +67,9 @@ def _there(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
     return [arm.name for arm in arms if tried.get(arm.slot or "", True)]
 
 
-def _right(table: Table) -> Table:
-    """All columns but the first on the right."""
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
-
-
 def _arms(router: Router, there: list[str]) -> Table:
     names = ("arm", "share", "utility", "95%", "users", "turns", "failed", "cost a turn")
-    table = _right(Table(*names, box=None, pad_edge=False, header_style="dim"))
+    table = bare_table(*names, right=range(1, len(names)))
     odds = router.odds(there)
     for view in router.views():
         known = view.utility
@@ -98,7 +91,8 @@ def _propensities(router: Router, alpha: float) -> str:
 def _prospect(found: Prospect) -> Table:
     named = ", ".join(f"{arm} {share:.0%}" for arm, share in found.shares.items())
     names = ("estimate", "utility a turn", "95%", "effective turns")
-    table = _right(Table(*names, box=None, pad_edge=False, header_style="dim", title_justify="left"))
+    table = bare_table(*names, right=range(1, len(names)))
+    table.title_justify = "left"
     table.title = f"\nWith {named}, from {found.turns} turns, {found.rated} with a reward or a failure"
     table.caption = found.advice or None
     rows = {"as logged": found.earned, "IPS": found.ips, "SNIPS": found.snips, "doubly robust": found.dr}

@@ -14,7 +14,7 @@ from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.server_loans import check_lending
 from ostinato.app.storage import Home, check_log
-from ostinato.app.worlds import open_backend
+from ostinato.app.worlds import open_backend, open_taskset, runs_code
 from ostinato.config import Config, read_file
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.memory import free_memory
@@ -83,11 +83,6 @@ async def check_world(config: Config) -> None:
     """Raise SandboxRefused if rollouts would run code here that cannot be isolated, BadConfig for a bad taskset."""
     if config.learn.source == "people" or not config.worlds.file or config.sandbox.backend != "namespaces":
         return
-    from ostinato.app.worlds import (  # here, because other runs have no use for rollouts' code
-        open_taskset,
-        runs_code,
-    )
-
     if runs_code(config, open_taskset(config).tasks):
         async with SingleRuns(config.sandbox) as runs:
             await runs.check()
@@ -99,8 +94,7 @@ def check_room(config: Config) -> None:
     if config.model.source == "smollm2":
         directory = expanded(config.model.cache) / "smollm2-135m-instruct"
     if directory.is_dir():  # a model that is still to be converted or downloaded is measured by its workers
-        branches = len(config.learn.tenants)
-        check_memory(config, directory, ("serve", "train"), free_memory(), branches=branches)
+        check_memory(config, directory, ("serve", "train"), free_memory(), branches=len(config.learn.tenants))
 
 
 def check_place(config: Config) -> Path:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ostinato.app.server_loans import write_draining
 from ostinato.app.storage import home, model_path, open_log
@@ -28,7 +27,7 @@ from ostinato.core.places import expanded
 from ostinato.core.records import Arm, Batch, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.launch.placing.supervision import Event
-from ostinato.launch.views.screen import say
+from ostinato.launch.views.screen import BOLD, bare_table, say
 from ostinato.status.progress_lines import Lines
 from ostinato.status.worker_status import placed_from_elsewhere, read_board
 
@@ -273,8 +272,7 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
         said = {**asdict(found), "sampling_of_all": found.of_all, "sampling_per_training": found.per_training}
         console.out(json.dumps({**said, "lent": lent, "rests_on": RESTS_ON}), highlight=False)
         return
-    table = Table("phase", "operations", "share", box=None, pad_edge=False)
-    table.columns[1].justify = table.columns[2].justify = "right"
+    table = bare_table("phase", "operations", "share", right=(1, 2), header_style=BOLD)
     for name, count in asdict(found).items():
         table.add_row(name, f"{count:.3e}", f"{100 * count / found.total if found.total else 0:.1f}%")
     console.print(table)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ostinato.config import Config, keys, nearest, origins
 from ostinato.core.errors import NotFound
+from ostinato.launch.views.screen import bare_table
 
 # ---------------------------------------------------------------- keys explained
 
@@ -84,7 +85,7 @@ def _words(kind: Any) -> str:
 
 def table(found: list[Key]) -> Table:
     """A line per key, for a wide screen. Values other than the default are bold; the "from" column has their origin."""
-    drawn = Table(box=None, pad_edge=False, header_style="dim")
+    drawn = bare_table()
     for name in ("key", "type", "default", "value", "from", "meaning"):
         drawn.add_column(name, overflow="fold", no_wrap=name == "key")
     for key in found:

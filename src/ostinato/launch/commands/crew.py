@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from ostinato.config import Config, save
 from ostinato.launch.placing.address import bind, remove_address, url_of
 from ostinato.launch.placing.heartbeat import LISTEN_FD
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
-from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Board, Event, Supervisor
 from ostinato.launch.placing.warm import forked_workers
 from ostinato.status.gateway_address import read_address
@@ -71,16 +70,14 @@ def workers_of(config: Config) -> tuple[str, ...]:
     return (*own, *(f"{worker}@{tenant}" for tenant in config.learn.tenants for worker in WORKERS if worker != "serve"))
 
 
-def crew(
-    config: Config, listener: socket.socket, names: Sequence[str], settings: Path | None = None
-) -> list[WorkerProcess]:
+def crew(config: Config, listener: socket.socket, names: Sequence[str], settings: Path) -> list[WorkerProcess]:
     """The workers of a run with these names, not started yet. The serving worker answers on `listener`. `settings`: as for `launch`."""
     place = home(config)
     fd = listener.fileno()
 
     def command(name: str) -> tuple[str, ...]:
         worker, _, tenant = name.partition("@")
-        path = home(branch_config(config, tenant)).config if tenant else settings or place.config
+        path = home(branch_config(config, tenant)).config if tenant else settings
         return own_command(worker, "--config", str(path))
 
     return [
@@ -119,16 +116,10 @@ async def launch(
 
     with forked_workers(partial(say, "up")), bind(config.listen.host, config.listen.port) as listener:
         workers = crew(config, listener, names or workers_of(config), settings)
-        supervisor = Supervisor(workers, limits_of(config), say, save_all, front, head_start_s=HEAD_START_S)
+        supervisor = Supervisor(workers, config.supervise, say, save_all, front, head_start_s=HEAD_START_S)
         address = partial(read_address, place.address)
         async with supervised(place, supervisor, url_of(listener), address) as launched:
             yield launched
-
-
-def limits_of(config: Config) -> SupervisorLimits:
-    """The supervisor's timeouts and retry limits for this run."""
-    names = {each.name for each in fields(SupervisorLimits)}
-    return SupervisorLimits(**config.supervise.model_dump(include=names))
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -27,11 +28,10 @@ from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
-from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, Scenario, Tab, measure_held_out
-from ostinato.launch.views.screen import published_line, release_line, say, step_line, swap_line
-from ostinato.launch.workers.release import gateway
+from ostinato.launch.placing.address import await_gateway
+from ostinato.launch.views.screen import published_line, release_line, run_option, say, step_line, swap_line
 from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.run_directory import DEMO_MARKER
@@ -154,6 +154,19 @@ def is_kept(path: Path) -> bool:
     return path.name in (INSIDE_RUN, PLACE) or (path.name.startswith(".") and path.name.endswith(".lock"))
 
 
+@contextlib.contextmanager
+def demo_run(config: Config, out: Path) -> Generator[None]:
+    """The run's directory, for this demo alone and without what an earlier one left; also makes `out`.
+
+    Raises BadConfig as `check_emptied`, Conflict if the same demo is running.
+    """
+    check_emptied(config)
+    out.mkdir(parents=True, exist_ok=True)
+    with hold(home(config).root, "up"):
+        empty(config.run.directory)
+        yield
+
+
 async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out: Path, console: Console) -> None:
     """Run the whole loop for `minutes` of simulated traffic and write report.html and report.json into `out`.
 
@@ -161,17 +174,14 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
     """
     outlast_terminal(console)
     await check_start(config)
-    check_emptied(config)
     check_servers(config)
-    out.mkdir(parents=True, exist_ok=True)
     ends: list[str] = []
 
     def note(worker: str, what: str) -> None:
         if "starts again" in what:
             ends.append(f"{worker} {what}")
 
-    with hold(home(config).root, "up"):
-        empty(config.run.directory)
+    with demo_run(config, out):
         async with launch(config, note) as launched:
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live", "control")))
@@ -179,7 +189,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
                 say(console, words, "yellow")
             say(console, f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:")
             for command in ("status", "release show live", "log"):
-                say(console, f"  ostinato {command} {named(config)}")
+                say(console, f"  ostinato {command} {run_option(config)}")
             with open_log(config) as log:
                 running = _run(config, SCENARIOS[scenario], seed, minutes, out, console, url, log)
                 await launched.during(running)
@@ -200,7 +210,7 @@ async def ready(place: Home, slots: tuple[str, ...]) -> str:
     """Wait until the run's gateway serves these slots. Returns its URL."""
     async with aiohttp.ClientSession(headers={"X-Ostinato-Key": place.admin_key()}) as session:
         while True:
-            url = await gateway(place)
+            url = await await_gateway(place)
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=10)) as response:
                     loaded = (await response.json()).get("slots", {})
@@ -222,8 +232,7 @@ async def _run(
     start, observer = wall_clock(), observed_run.RunObserver(home(config), log)
     stats = await traffic(config, scenario, seed, url, minutes, observer, console)
     end = wall_clock()
-    with console.status("waiting for the last feedback to mature"):
-        await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
+    await await_feedback(config, console)
     with console.status("measuring base and final model on the held-out suite, with draws the gate never saw"):
         scores = await measure_held_out(config, seed, url, scenario.draws)
     seen = await observer.look()
@@ -260,6 +269,12 @@ async def _run(
         steps = f"{len(seen.steps)} steps in {minutes:g} minutes" if seen.steps else f"no step in {minutes:g} minutes"
         say(console, f"Nothing was released: {steps} are too few. Try again with more, as in --minutes 40.", "yellow")
     await write_report(config, out / "report.html", console, page)
+
+
+async def await_feedback(config: Config, console: Console) -> None:
+    """Wait until the last answers' feedback counts."""
+    with console.status("waiting for the last feedback to mature"):
+        await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
 
 
 async def traffic(

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ostinato.app.evaluation import check_suite
 from ostinato.app.machine import Measured, cores, forget, places
-from ostinato.app.storage import Home, log_elsewhere, open_folds, open_follower, open_log
+from ostinato.app.storage import Home, log_elsewhere, open_folds, open_follower, open_log, rows_of
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
@@ -356,7 +356,7 @@ def _rows(config: Config, kind: type[R]) -> list[R]:
 
     async def read() -> list[R]:
         with open_log(config) as log:
-            return [row async for _, row in log.read(0, {kind}) if isinstance(row, kind)]
+            return [row async for row in rows_of(log, kind)]
 
     return asyncio.run(read()) if _has_log(config) else []
 
@@ -417,8 +417,7 @@ def _private_priors(config: Config) -> str:
 
 def _dropped(config: Config) -> tuple[int, int]:
     """The place up to which this run's rows were dropped, 0 if none was, and the first recorded step."""
-    place = Home(config.run.directory)
-    if config.record.url or not any(place.log.glob("*.db")):
+    if config.record.url or not _has_log(config):
         return 0, 0
 
     async def look() -> tuple[int, int]:

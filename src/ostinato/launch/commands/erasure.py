@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ostinato.app.branches import branches_begun, held_by_branches
 from ostinato.app.roles import open_roles
-from ostinato.app.storage import Home, open_log, open_run
+from ostinato.app.storage import Home, existing_home, open_log, open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound
@@ -109,8 +109,7 @@ async def ask_replay(
 
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
     """Print what `ostinato forget --replay` would do, and change nothing. Raises NotFound, Corrupt."""
-    if not Home(config.run.directory).log.exists() and not config.record.url:
-        raise NotFound(f"no run in {config.run.directory}; --set run.directory=... names another")
+    existing_home(config)
     from ostinato.app.erasure import ErasureFiles, ErasureRequest, knowing, plan_erasure
     from ostinato.app.storage import model_path
     from ostinato.app.trainer import ModelTokens

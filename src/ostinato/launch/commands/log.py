@@ -6,7 +6,6 @@ master key; `copy` goes to Postgres and back.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.progress import DownloadColumn, MofNCompleteColumn, TimeRemainingColum
 
 from ostinato.app.backups import back_up_log, rekey_log, restore_log
 from ostinato.app.branches import branches_begun
-from ostinato.app.storage import Home, copy_rows_of, log_elsewhere, named_log, open_log, serving_run
-from ostinato.config import Config, RunConfig
+from ostinato.app.storage import Home, copy_rows_of, existing_home, log_elsewhere, named_log, open_log, serving_run
+from ostinato.config import Config
 from ostinato.core import records
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound
@@ -32,39 +31,24 @@ from ostinato.record.backup import KEYS, BackupManifest
 from ostinato.record.config import RecordConfig
 from ostinato.reward.functions import parts_of
 
-_KINDS: dict[str, type] = {
-    "turns": records.Turn,
-    "signals": records.Signal,
-    "rewards": records.Reward,
-    "quarantines": records.Quarantine,
-    "holdbacks": records.Holdback,
-    "batches": records.Batch,
-    "releases": records.ReleaseEvent,
-    "contracts": Stamp,
-    "alarms": Alarm,
-    "bases": records.SteeringBasis,
-    "consents": records.ConsentGiven,
-    "dials": DialSet,
-    "priors": DialPrior,
-    "forgotten": Forgotten,
+KINDS: dict[str, set[type]] = {
+    "turns": {records.Turn},
+    "signals": {records.Signal},
+    "rewards": {records.Reward},
+    "quarantines": {records.Quarantine},
+    "holdbacks": {records.Holdback},
+    "batches": {records.Batch},
+    "releases": {records.ReleaseEvent},
+    "contracts": {Stamp},
+    "alarms": {Alarm},
+    "bases": {records.SteeringBasis},
+    "consents": {records.ConsentGiven},
+    "dials": {DialSet},
+    "priors": {DialPrior},
+    "forgotten": {Forgotten},
 }
-KINDS: dict[str, set[type]] = {name: {kind} for name, kind in _KINDS.items()}
-KINDS["all"] = {*_KINDS.values(), records.Delivered}
+KINDS["all"] = set[type]({records.Delivered}).union(*KINDS.values())
 SHOWN = 60
-
-
-def existing(config: Config) -> Home:
-    """The run's directory. Raises NotFound if no run is there, and none has its log elsewhere."""
-    place = Home(config.run.directory)
-    if not place.log.exists() and not config.record.url:
-        raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
-    return place
-
-
-def named(config: Config) -> str:
-    """The option that names this run to another command; "" if that needs no option. Example: ``--set run.directory=runs/demo-0``"""
-    place = config.run.directory
-    return "" if place == RunConfig().directory else f"--set {shlex.quote(f'run.directory={place}')}"
 
 
 def line(row: records.Row, parts: Mapping[str, float] | None = None) -> str:
@@ -126,10 +110,8 @@ def _decided(
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
         case records.ReleaseEvent():
             actor = f"  by {row.detail['actor']}" if row.detail.get("actor") else ""
-            which = (
-                f"{row.previous} to {row.policy}" if row.action == "rolled_back" and row.previous else str(row.policy)
-            )
-            return "release", f"{row.action}  {which}{actor}  {row.reason}"
+            back = f"{row.previous} to " if row.action == "rolled_back" and row.previous else ""
+            return "release", f"{row.action}  {back}{row.policy}{actor}  {row.reason}"
         case Stamp():
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():
@@ -145,7 +127,7 @@ def _decided(
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:
     """Print the newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
-    existing(config)
+    existing_home(config)
     with open_log(config) as log:
         rows = log.tail(last, KINDS[kind])
         parts = await parts_in(log, (row for _, row in rows), config.reward.options)
@@ -167,7 +149,7 @@ async def forget(
     a checkpoint first. The copy that a branch of the tenant learns from becomes unreadable, too. `replay`: also ask the trainer to train
     again without them. Raises NotFound, BadConfig.
     """
-    place = existing(config)
+    place = existing_home(config)
     if config.run.tenant:
         raise BadConfig(
             f"{place.root} trains a branch: forget in the run that serves, {serving_run(config).run.directory}, which reaches this one, too"
@@ -210,7 +192,7 @@ async def consent(config: Config, tenant: str, user: str, level: records.Consent
     """
     from ostinato.serve.consent import ConsentChoices  # slow to import
 
-    place = existing(config)
+    place = existing_home(config)
     check_tenant(config, tenant)
     with open_log(config) as log:
         choices = ConsentChoices(log)

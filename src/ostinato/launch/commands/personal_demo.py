@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ostinato.adapt.dials import DialAdaptation
@@ -31,13 +30,11 @@ from ostinato.evaluate.acceptance import share_of
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import launch
-from ostinato.launch.commands.demo import check_emptied, empty, outlast_terminal, served
-from ostinato.launch.commands.log import named
+from ostinato.launch.commands.demo import demo_run, outlast_terminal, served
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.views.screen import bar, counting_bar, say
+from ostinato.launch.views.screen import bar, bare_table, counting_bar, run_option, say
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.person_cache import PersonCacheView
-from ostinato.record.roles import hold
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.status.arms import curves
 from ostinato.status.dials import DIALS, HOLDOUT, DialsNow, dials_line, dials_now
@@ -139,26 +136,23 @@ async def personal_demo(
     """
     outlast_terminal(console)
     await check_start(config)
-    check_emptied(config)
     if not 0.05 <= config.adapt.holdout <= 0.95:
         raise BadConfig(f"adapt.holdout is {config.adapt.holdout:g}: the demo compares with it; set 0.05 to 0.95")
-    out.mkdir(parents=True, exist_ok=True)
     seen = _Seen(share=config.adapt.holdout)
-    with hold(home(config).root, "up"):
-        empty(config.run.directory)
+    with demo_run(config, out):
         fitted, measures = await _fit(config, size.each, seed, console)
         async with launch(config, lambda worker, what: None, names=_WORKERS) as launched:
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live",)))
             say(console, f"page: {url}/ while it runs; run: {config.run.directory}")
-            say(console, f"  ostinato status {named(config)}")
+            say(console, f"  ostinato status {run_option(config)}")
             await launched.during(_traffic(config, url, fitted, measures, seed, size, seen, console))
     return await _conclude(config, seen, seed, size, out, console)
 
 
 async def _fit(config: Config, each: int, seed: int, console: Console) -> tuple[FittedBasis, Measures]:
     """The basis in the log, and the attributes that the people judge by: those of text that dials move well."""
-    with open_run(config) as run, counting_bar(disable=False) as shown:
+    with open_run(config) as run, counting_bar() as shown:
         tasks = {what: shown.add_task(what, total=None) for what in ("answers", "score features")}
 
         def tell(what: str, done: int, total: int) -> None:
@@ -252,8 +246,7 @@ async def _settled(config: Config) -> DialsNow | None:
 
 def _chart(seen: _Seen, size: PersonalSize, head: str) -> RenderableType:
     """Both sides' acceptance by stage, as bars with 95% intervals, and the mean of its probability, which is less noisy."""
-    names = ("", "simulated people", "accepted", "", "95%", "expected", "answers")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table = bare_table("", "simulated people", "accepted", "", "95%", "expected", "answers")
     for stage, rated in seen.stages(size.second[1]).items():
         for side, words in ((DIALS, "with dials"), (HOLDOUT, "held out")):
             mine = [each for each in rated if seen.side(each) == side]

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Description, Lane, learned_turns, plan_cycle
-from ostinato.config import explain, origins, parse_override, put, read_file
+from ostinato.config import read_file, validated
 from ostinato.core.errors import BadConfig
-from ostinato.launch.views.screen import say
+from ostinato.launch.views.screen import BOLD, bare_table, say
 from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link, Moved, plan
 
 # ---------------------------------------------------------------- a deployment of weights
@@ -48,9 +47,8 @@ def size(count: float) -> str:
 
 def ways(found: DeploymentPlan) -> Table:
     """One row per kind of transfer."""
-    table = Table("what", "payload", "objects", "PUT class", "GET class", "line", "cores", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    names = ("what", "payload", "objects", "PUT class", "GET class", "line", "cores")
+    table = bare_table(*names, right=range(1, len(names)), header_style=BOLD)
 
     def row(name: str, moved: Moved) -> None:
         counts = (f"{count:,}" for count in (moved.objects, moved.puts, moved.gets))
@@ -86,13 +84,11 @@ def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
 # ---------------------------------------------------------------- a cycle
 
 
-def planned(told: Description) -> CyclePlan:
-    """The plan of a description. Raises BadConfig, which names the field, if something does not fit."""
-    return plan_cycle(told, deliveries(told))
-
-
 def deliveries(told: Description) -> Delivery:
-    """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes."""
+    """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes.
+
+    Raises BadConfig, which names the field, if something does not fit.
+    """
     sent = told.publication
     parameters = told.model.parameters * told.model.weight_bytes / 2
     deployment = Deployment(parameters=parameters, changed=sent.changed, shards=sent.shards, factor=sent.factor)
@@ -118,26 +114,21 @@ def deliveries(told: Description) -> Delivery:
 
 def load_description(path: Path | None, overrides: Sequence[str]) -> Description:
     """Merge the defaults, the file and the overrides, in this order, and validate. Raises BadConfig that names every wrong field."""
-    tree = read_file(path)
-    for override in overrides:
-        put(tree, *parse_override(override))
-    try:
-        return Description.model_validate(tree)
-    except ValidationError as error:
-        raise explain(Description, error, origins(path, overrides)) from None
+    return validated(Description, read_file(path), path, overrides)
 
 
 def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, machine: bool) -> None:
     """Print the plan. Raises BadConfig if the description is invalid, or something does not fit."""
     told = load_description(path, overrides)
-    found = planned(told)
+    moved = deliveries(told)
+    found = plan_cycle(told, moved)
     if machine:
         console.out(json.dumps(as_tree(told, found)), highlight=False)
         return
     for part in (phases_table(found), lanes_table(found)):
         console.print(part)
         console.print()
-    for line in conclusions(told, found):
+    for line in conclusions(told, found, moved):
         say(console, line)
     say(console, "\nOn paper, not a measurement. It rests on:", "dim")
     for line in assumptions(told):
@@ -164,9 +155,7 @@ def as_tree(told: Description, found: CyclePlan) -> dict[str, object]:
 def phases_table(found: CyclePlan) -> Table:
     """A row for each phase, for a whole cycle."""
     names = ("a cycle's phases", "operations", "bytes", "seconds", "limited by", "money")
-    table = Table("", *names, box=None, pad_edge=False)
-    for column in (2, 3, 4, 6):
-        table.columns[column].justify = "right"
+    table = bare_table("", *names, right=(2, 3, 4, 6), header_style=BOLD)
     for lane in found.lanes:
         for at, phase in enumerate(lane.phases):
             flops = f"{phase.flops:.2e}" if phase.flops else ""
@@ -177,9 +166,7 @@ def phases_table(found: CyclePlan) -> Table:
 
 def lanes_table(found: CyclePlan) -> Table:
     """A row for each lane: how much of a cycle it works, and what its machines cost while they are idle."""
-    table = Table("side by side", "machines", "load", "", "idle, money", box=None, pad_edge=False)
-    for column in (1, 2, 4):
-        table.columns[column].justify = "right"
+    table = bare_table("side by side", "machines", "load", "", "idle, money", right=(1, 2, 4), header_style=BOLD)
     for lane in found.lanes:
         machines, idle = (f"{lane.machines:,}", f"{lane.idle:,.0f}") if lane.machines else ("", "")
         table.add_row(lane.name, machines, f"{100 * lane.load:.1f}%", _standing(lane), idle)
@@ -192,9 +179,9 @@ def _standing(lane: Lane) -> str:
     return "machines as many as needed" if lane.open else ""
 
 
-def conclusions(told: Description, found: CyclePlan) -> list[str]:
+def conclusions(told: Description, found: CyclePlan, moved: Delivery) -> list[str]:
     """The conclusions from the tables, in sentences."""
-    first, moved = found.bottleneck, deliveries(told)
+    first = found.bottleneck
     whole = told.model.parameters * told.model.weight_bytes
     lag = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in found.lag.items())
     return [

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ostinato.app.branches import branches_begun
 from ostinato.app.evaluation import open_releases, open_suite
-from ostinato.app.storage import Run, home, open_follower, open_run
+from ostinato.app.storage import Run, existing_home, home, open_follower, open_run, rows_of
 from ostinato.app.suites import open_runner
 from ostinato.config import Config
 from ostinato.core.arm_assignment import branch_of
@@ -28,11 +28,10 @@ from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, Unav
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
-from ostinato.launch.commands.log import existing, named
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.page import looking
-from ostinato.launch.views.screen import plain, say
+from ostinato.launch.views.screen import plain, run_option, say
 from ostinato.release.monitors.watcher import accept, acceptable, standing
 from ostinato.status.gateway_address import read_address
 from ostinato.status.releases import ReleaseDetail, ReleaseLine
@@ -148,8 +147,7 @@ def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
 async def _released(log: Log, name: str) -> PolicyVersion:
     """The release with this number (v12 or 12), or whose root starts with these digits. Raises NotFound."""
     known: dict[str, PolicyVersion] = {}
-    async for _, row in log.read(0, {ReleaseEvent}):
-        assert isinstance(row, ReleaseEvent)
+    async for row in rows_of(log, ReleaseEvent):
         if row.action == "shipped":
             known[row.policy.hash] = row.policy
     number = re.fullmatch(r"v?(\d{1,9})", name)
@@ -171,7 +169,7 @@ _TURNS = 5
 
 async def show_alarms(config: Config, console: Console) -> None:
     """Print every active alarm, the newest last. Raises NotFound if the run does not exist."""
-    existing(config)
+    existing_home(config)
     with open_run(config) as run:
         found = await standing(run.log)
     if not found:
@@ -190,7 +188,7 @@ async def show_alarms(config: Config, console: Console) -> None:
 
 async def accept_alarm(config: Config, name: str, reason: str, actor: str | None, console: Console) -> None:
     """Accept what an alarm found as intended, which ends the alarm. Raises NotFound and BadRequest as `accept` does."""
-    place = existing(config)
+    place = existing_home(config)
     with audited(place, "accept alarm", name=name, actor=actor or login()), open_run(config) as run:
         row = await accept(run.log, name, reason, actor or login(), wall_clock())
     console.print(Text(f"{row.name} ended; it is not raised again for a finding of this size"))
@@ -207,7 +205,7 @@ _SIGNS = {"good": "✓", "wait": "◷", "bad": "✕"}
 
 async def show_release(config: Config, version: str, console: Console) -> None:
     """Print four answers and the looks that they rest on. Raises NotFound, BadRequest."""
-    existing(config)
+    existing_home(config)
     with open_run(config) as run:
         async with looking(run, turns_s=TURNS_S) as facts:
             found = await find_release(facts, version)
@@ -215,7 +213,7 @@ async def show_release(config: Config, version: str, console: Console) -> None:
     line = found.line
     state = "live" if line.live else line.state.replace("_", " ")
     console.print(Text.assemble((f"v{line.policy.number}", "bold"), f"  {state}  {line.policy.hash[:16]}"))
-    for answer in answers(found, named(config)):
+    for answer in answers(found, run_option(config)):
         console.print()
         console.print(Text(answer.question, "bold"))
         say(console, f"  {_SIGNS[answer.state]} {plain(answer.verdict)}", _STYLES[answer.state])

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.app.storage import open_run
+from ostinato.app.storage import existing_home, open_run
 from ostinato.config import Config
 from ostinato.core.errors import StorageFull
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page import looking
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_report import RunReport
@@ -21,7 +20,7 @@ RELEASES = 20
 
 async def write_report(config: Config, out: Path, console: Console, demo: RunReport | None = None) -> None:
     """Write the file. Raises NotFound if the run does not exist, StorageFull if `out` cannot be written."""
-    existing(config)
+    existing_home(config)
     with open_run(config) as run, console.status("reading the log"):
         async with looking(run) as facts:
             page = render(demo, await recorded(facts))

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.storage import open_log
+from ostinato.app.storage import existing_home, open_log
 from ostinato.app.trainer import taught_by
 from ostinato.config import Config, parse_override
 from ostinato.core.clock import wall_clock
@@ -24,23 +24,10 @@ from ostinato.core.durations import ago
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
-from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import counting_bar, plain, say
+from ostinato.launch.views.screen import bare_table, counting_bar, plain, say
 from ostinato.record.config import Encrypt
 from ostinato.release.monitors.proxy_gap import gold_people
-from ostinato.reward.backtest import (
-    GIVEN_UP,
-    MOST_LOST,
-    ChangeFor,
-    MeanOfRewards,
-    PastTurn,
-    RewardComparison,
-    RewardOutcome,
-    RewardSide,
-    backtest,
-    compare,
-    past_turns,
-)
+from ostinato.reward import backtest
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.runners import asker_of
 
@@ -69,11 +56,11 @@ async def try_reward(
 
     Raises NotFound if there is no run or no turn in it, BadConfig if the function cannot be loaded or an option is wrong.
     """
-    existing(config)
+    existing_home(config)
     tried = _tried(config.reward, function, options)
     now = wall_clock()
     with open_log(config) as log:
-        past = await past_turns(
+        past = await backtest.past_turns(
             log,
             config.reward,
             since=-math.inf if since is None else now - since,
@@ -88,7 +75,7 @@ async def try_reward(
             new = await _asked(log, past, tried, now, bar, f"{tried.function}, tried")
             unrecorded = [each for each in past if each.id not in old]
             old |= await _asked(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
-        found = compare(
+        found = backtest.compare(
             past, (config.reward.function, old), (tried.function, new), examples=examples, name_of=_names(config, past)
         )
         shown = await _texts(log, found) if text else {}
@@ -119,24 +106,24 @@ def _nothing(config: Config, since: float | None) -> str:
 
 
 async def _asked(
-    log: Log, past: Sequence[PastTurn], reward: RewardConfig, now: float, bar: Progress, what: str
-) -> dict[str, RewardOutcome]:
+    log: Log, past: Sequence[backtest.PastTurn], reward: RewardConfig, now: float, bar: Progress, what: str
+) -> dict[str, backtest.RewardOutcome]:
     if not past:
         return {}
     asker = asker_of(reward)
     line = bar.add_task(plain(what), total=len(past))
     try:
-        return await backtest(log, past, asker, reward, now, lambda turns: bar.advance(line, turns))
+        return await backtest.backtest(log, past, asker, reward, now, lambda turns: bar.advance(line, turns))
     finally:
         await asker.close()
 
 
-def _names(config: Config, past: Sequence[PastTurn]) -> Callable[[PastTurn], str]:
+def _names(config: Config, past: Sequence[backtest.PastTurn]) -> Callable[[backtest.PastTurn], str]:
     """How users are named: by a hash where the log encrypts what people wrote, or something of theirs was forgotten."""
     forgotten = {(each.tenant, each.user) for each in past if each.redacted}
     several = len({each.tenant for each in past}) > 1
 
-    def name(turn: PastTurn) -> str:
+    def name(turn: backtest.PastTurn) -> str:
         user = turn.user
         if config.record.encrypt is not Encrypt.NONE or (turn.tenant, user) in forgotten:
             user = "user " + hashlib.sha256(f"{turn.tenant}\0{user}".encode()).hexdigest()[:12]
@@ -145,7 +132,7 @@ def _names(config: Config, past: Sequence[PastTurn]) -> Callable[[PastTurn], str
     return name
 
 
-async def _texts(log: Log, found: RewardComparison) -> dict[str, str]:
+async def _texts(log: Log, found: backtest.RewardComparison) -> dict[str, str]:
     """The answers of the examples that are still readable."""
     turns = await log.find(Turn, [(each.turn,) for each in found.examples])
     return {turn.id: " ".join(turn.text.split())[:LONGEST_TEXT] for turn in turns if not turn.redacted}
@@ -163,7 +150,7 @@ def _plain_numbers(value: Any) -> Any:
 # ---------------------------------------------------------------- the screen
 
 
-def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, console: Console) -> None:
+def _print(found: backtest.RewardComparison, texts: Mapping[str, str], recorded: int, console: Console) -> None:
     console.print(f"{found.turns} turns of people, {found.may_teach} of which may be learned from; nothing was written")
     console.print(f"in use: {recorded} rewards and reasons as recorded, {found.turns - recorded} asked for now\n")
     console.print(_sides(found))
@@ -173,10 +160,9 @@ def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, con
     console.print("", _histogram(found.old.values, found.new.values, width), "", sep="\n")
     console.print(f"on the {found.change.turns} turns that both reward: {_in_words(found.change, '+')} in the mean")
     told = f"{found.flipped} change sign, {found.gained} gain a reward, {found.lost} lose theirs"
-    same = (
-        "" if math.isnan(found.correlation) else f"; correlation {found.correlation:.2f} (at 1.00 both teach the same)"
-    )
-    console.print(told + same, highlight=False)
+    if not math.isnan(found.correlation):
+        told += f"; correlation {found.correlation:.2f} (at 1.00 both teach the same)"
+    console.print(told, highlight=False)
     if found.new.learnable and found.new.spread == 0.0:
         why = "all rewards that may be learned from are equal: no step learns anything from them (no_signal)"
         say(console, why, "yellow")
@@ -192,33 +178,33 @@ def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, con
             say(console, f"  {plain(texts[each.turn])}", "dim")
 
 
-def _print_failures(side: RewardSide, console: Console) -> None:
+def _print_failures(side: backtest.RewardSide, console: Console) -> None:
     for each in side.failed:
         say(console, plain(f"{side.function} failed on {each.turns}, e.g. {each.example}: {each.reason}"), "red")
-    if left_out := side.without.get(GIVEN_UP, 0):
-        why = f"{side.function} was not asked about {left_out} turns any more: it had cost {MOST_LOST} processes, or would not load"
+    if left_out := side.without.get(backtest.GIVEN_UP, 0):
+        lost = f"it had cost {backtest.MOST_LOST} processes, or would not load"
+        why = f"{side.function} was not asked about {left_out} turns any more: {lost}"
         say(console, plain(why), "red")
 
 
-def _print_changes(title: str, rows: Sequence[ChangeFor], console: Console) -> None:
+def _print_changes(title: str, rows: Sequence[backtest.ChangeFor], console: Console) -> None:
     if not rows:
         return
     names = (f"{title}s with the largest change in all", "turns", "change in the mean")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
-    table.columns[1].justify = table.columns[2].justify = "right"
+    table = bare_table(*names, right=(1, 2))
     for row in rows:
         table.add_row(Text(plain(row.who)), str(row.turns), f"{row.change:+.3f}")
     console.print("", table, sep="\n")
 
 
-def _sides(found: RewardComparison) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+def _sides(found: backtest.RewardComparison) -> Table:
+    table = bare_table()
     for name in ("", "in use", "tried"):
         table.add_column(name, overflow="fold")
     sides = (found.old, found.new)
     reasons = dict.fromkeys([*found.old.without, *found.new.without])
 
-    def learnable(side: RewardSide) -> str:
+    def learnable(side: backtest.RewardSide) -> str:
         return f"{side.learnable} ({_percent(side.learnable, found.may_teach)} of those that may)"
 
     rows = [
@@ -238,7 +224,7 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
-def _in_words(mean: MeanOfRewards, sign: str = "") -> str:
+def _in_words(mean: backtest.MeanOfRewards, sign: str = "") -> str:
     if not mean.turns:
         return "-"
     if math.isnan(mean.lower):
@@ -248,8 +234,7 @@ def _in_words(mean: MeanOfRewards, sign: str = "") -> str:
 
 def _histogram(old: Sequence[float], new: Sequence[float], width: int) -> Table:
     """Both functions' rewards as bars of at most `width` columns: each value if there are few, else intervals of equal width."""
-    table = Table("reward", "in use", "", "tried", "", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].justify = "right"
+    table = bare_table("reward", "in use", "", "tried", "", right=(0,))
     distinct = np.unique(np.round([*old, *new], 9))
     if len(distinct) <= BARS:
         names = [f"{value:g}" for value in distinct]

@@ -29,7 +29,7 @@ from ostinato.demo.users import RequestOutcome, UsersConfig, UserStats, make_use
 from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paired_items, suite_mean
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
-from ostinato.launch.views.screen import arms_table
+from ostinato.launch.views.screen import arms_table, bare_table
 from ostinato.status import observed_run
 from ostinato.status.arms import WINDOWS, acceptance_by_arm
 from ostinato.status.run_report import (
@@ -207,9 +207,7 @@ def recent_suggestions(seen: observed_run.Observed, now: float) -> Table:
     recent = seen.between(now - RECENT_S, now + 1.0)
     newest = {turn.arm: turn.oldest for turn, _ in recent}
     shares = ("suggestions per request", "accepted of these")
-    table = Table(
-        "simulated users", *shares, "requests, last 2 min", "policy", box=None, pad_edge=False, header_style="dim"
-    )
+    table = bare_table("simulated users", *shares, "requests, last 2 min", "policy")
     for arm, tallies in sorted(by_user(recent).items(), key=lambda pair: pair[0] is Arm.CONTROL):
         policy = newest[arm]
         table.add_row(

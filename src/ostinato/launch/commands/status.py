@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.branches import open_branches
-from ostinato.app.storage import Home, open_folds, open_log, open_store
+from ostinato.app.storage import Home, existing_home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
@@ -22,17 +22,8 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.files import disk_use
 from ostinato.core.numerics import Contract, contract_in_words, differences_in_words, same_arithmetic
 from ostinato.core.records import Arm
-from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import (
-    arms_table,
-    lent_line,
-    plain,
-    published_line,
-    release_line,
-    say,
-    step_line,
-    swap_line,
-)
+from ostinato.launch.views import screen
+from ostinato.launch.views.screen import plain, say
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting
@@ -138,7 +129,7 @@ def overview(run: Overview) -> list[RenderableType]:
         parts.append(Text(compactions_line(compactions)))
     parts += _learning(run)
     parts += [
-        release_line(each.action, each.number, each.reason, each.actor)
+        screen.release_line(each.action, each.number, each.reason, each.actor)
         for each in list(run.summary.releases)[-SHOWN_RELEASES:]
     ]
     parts += [Text(said, "yellow") for said in releasing(run.ledger, run.rules, run.lines.get("release", ()), run.now)]
@@ -160,8 +151,7 @@ def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
         return [Text(f"`ostinato up` ended {ago(age)} ago{why}", style)]
     if not board.alive(now):
         return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
-    names = ("worker", "", "activity", "for", "restarts", "last exit")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table = screen.bare_table("worker", "", "activity", "for", "restarts", "last exit")
     for worker in board.workers:
         table.add_row(*_worker(worker, now))
     down = [worker.name for worker in board.workers if worker.condition == "failed"]
@@ -190,7 +180,7 @@ def _arms(run: Overview) -> list[RenderableType]:
     if run.tenant:  # in a branch's own log its people are on live; those who stay on the shared version are its control
         arms = [replace(each, arm=_OF_BRANCH.get(each.arm, each.arm)) for each in arms]
     return [
-        arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
+        screen.arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
@@ -200,11 +190,12 @@ _OF_BRANCH = {Arm.LIVE.value: Arm.BRANCH.value, Arm.CONTROL.value: Arm.SHARED.va
 
 def _learning(run: Overview) -> list[RenderableType]:
     train, serve = run.lines.get("train", ()), run.lines.get("serve", ())
-    parts = [step_line(line) for line in train if line["kind"] == "step"][-3:]
-    parts += [published_line(line) for line in train if line["kind"] == "published"][-1:]
+    parts = [screen.step_line(line) for line in train if line["kind"] == "step"][-3:]
+    parts += [screen.published_line(line) for line in train if line["kind"] == "published"][-1:]
     parts += [f"after step {line['step']}: refused: {line['why']}" for line in train if line["kind"] == "refused"][-1:]
-    parts += [swap_line(line) for line in serve if line["kind"] == "swapped" and line["slot"] == "live"][-1:]
-    parts += [lent_line(line, run.now) for line in serve if line["kind"] == "lent"][-1:]
+    swaps = [line for line in serve if line["kind"] == "swapped" and line["slot"] == "live"]
+    parts += [screen.swap_line(line) for line in swaps[-1:]]
+    parts += [screen.lent_line(line, run.now) for line in serve if line["kind"] == "lent"][-1:]
     return [Text(part, "dim") for part in parts]
 
 
@@ -276,7 +267,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     Raises NotFound if the run does not exist; Unavailable if its log cannot be reached. The screen then still shows the workers, which say
     that they wait for it.
     """
-    place = existing(config)
+    place = existing_home(config)
     try:
         found = await _read(config)
     except Unavailable:

@@ -12,23 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ostinato.app import log_suites
 from ostinato.app.evaluation import gate_rules
-from ostinato.app.log_suites import (
-    Contamination,
-    DrawnSuite,
-    SuiteDraw,
-    contamination,
-    draw_suite,
-    open_reader,
-    suite_files,
-)
-from ostinato.app.storage import open_log
+from ostinato.app.storage import existing_home, open_log
 from ostinato.app.suites import open_task_suite
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.evaluate.gate import assumed_error, items_in_round, smallest_margin
 from ostinato.evaluate.suites import Item, Suite
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views.screen import counting_bars, plain, say
 from ostinato.worlds.tasks.task import Task
 from ostinato.worlds.tasks.tasksets import save, taskset_of
@@ -36,16 +27,16 @@ from ostinato.worlds.tasks.tasksets import save, taskset_of
 SHOWN = 20
 
 
-async def make_suite(config: Config, file: Path, draw: SuiteDraw, console: Console) -> None:
+async def make_suite(config: Config, file: Path, draw: log_suites.SuiteDraw, console: Console) -> None:
     """Draw a suite from a run's log and write it, readable by its owner only. Raises NotFound, BadConfig, StorageFull."""
-    existing(config)
+    existing_home(config)
     if file.exists():
         raise BadConfig(
             f"{file} is there already; name a new file, since what a suite holds decides what its scores mean"
         )
-    reader = open_reader(config)
+    reader = log_suites.open_reader(config)
     with open_log(config) as log, counting_bars() as on_progress:
-        found = await draw_suite(log, config, draw, reader, on_progress)
+        found = await log_suites.draw_suite(log, config, draw, reader, on_progress)
     save(taskset_of(file.stem, found.tasks), file, mode=0o600)
     _print_drawn(found, console)
     count = f"{len(found.tasks)}" if len(found.tasks) >= draw.items else f"only {len(found.tasks)} of {draw.items}"
@@ -60,7 +51,7 @@ async def make_suite(config: Config, file: Path, draw: SuiteDraw, console: Conso
         console.print(Text(told, "yellow"))
 
 
-def _print_drawn(found: DrawnSuite, console: Console) -> None:
+def _print_drawn(found: log_suites.DrawnSuite, console: Console) -> None:
     console.print(
         f"{found.turns} turns of people could be drawn; {found.trained} that were trained on were looked through for copies"
     )
@@ -69,7 +60,7 @@ def _print_drawn(found: DrawnSuite, console: Console) -> None:
         say(console, f"{title}: {told or 'none'}")
 
 
-def _settings(config: Config, file: Path, draw: SuiteDraw, tasks: Sequence[Task]) -> str:
+def _settings(config: Config, file: Path, draw: log_suites.SuiteDraw, tasks: Sequence[Task]) -> str:
     """The settings that measure candidates on the file, with margins that so few items can hold."""
     gate = gate_rules(config)
     suite = Suite(file.stem, "", tuple(Item(task.id, task.family) for task in tasks))
@@ -93,14 +84,14 @@ async def check_suites(config: Config, files: Sequence[str], gram: int, machine:
 
     `files`: task files; none: those of the settings. Raises NotFound if there is no run or no suite, BadConfig.
     """
-    existing(config)
-    names = files or suite_files(config)
+    existing_home(config)
+    names = files or log_suites.suite_files(config)
     if not names:
         raise NotFound("no suite is named in evaluate.suite; give a task file")
     suites = {found.suite.name: found.tasks.tasks for found in (open_task_suite(name, config) for name in names)}
-    reader = open_reader(config)
+    reader = log_suites.open_reader(config)
     with open_log(config) as log, counting_bars(disable=machine) as on_progress:
-        found = await contamination(log, suites, reader, gram=gram, on_progress=on_progress)
+        found = await log_suites.contamination(log, suites, reader, gram=gram, on_progress=on_progress)
     if machine:
         console.out(json.dumps(asdict(found)), highlight=False)
     else:
@@ -108,7 +99,7 @@ async def check_suites(config: Config, files: Sequence[str], gram: int, machine:
     return not found.shared
 
 
-def _print_shared(found: Contamination, gram: int, console: Console) -> None:
+def _print_shared(found: log_suites.Contamination, gram: int, console: Console) -> None:
     shared = found.shared
     told = f"{found.items} items, {found.turns} turns of people that were trained on: {len(shared)} items share {gram} words in a row"
     say(console, f"{told} with them", "yellow" if shared else "green")

@@ -11,20 +11,12 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.corpora import CorpusDesk, open_source
-from ostinato.app.imitation import imitate_into, read_demonstrations
-from ostinato.app.midtraining import Course, ReadingStep, read_into
+from ostinato.app import supervised
+from ostinato.app.supervised import CorpusDesk, Course, ReadingStep
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.weights import Learned
@@ -32,13 +24,9 @@ from ostinato.corpus.build import check_new
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.order import Phase
 from ostinato.corpus.shards import CorpusManifest, ShardSet
-from ostinato.launch.views.screen import plain, say
+from ostinato.launch.views.screen import counting_bar, plain, say
 
 _SHOWN = 20
-
-
-def _bar(console: Console, *columns: str | ProgressColumn) -> Progress:
-    return Progress("{task.description}", BarColumn(), MofNCompleteColumn(), *columns, console=console, transient=True)
 
 
 async def build_corpus(
@@ -52,7 +40,7 @@ async def build_corpus(
     check_new(out)
     desk = CorpusDesk(config, settings, against)
     found = "{task.fields[files]} files, {task.fields[tokens]:,} tokens"
-    with _bar(console, found, TimeElapsedColumn()) as bar:
+    with counting_bar(found, TimeElapsedColumn(), console=console) as bar:
         line = bar.add_task("sources", total=len(sources), files=0, tokens=0)
         seen = 0
 
@@ -64,7 +52,7 @@ async def build_corpus(
         for name in sources:
             bar.update(line, description=plain(name))
             try:
-                desk.build.take(await open_source(name), on_file)
+                desk.build.take(await supervised.open_source(name), on_file)
             except OstinatoError as error:
                 desk.build.refuse(name, "source", str(error))
             bar.advance(line)
@@ -113,7 +101,7 @@ def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
 
 def read_corpora(config: Config, course: Course, out: Path, console: Console) -> None:
     """Train, show the held-out loss, and say where the model is. Raises what `read_into` raises."""
-    with _bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+    with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=course.steps)
         epochs = 0.0
 
@@ -127,7 +115,7 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
             if at.held_out is not None:
                 console.print("  ".join((*words, f"held out {at.held_out:.4f} nats per token")), highlight=False)
 
-        losses = read_into(config, course, out, tell)
+        losses = supervised.read_into(config, course, out, tell)
     (_, before), (_, after) = losses[0], losses[-1]
     read = f"read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs)"
     say(console, f"{out}: {read}, held-out loss {before:.4f} -> {after:.4f}; use it with --set model.source='{out}'")
@@ -138,8 +126,8 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
 
 def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
     """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
-    shown = read_demonstrations(file)
-    with _bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+    shown = supervised.read_demonstrations(file)
+    with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=epochs * math.ceil(len(shown) / batch))
 
         def tell(learned: Learned) -> None:
@@ -147,5 +135,5 @@ def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int,
             bar.update(line, description=f"loss {loss:.3f} nats per token", advance=1)
             say(console, f"step {learned.step:>4}  loss {loss:.3f}  {learned.metrics['seconds']:.1f} s")
 
-        imitate_into(config, shown, out, epochs=epochs, batch=batch, on_step=tell)
+        supervised.imitate_into(config, shown, out, epochs=epochs, batch=batch, on_step=tell)
     say(console, f"{out}: learned from {len(shown)} demonstrations; use it with --set model.source='{out}'")

@@ -13,7 +13,6 @@ import math
 import os
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -25,7 +24,7 @@ from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
 from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
-from ostinato.launch.commands.crew import WORKERS, Launched, launch, limits_of, supervised
+from ostinato.launch.commands.crew import WORKERS, Launched, launch, supervised
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.placing.ray_cluster import Order, PlacedWorker, RayCluster
@@ -187,7 +186,7 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
     cluster = RayCluster(config.ray, WORKERS)
     try:
         crew = Crew(config, place, cluster, say)
-        supervisor = Supervisor(crew.workers, limits_of(config), say, front="serve")
+        supervisor = Supervisor(crew.workers, config.supervise, say, front="serve")
         async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
             write_wish(place.scale, config.ray.rollouts)
             keeping = {asyncio.create_task(crew.keep(supervisor))}
@@ -204,23 +203,14 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
         cluster.close()
 
 
-@dataclass(slots=True)
 class Crew:
     """The workers of a run on a cluster: those that every run has, and as many rollout workers as are wanted."""
 
-    config: Config
-    place: Home
-    cluster: RayCluster
-    say: Event
-    workers: list[PlacedWorker] = field(default_factory=list[PlacedWorker])
-    _admin_key: str = ""
-    _shown_at: float = 0.0
-    _failing: dict[str, str] = field(default_factory=dict[str, str])
-    _out_of_reach: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
-
-    def __post_init__(self) -> None:
-        self._admin_key = self.place.admin_key()  # once: the gateway goes on with the key that it started with
-        self.workers += [self._worker(name, name) for name in WORKERS]
+    def __init__(self, config: Config, place: Home, cluster: RayCluster, say: Event) -> None:
+        self.config, self.place, self.cluster, self.say = config, place, cluster, say
+        self._admin_key = place.admin_key()  # once: the gateway goes on with the key that it started with
+        self._shown_at, self._failing, self._out_of_reach = 0.0, dict[str, str](), set[tuple[str, str, str]]()
+        self.workers = [self._worker(name, name) for name in WORKERS]
 
     @property
     def serving(self) -> PlacedWorker:

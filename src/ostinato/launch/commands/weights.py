@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -217,8 +217,8 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
     """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a manifest, which names what is needed, is damaged."""
     store, roots = open_store(config), await _needed(config, console)
-    with _Screen(console) as screen:
-        found = await collect(store, config.collect, roots=roots, dry_run=dry_run, on_step=screen.show)
+    with _stages(console) as show:
+        found = await collect(store, config.collect, roots=roots, dry_run=dry_run, on_step=show)
     _print(found, config, console)
 
 
@@ -245,29 +245,23 @@ async def _needed(config: Config, console: Console) -> list[str]:
         return await needed(log, config)
 
 
-class _Screen:
-    """One bar for each stage of a collection, with bytes and their rate."""
+@contextlib.contextmanager
+def _stages(console: Console) -> Generator[Callable[[GcProgress], None]]:
+    """A bar for each stage of a collection that is told of, with bytes and their rate."""
+    counts = (bars.MofNCompleteColumn(), "{task.fields[size]}", bars.TimeElapsedColumn())
+    with bars.Progress("{task.description}", bars.BarColumn(), *counts, console=console) as progress:
+        tasks: dict[str, bars.TaskID] = {}
 
-    def __init__(self, console: Console) -> None:
-        counts = (bars.MofNCompleteColumn(), "{task.fields[size]}", bars.TimeElapsedColumn())
-        self._progress = bars.Progress("{task.description}", bars.BarColumn(), *counts, console=console)
-        self._tasks: dict[str, bars.TaskID] = {}
+        def show(step: GcProgress) -> None:
+            if step.stage not in tasks:
+                tasks[step.stage] = progress.add_task(step.stage, total=None, size="")
+            task = tasks[step.stage]
+            elapsed = progress.tasks[task].elapsed
+            rate = f", {decimal(int(step.bytes / elapsed))}/s" if elapsed else ""
+            size = f"{decimal(step.bytes)}{rate}" if step.bytes else ""
+            progress.update(task, completed=step.done, total=step.total, size=size)
 
-    def __enter__(self) -> _Screen:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, step: GcProgress) -> None:
-        if step.stage not in self._tasks:
-            self._tasks[step.stage] = self._progress.add_task(step.stage, total=None, size="")
-        task = self._tasks[step.stage]
-        elapsed = self._progress.tasks[task].elapsed
-        rate = f", {decimal(int(step.bytes / elapsed))}/s" if elapsed else ""
-        size = f"{decimal(step.bytes)}{rate}" if step.bytes else ""
-        self._progress.update(task, completed=step.done, total=step.total, size=size)
+        yield show
 
 
 def _print(found: Collected, config: Config, console: Console) -> None:

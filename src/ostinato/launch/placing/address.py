@@ -5,6 +5,7 @@ The listening socket is bound before any model is loaded and handed down to the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -15,7 +16,8 @@ from pathlib import Path
 from ostinato.core.errors import BadConfig
 from ostinato.core.files import write_atomic
 from ostinato.launch.placing.heartbeat import LISTEN_FD
-from ostinato.status.gateway_address import process_mark
+from ostinato.run_directory import Home
+from ostinato.status.gateway_address import process_mark, read_address
 
 _ANY = {"0.0.0.0", "::", "[::]"}
 
@@ -33,6 +35,13 @@ def reachable(url: str, node: str) -> str:
     parts = urllib.parse.urlsplit(url)
     host = f"[{node}]" if ":" in node else node
     return f"{parts.scheme}://{host}:{parts.port}" if parts.hostname in _ANY and node else url
+
+
+async def await_gateway(place: Home) -> str:
+    """Wait until the run's gateway listens, and return its URL."""
+    while (url := read_address(place.address)) is None:
+        await asyncio.sleep(0.2)
+    return url
 
 
 def remove_address(path: Path) -> None:

@@ -1,8 +1,8 @@
 """Keeps workers alive: starts them, hears them, restarts them when they die or hang, gives up when that has no point, stops them together.
 
 A worker holds no authoritative state: everything is in the log and the weight store. So the remedy for any death is the same, a restart.
-A trainer that cannot run is no reason to stop serving. The status board is the supervisor's report on its workers, written atomically to
-a file for `ostinato status`.
+A trainer that cannot run is no reason to stop serving. The restart policy is pure: when a worker is hung, what its end means, when a
+restart has no point. The status board, a file for `ostinato status`, is the supervisor's report on its workers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -21,7 +22,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError, StorageFull
 from ostinato.core.files import REFUSALS, write_atomic
 from ostinato.launch.placing.heartbeat import Sign
-from ostinato.launch.placing.restart_policy import Ending, Failures, SupervisorLimits, ending, hung
+from ostinato.placing_config import SuperviseConfig
 from ostinato.status.worker_status import WorkerStatus
 
 # ---------------------------------------------------------------- the worker
@@ -73,6 +74,77 @@ class Worker(Protocol):
     def last_line(self) -> str:
         """The last line of its output, for a worker that could not say why it ended."""
         ...
+
+
+# ---------------------------------------------------------------- the restart policy
+
+
+FIRST_WAIT_S = 0.5
+STEADY_S = 30.0
+_OWN_FAULT = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a process ended. `fault`: the process itself was the cause, so it counts as a failure; `certain`: it would fail again."""
+
+    reason: str
+    fault: bool
+    certain: bool = False
+
+
+def hung(sign: Sign | None, silent_s: float, limits: SuperviseConfig) -> str | None:
+    """Why the worker counts as hung; None if it does not. `silent_s`: seconds since its last sign, or its start."""
+    if silent_s > limits.silence_s:
+        return f"gave no sign of life for {silent_s:.0f} s" + (f" while {sign.doing}" if sign else "")
+    if sign is None:
+        return None
+    if sign.limit_s is not None and sign.for_s > sign.limit_s:
+        return f"was {sign.doing} for {sign.for_s:.0f} s, longer than the {sign.limit_s:g} s allowed"
+    if sign.lag_s > max(limits.silence_s, sign.limit_s or 0.0):
+        return f"its event loop stood still for {sign.lag_s:.0f} s while {sign.doing}"
+    return None
+
+
+def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
+    """Interpret an exit code and the last sign. `last_line` is the last line of the worker's output, used if no sign gives a reason."""
+    if sign is not None and sign.failed is not None:
+        return Ending(reason=sign.failed, fault=not sign.outside, certain=sign.certain)
+    if code == 0:
+        return Ending(reason="ended, as if it had been asked to", fault=False)
+    if code < 0:
+        known = -code in set(signal.Signals)  # most real-time signals have no name
+        name = signal.Signals(-code).name if known else f"signal {-code}"
+        crashed = -code in _OWN_FAULT
+        hint = "; is memory short?" if -code == signal.SIGKILL else ""
+        return Ending(reason=f"{'crashed with' if crashed else 'was killed by'} {name}{hint}", fault=crashed)
+    return Ending(reason=f"ended with code {code}" + (f": {last_line}" if last_line else ""), fault=True)
+
+
+@dataclass(slots=True)
+class Failures:
+    """How often one worker ended, on a monotonic clock. Decides whether to restart it and how long to wait before."""
+
+    limits: SuperviseConfig
+    faults: list[float] = field(default_factory=list[float])
+    quick: int = 0
+
+    def add(self, now: float, end: Ending, ran_s: float) -> None:
+        """Count an end after `ran_s` seconds. Failures older than the window are dropped; a run of over `STEADY_S` resets the pause."""
+        self.faults = [at for at in self.faults if now - at <= self.limits.window_s] + [now] * end.fault
+        self.quick = 1 if ran_s > STEADY_S else self.quick + 1
+
+    @property
+    def enough(self) -> bool:
+        """True once the worker failed too often to be restarted. Kills from outside are not failures."""
+        return len(self.faults) >= self.limits.tries
+
+    @property
+    def wait_s(self) -> float:
+        """The pause before the next start, which doubles with every end in quick succession."""
+        return min(FIRST_WAIT_S * 2 ** min(max(self.quick - 1, 0), 32), self.limits.longest_wait_s)
 
 
 # ---------------------------------------------------------------- supervision
@@ -133,7 +205,7 @@ class Supervisor:
     def __init__(
         self,
         crew: Sequence[Worker],
-        limits: SupervisorLimits,
+        limits: SuperviseConfig,
         on_event: Event,
         before_start: Callable[[], None] = lambda: None,
         front: str | None = None,
@@ -288,10 +360,8 @@ async def _unless_told(watched: Watched, start: Coroutine[Any, Any, None]) -> bo
 
 
 async def _rest(watched: Watched, seconds: float) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(watched.told.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 # ---------------------------------------------------------------- the status board

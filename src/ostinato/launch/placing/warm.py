@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from ostinato.launch.placing import process, warm_process
 from ostinato.launch.placing.heartbeat import LISTEN_FD, PARENT, PULSE_FD
@@ -99,12 +100,10 @@ class WarmProcess:
         self,
         *argv: str,
         cwd: Path | None,
-        stdin: int,
         stdout: FileIO,
-        stderr: int,
         env: Mapping[str, str],
         pass_fds: Sequence[int],
-        start_new_session: bool,
+        **others: Any,
     ) -> Child:
         """As `asyncio.create_subprocess_exec` with a supervisor's arguments. The first ones wait for the imports. Raises OSError."""
         if argv[:2] == (sys.executable, "-m"):
@@ -115,16 +114,7 @@ class WarmProcess:
                 fits = len(request) < MOST_BYTES and len(files) < MOST_FILES and _shared(env) == self._environment
                 if fits and await self._warm() and (forked := await self._fork(request, files)) is not None:
                     return forked
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=env,
-            pass_fds=pass_fds,
-            start_new_session=start_new_session,
-        )
+        return await asyncio.create_subprocess_exec(*argv, cwd=cwd, stdout=stdout, env=env, pass_fds=pass_fds, **others)
 
     def _start(self) -> None:
         self._ready, self._environment = False, _shared(os.environ | THREADS)

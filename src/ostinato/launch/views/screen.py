@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+import shlex
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.config import Config, RunConfig
 from ostinato.core.durations import ago
 from ostinato.core.records import Arm
 from ostinato.core.report import headline
@@ -20,6 +22,16 @@ if TYPE_CHECKING:  # most commands need none of their figures
     from ostinato.status.arms import ArmAcceptance
 
 WIDTH = 30
+BOLD = "table.header"
+"""Rich's own style of headings."""
+
+
+def bare_table(*names: str, right: Iterable[int] = (), header_style: str = "dim") -> Table:
+    """A table without lines. `right`: the numbers of the columns that are aligned to the right."""
+    table = Table(*names, box=None, pad_edge=False, header_style=header_style)
+    for number in right:
+        table.columns[number].justify = "right"
+    return table
 
 
 def bar(point: Acceptance) -> Text:
@@ -34,8 +46,7 @@ def bar(point: Acceptance) -> Text:
 
 def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     """Acceptance per arm. `who` is the heading of the arms, `when` says which turns are counted."""
-    names = (who, f"acceptance, {when}", "", "95%", "turns", "policy")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table = bare_table(who, f"acceptance, {when}", "", "95%", "turns", "policy")
     for row in sorted(rows, key=lambda row: _ORDER.index(row.arm)):
         point = row.point
         name = row.arm + (" (frozen)" if row.arm == Arm.CONTROL else "")
@@ -45,19 +56,9 @@ def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = (
-    "live",
-    "canary",
-    "previous",
-    "verified",
-    "learner",
-    "branch",
-    "shared",
-    "control",
-    "eval",
-    "world",
-    "outside",
-)
+_LAST = (Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
+_ORDER = (*(arm for arm in Arm if arm not in _LAST), *_LAST)
+"""Of the arms in a table."""
 
 
 def step_line(step: dict[str, Any]) -> str:
@@ -97,6 +98,12 @@ def lent_line(line: dict[str, Any], now: float) -> str:
     return f"lent to rollouts: {line['lent']}{back}, {line['serving']} serving people{given}{why}"
 
 
+def run_option(config: Config) -> str:
+    """The option that names this run to another command; "" if that needs no option. Example: ``--set run.directory=runs/demo-0``"""
+    place = config.run.directory
+    return "" if place == RunConfig().directory else f"--set {shlex.quote(f'run.directory={place}')}"
+
+
 # ---------------------------------------------------------------- plain text
 
 
@@ -118,10 +125,12 @@ def say(console: Console, words: str, style: str = "") -> None:
 # ---------------------------------------------------------------- progress bars
 
 
-def counting_bar(*, disable: bool) -> Progress:
-    """Progress bars that count what is done, on standard error; they go when they end."""
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
+def counting_bar(*columns: str | ProgressColumn, console: Console | None = None, disable: bool = False) -> Progress:
+    """Progress bars that count what is done, with further columns, by default the time passed. They are on standard error unless `console`
+    is given, and go when they end.
+    """
+    shown = ("{task.description}", BarColumn(), MofNCompleteColumn(), *(columns or (TimeElapsedColumn(),)))
+    return Progress(*shown, console=console or Console(stderr=True), transient=True, disable=disable)
 
 
 @contextlib.contextmanager

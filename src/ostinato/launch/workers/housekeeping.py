@@ -39,7 +39,7 @@ async def housekeeping(config: Config, life: Life) -> None:
 
     async def work(run: Run) -> None:
         tidying.cancel()
-        await unless(life.stopping, _keep_house(run, life))
+        await unless(life.stopping, _work(run, life))
 
     try:
         await act(config, life, "housekeeping", work)
@@ -55,13 +55,9 @@ async def _tidy_here(config: Config) -> None:
         await asyncio.sleep(config.housekeeping.every_s)
 
 
-async def _keep_house(run: Run, life: Life) -> None:
+async def _work(run: Run, life: Life) -> None:
     life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
     await prepared(run)
-    await _work(run, life)
-
-
-async def _work(run: Run, life: Life) -> None:
     rounds = Rounds(run, life)
     life.pulse.begin("reading the log")
     seen, read = await summary.summarise(run.log, run.folds, await run.log.append())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from ostinato.app.branches import begin_branch
 from ostinato.app.evaluation import open_releases
 from ostinato.app.roles import open_roles, wait_for
 from ostinato.app.storage import Run, model_path
-from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import ReleaseEvent
 from ostinato.weights.publish.publisher import VersionPublisher
@@ -20,8 +19,9 @@ _AGAIN_S = 0.2
 
 
 async def prepare(run: Run, say: Callable[[str], None]) -> Path:
-    """Make the run ready and return the model's directory. Idempotent, and safe in several processes at once."""
-    async with _alone(run.config, say):
+    """Make the run ready and return the model's directory. Idempotent. One process does it at a time; others wait as long as it takes."""
+    waiting = "waiting for another worker to make the run ready"
+    with contextlib.closing(await wait_for(open_roles(run.config), "prepare", lambda _: say(waiting))):
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
             await _check_unreleased(run)
@@ -36,14 +36,6 @@ async def prepared(run: Run) -> None:
     """Wait until another worker has made the run ready. For workers that need no model of their own."""
     while await run.store.read_ref("live") is None:
         await asyncio.sleep(_AGAIN_S)
-
-
-@contextlib.asynccontextmanager
-async def _alone(config: Config, say: Callable[[str], None]) -> AsyncGenerator[None]:
-    """Let one process in at a time; the others wait as long as it takes."""
-    waiting = "waiting for another worker to make the run ready"
-    with contextlib.closing(await wait_for(open_roles(config), "prepare", lambda _: say(waiting))):
-        yield
 
 
 async def _check_unreleased(run: Run) -> None:

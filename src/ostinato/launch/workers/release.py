@@ -5,29 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ostinato.app import evaluation
 from ostinato.app.branches import CopyWatch
-from ostinato.app.evaluation import (
-    check_learner,
-    check_suite,
-    note_hearing,
-    note_resolution,
-    note_suite,
-    note_switched_off,
-    open_evaluation,
-    open_monitors,
-    open_releases,
-    open_step_check,
-)
-from ostinato.app.storage import Home, Run, home, serving_run
+from ostinato.app.storage import Run, home, serving_run
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.evaluate.suites import Suite
+from ostinato.launch.placing.address import await_gateway
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life, act
 from ostinato.release.controller import ReleaseController
-from ostinato.status.gateway_address import read_address
 
 _PACE_S = 600.0
 
@@ -45,23 +34,23 @@ async def release(config: Config, life: Life) -> None:
 async def _judge(run: Run, life: Life) -> None:
     config = run.config
     life.starting(config)("looking at the suite")
-    check_learner(config)
-    suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
+    evaluation.check_learner(config)
+    suite = await unless(life.stopping, evaluation.check_suite(config)) if config.evaluate.suite else None
     life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
     await unless(life.stopping, prepared(run))
-    await note_suite(run)
-    await note_hearing(run)
-    await note_switched_off(run)
-    evaluation, steps = None, None
+    await evaluation.note_suite(run)
+    await evaluation.note_hearing(run)
+    await evaluation.note_switched_off(run)
+    gate, steps = None, None
     if suite is None:
         life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
     else:
         life.pulse.begin("waiting for the gateway")
-        url = config.evaluate.gateway or await unless(life.stopping, gateway(home(serving_run(config))))
-        evaluation, steps = open_evaluation(config, url), open_step_check(config, url)
+        url = config.evaluate.gateway or await unless(life.stopping, await_gateway(home(serving_run(config))))
+        gate, steps = evaluation.open_evaluation(config, url), evaluation.open_step_check(config, url)
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
-    monitors = open_monitors(run)
-    controller = open_releases(run, evaluation, monitors, steps)
+    monitors = evaluation.open_monitors(run)
+    controller = evaluation.open_releases(run, gate, monitors, steps)
     copying = CopyWatch(run) if config.run.tenant else None
 
     def troubles() -> list[str | None]:
@@ -92,15 +81,8 @@ async def tell_pace(run: Run, controller: ReleaseController, suite: Suite | None
         try:
             progress.paced(await controller.pace(gate_alpha=run.config.evaluate.gate.alpha))
             if suite is not None and controller.ledger.state.judged != judged:
-                await note_resolution(run, suite)
+                await evaluation.note_resolution(run, suite)
                 judged = controller.ledger.state.judged
         except OstinatoError as error:
             logger.warning("release: no figures on the pace now: %s", error)
         await asyncio.sleep(_PACE_S)
-
-
-async def gateway(place: Home) -> str:
-    """Wait until the run's gateway listens, and return its URL."""
-    while (url := read_address(place.address)) is None:
-        await asyncio.sleep(0.2)
-    return url

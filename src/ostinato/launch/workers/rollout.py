@@ -12,10 +12,9 @@ from ostinato.app.worlds import note_cheats, open_door, open_far_rollouts, open_
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.core.seams import Log
-from ostinato.launch.placing.address import bind
+from ostinato.launch.placing.address import await_gateway, bind
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.prepare import prepared
-from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life, patience_of
 from ostinato.record.roles import hold
@@ -41,7 +40,7 @@ async def rollout(config: Config, life: Life) -> None:
             tasks = await _read_tasks(config, life) if config.worlds.file or not door.host else None
             life.pulse.begin("waiting for the gateway")
             await unless(life.stopping, prepared(run))
-            url = await unless(life.stopping, gateway(run.home))
+            url = await unless(life.stopping, await_gateway(run.home))
             async with contextlib.AsyncExitStack() as leaving:
                 if door.host:
                     listener = bind(door.host, door.port, "set worlds.door.host and worlds.door.port")

@@ -154,17 +154,14 @@ _SHARE = 0.8  # the rest is for the log, the weights and whatever the engine ope
 
 def room_for_connections() -> int:
     """Raise this process's limit of open files as far as allowed; returns how many of them can be connections."""
-    soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in _limits())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in limits)
     wanted = min(hard, _MOST)
     if soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # some systems report no limit but have one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, _limits()[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
             soft = wanted
     return int(min(soft, _MOST) * _SHARE)
-
-
-def _limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 # ---------------------------------------------------------------- the worker

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-_CLEANING_S = 5.0  # how long cancelled work may take to clean up
+CLEANING_S = 5.0
+"""How long cancelled work may take to clean up."""
 _T = TypeVar("_T")
 
 
@@ -57,7 +58,7 @@ class Interruption:
         signal.raise_signal(signal.SIGINT)
 
 
-async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T], cleaning_s: float = _CLEANING_S) -> _T:
+async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T], cleaning_s: float = CLEANING_S) -> _T:
     """Run `work` and return its result. Raises Stopped if `stopping` is set first: `work` is then cancelled and has `cleaning_s` seconds
     to clean up.
     """

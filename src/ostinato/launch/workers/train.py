@@ -16,8 +16,8 @@ from ostinato.app.branches import TenantRows, begin_anew
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.erasure import ErasureReplay
 from ostinato.app.memory import check_memory
-from ostinato.app.numerics import trainer_backend, trainer_contract, training
-from ostinato.app.storage import Run
+from ostinato.app.numerics import trained_in, trainer_backend, trainer_contract
+from ostinato.app.storage import Run, rows_of
 from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, Corrupt, NoSignal, NotFound, StorageFull
@@ -79,10 +79,10 @@ class TrainWorker:
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
-        own = bool(run.config.run.tenant)
-        self._erasure = BranchErasure(run, learning, self._begin_at) if own else ErasureReplay(run, learning)
+        branch = bool(run.config.run.tenant)
+        self._erasure = BranchErasure(run, learning, self._begin_at) if branch else ErasureReplay(run, learning)
         self._unerased = ""
-        self._rows = TenantRows(run) if run.config.run.tenant else None
+        self._rows = TenantRows(run) if branch else None
         self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
         # how far `_last_base` read, and what it found
         self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
@@ -217,8 +217,8 @@ class TrainWorker:
             # a killed trainer wrote it and no checkpoint
             await self._restart_branch(last)
         taken = self.parts.trainer.step_count
-        async for _, row in self._run.log.read(0, {Batch}):
-            if isinstance(row, Batch) and row.step > taken and not await self._is_whole(row):
+        async for row in rows_of(self._run.log, Batch):
+            if row.step > taken and not await self._is_whole(row):
                 await self._leave_recorded(row.step, _ERASED)
                 break
 
@@ -436,15 +436,10 @@ async def _train(run: Run, life: Life) -> None:
             await late.close()
 
 
-def _width(config: Config) -> int:
-    """Bytes of a number in training."""
-    return 2 if training(config).compute == "bf16" else 4
-
-
 async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None:
     config, say = run.config, life.starting(run.config)
     path = await prepare(run, say)
-    check_memory(config, path, ("train",), process_limit(), _width(config))
+    check_memory(config, path, ("train",), process_limit(), trained_in(config).itemsize)
     say("loading the model")
     live = await run.follower.resolve("live")
     assert live is not None
@@ -455,14 +450,13 @@ async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None
 
     def build() -> Learning:
         torch.set_num_threads(config.train.threads)
-        on_learned, on_published = progress.learned, progress.published
         return open_learning(
             run,
             path,
             live,
             contract,
-            on_learned=on_learned,
-            on_published=on_published,
+            on_learned=progress.learned,
+            on_published=progress.published,
             asker=asker,
             late_asker=late,
         )

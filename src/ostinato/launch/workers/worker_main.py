@@ -28,8 +28,8 @@ from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_
 from ostinato.core.retry import Patience
 from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, die_with_parent, supervised
 from ostinato.launch.placing.process import KEPT_BYTES, rotation
-from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
-from ostinato.record.roles import Roles, Tenure
+from ostinato.launch.workers.shutdown import CLEANING_S, Stopped, unless, until_stopped
+from ostinato.record.roles import Tenure
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ def live(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     die_with_parent()
-    _offer_to_die(expendable)
+    with contextlib.suppress(OSError):  # not Linux, or a system that forbids it
+        Path("/proc/self/oom_score_adj").write_text(str(expendable))
     if (rotating := rotation(output_bytes)) is not None:
         rotating.start()
     loop = loop_factory()
@@ -157,11 +158,6 @@ def first_cause(error: BaseException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, OstinatoError)), causes[0])
 
 
-def _offer_to_die(expendable: int) -> None:
-    with contextlib.suppress(OSError):  # not Linux, or a system that forbids it
-        Path("/proc/self/oom_score_adj").write_text(str(expendable))
-
-
 def _orphaned() -> None:
     """The supervisor is gone: end as if told to, and if that takes too long, at once. Called on the pulse's thread."""
     os.kill(os.getpid(), signal.SIGTERM)
@@ -173,7 +169,6 @@ def _orphaned() -> None:
 
 
 _LOOK_S = 0.2
-_CLEANING_S = 5.0  # how long cancelled work may take to clean up
 
 
 async def act(
@@ -191,26 +186,25 @@ async def act(
 
     Raises Conflict if another process of this machine has the role; LeaseLost once a process of another host took it over; Stopped.
     """
-    tenure = await _taken(open_roles(config), role, life)
+    roles = open_roles(config)
+    if roles.pass_on:
+        taking = wait_for(roles, role, lambda who: life.pulse.begin(f"in reserve: {who}"))
+        tenure = await unless(life.stopping, taking)
+    else:
+        tenure = roles.take(role)
+
+    async def claimed(run: Run) -> None:
+        if tenure.token is not None:
+            await claim_refs(run, role)
+        await work(run)
+
     with closing(tenure), open_run(config, tenure, patience_of(config, life) if patient else None) as run:
-        await _unless_lost(tenure, _claiming(run, role, tenure, work))
+        await _unless_lost(tenure, claimed(run))
 
 
 def patience_of(config: Config, life: Life) -> Patience:
     """The patience of a log, `record.away_s`; while it waits, the pulse says what it waits for instead of what the worker does."""
     return Patience(config.record.away_s, life.pulse.during)
-
-
-async def _taken(roles: Roles, role: str, life: Life) -> Tenure:
-    if not roles.pass_on:
-        return roles.take(role)
-    return await unless(life.stopping, wait_for(roles, role, lambda who: life.pulse.begin(f"in reserve: {who}")))
-
-
-async def _claiming(run: Run, role: str, tenure: Tenure, work: Callable[[Run], Coroutine[Any, Any, None]]) -> None:
-    if tenure.token is not None:
-        await claim_refs(run, role)
-    await work(run)
 
 
 async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
@@ -222,7 +216,7 @@ async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
     finally:
         if not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=_CLEANING_S)
+            await asyncio.wait({task}, timeout=CLEANING_S)
     if tenure.lost:
         tenure.check()
     await task

@@ -26,12 +26,11 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Log
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.crew import Launched, launch
-from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
+from ostinato.launch.commands.demo import await_feedback, demo_run, served, show, traffic
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios import Copilot, with_final_seed
 from ostinato.launch.commands.worlds.train import CREW, follow
 from ostinato.launch.views.screen import say
-from ostinato.record.roles import hold
 from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
@@ -119,15 +118,12 @@ async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, conso
 
     Raises Conflict if the same demo is running, NoSignal if there was no time for a step, WorkerFailed if a worker fails for good.
     """
-    check_emptied(config)
-    out.mkdir(parents=True, exist_ok=True)
     began = wall_clock()
 
     def note(worker: str, what: str) -> None:
         say(console, f"{worker:10} {what}")
 
-    with hold(home(config).root, "up"):
-        empty(config.run.directory)
+    with demo_run(config, out):
         save(function_tasks(), Path(config.worlds.file))
         await check_start(config)
         async with launch(config, note, names=CREW) as launched:
@@ -180,8 +176,7 @@ async def _prove(
             asked, failed = stats.asked, sum(outcome.kind == "failed" for outcome in stats.outcomes)
         ended = wall_clock()
         if passed:
-            with console.status("waiting for the last feedback to mature"):
-                await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
+            await await_feedback(config, console)
     with console.status("measuring the first and the last model in the world, with unseen draws"):
         solved = await _solved(config, seed, candidate, url)
     phases = Phases(began=times[0], trained=times[1], judged=judged, ended=ended, measured=wall_clock())

@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.storage import open_run
+from ostinato.app.storage import existing_home, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
-from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page import Spelling
 from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
@@ -40,11 +39,11 @@ async def write_episodes(
     config: Config, whose: Literal["people", "world"], out: Path, most: int, console: Console
 ) -> None:
     """Write the newest episodes of a run, oldest first. Raises NotFound if there are none, StorageFull."""
-    existing(config)
+    existing_home(config)
     episodes: defaultdict[str, list[Turn]] = defaultdict(list)
     with open_run(config) as run:
-        async for _, row in run.log.read(0, {Turn}):
-            if isinstance(row, Turn) and not row.redacted and _wanted(row, whose):
+        async for row in rows_of(run.log, Turn):
+            if not row.redacted and _wanted(row, whose):
                 episodes[row.episode].append(row)
                 if len(episodes) > most:
                     del episodes[next(iter(episodes))]

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.roles import open_roles
-from ostinato.app.storage import home, open_follower, open_run, open_store
+from ostinato.app.storage import home, open_follower, open_run, open_store, point_ref
 from ostinato.app.worlds import check_tasks, note_cheats, note_coverage, open_workshop
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -36,9 +36,9 @@ from ostinato.evaluate.pass_at_k import pass_rates
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
+from ostinato.launch.placing.address import await_gateway
 from ostinato.launch.views import progress
-from ostinato.launch.views.screen import plain, say
-from ostinato.launch.workers.release import gateway
+from ostinato.launch.views.screen import counting_bar, plain, say
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.roles import hold
 from ostinato.run_directory import EVALUATION_REF
@@ -91,7 +91,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
         say(f"{worker}: {what}")
 
     async def served() -> _T:
-        return await work(await gateway(place))
+        return await work(await await_gateway(place))
 
     with hold(place.root, "up"):
         say(f"no gateway is running for {place.root}: starting one")
@@ -157,10 +157,8 @@ async def _unpinned(config: Config, url: str) -> PlacedWeights:
 
 async def _put_back(config: Config, value: str | None) -> None:
     """Give the slot back what it held before, or weights that are loaded anyway."""
-    store = open_store(config)
-    now = await store.read_ref(EVALUATION_REF)
-    if value is not None and now != value:
-        await store.move_ref(EVALUATION_REF, now, value)
+    if value is not None:
+        await point_ref(open_store(config), EVALUATION_REF, value)
 
 
 # ---------------------------------------------------------------- figures
@@ -362,8 +360,8 @@ async def _measured(
         pause_s=settings.retry_pause_s,
         patience_s=settings.patience_s,
     )
-    columns = (MofNCompleteColumn(), "{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress("{task.description}", BarColumn(), *columns, console=console, transient=True, disable=asked.machine)
+    columns = ("{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
+    bar = counting_bar(*columns, console=console, disable=asked.machine)
     with bar, _keeping(config, asked.out) as keep:
         line = bar.add_task("rollouts", total=asked.tries * len(chosen), so_far="")
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,15 @@ RECENT_STEPS = 20
 RECENT_GROUPS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerTime:
-    """How a trainer spent its time: seconds from the first step's end to the last step's, and those of them spent computing."""
-
-    passed_s: float
-    computed_s: float
-
-    @property
-    def idle(self) -> float:
-        """The share of the time in which it waited for something to learn from; 0 before the second step."""
-        return max(0.0, 1.0 - self.computed_s / self.passed_s) if self.passed_s > 0 else 0.0
-
-
-def busy(steps: Sequence[Mapping[str, Any]]) -> TrainerTime:
-    """The `TrainerTime` of step lines, oldest first. The first step's own time lies before the clock starts."""
+def idle_share(steps: Sequence[Mapping[str, Any]]) -> float:
+    """The share of the time from the first step's end to the last one's in which a trainer waited for something to learn from, by its step
+    lines, oldest first; 0 before the second step.
+    """
     if len(steps) < 2:
-        return TrainerTime(passed_s=0.0, computed_s=0.0)
-    computed = sum(float(step["seconds"]) for step in steps[1:])
-    return TrainerTime(passed_s=float(steps[-1]["at"]) - float(steps[0]["at"]), computed_s=computed)
+        return 0.0
+    passed_s = float(steps[-1]["at"]) - float(steps[0]["at"])
+    computed_s = sum(float(step["seconds"]) for step in steps[1:])
+    return max(0.0, 1.0 - computed_s / passed_s) if passed_s > 0 else 0.0
 
 
 class WorldScreen:
@@ -57,7 +46,7 @@ class WorldScreen:
     """
 
     def __init__(self) -> None:
-        self.step = self.stored = self.refused = self.flat = self.groups = 0
+        self.step = self.stored = self.flat = self.groups = 0
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT_STEPS + 1)
         self._success: dict[str, str] = {}
         self._drawn: deque[float] = deque(maxlen=RECENT_GROUPS)
@@ -73,7 +62,6 @@ class WorldScreen:
             case "published":
                 self.stored = max(self.stored, int(line["number"]))
             case "refused":
-                self.refused += 1
                 return [f"step {int(line['step']) + 1:>4}  refused: {line['why']}"]
             case "group":
                 self.groups += 1
@@ -96,7 +84,7 @@ class WorldScreen:
         return (
             f"step {step['step']:>4}  reward {step['reward_mean']:.3f}{drawn}  {step['episodes']:.0f} rollouts  lag {step['lag_mean']:.1f} "
             f"(at most {step['lag_max']:.0f})  KL {step.get('kl_k1', 0.0):+.4f}  ESS {step['ess']:.2f}  {step['seconds']:.1f} s  "
-            f"trainer idle {100 * busy(list(self._steps)).idle:.0f}%  groups without contrast {self.flat} of {self.groups}"
+            f"trainer idle {100 * idle_share(list(self._steps)):.0f}%  groups without contrast {self.flat} of {self.groups}"
             f"{_lengths(self._shapes)}{shown}"
         )
 

@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import NotFound
-from ostinato.launch.views.screen import plain, plain_lines
+from ostinato.launch.views.screen import bare_table, plain, plain_lines
 from ostinato.status.worlds.run_worlds import RolloutDetail, RolloutQuery, RunWorlds, WorldsNow
 from ostinato.status.worlds.tasks import SolvedShare
 from ostinato.status.worlds.transcript import RolloutStep
@@ -152,8 +152,7 @@ def _outcome(line: RolloutLine) -> str:
 
 
 def _families(now: WorldsNow) -> Table:
-    names = ("family", "split", "tasks", "rollouts", "solved", f"by v{now.families[0].version}")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    table = bare_table("family", "split", "tasks", "rollouts", "solved", f"by v{now.families[0].version}")
     for each in now.families[:_FAMILIES]:
         table.add_row(
             Text(plain(each.family)),

@@ -1,31 +1,129 @@
-"""Continued pre-training: corpora, the trainer, the learning rate's schedule, checkpoints, and the resulting model directory."""
+"""Supervised training: corpora and continued pre-training on them, and imitation of conversations (SFT), into a plain model directory.
+
+Continued pre-training has a schedule of the learning rate and checkpoints from which it resumes. A corpus is made of packages, directories
+and tests, with the configured model's tokenizer.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from blake3 import blake3
 
 import ostinato
-from ostinato.app.corpora import tokenizer_hash
 from ostinato.app.numerics import trainer_backend, trainer_contract, training
 from ostinato.app.storage import model_path
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig
+from ostinato.core.conversation import Conversation
+from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.files import install_directory
+from ostinato.core.lines import lines_of
 from ostinato.core.numerics import Contract
-from ostinato.corpus.build import check_new
+from ostinato.core.records import Turn
+from ostinato.core.weights import Learned
+from ostinato.corpus.build import CorpusBuild, check_new
+from ostinato.corpus.config import CorpusConfig
+from ostinato.corpus.filters import OverlapIndex, strings
 from ostinato.corpus.order import Phase
-from ostinato.corpus.shards import CorpusReader, ShardSet
+from ostinato.corpus.shards import CorpusManifest, CorpusReader, ShardSet
+from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
+from ostinato.serve.dialects.dialect import Omissions
+from ostinato.serve.dialects.openai import read_messages, read_tools
 from ostinato.weights.follow.export import write_model
+from ostinato.worlds.building.sources import fetch_sdist, unpack, without_top
 
 if TYPE_CHECKING:
+    from ostinato.model.renderer import HFRenderer
     from ostinato.train.trainer import PolicyTrainer
+
+# ---------------------------------------------------------------- corpora
+
+
+_MOST_BYTES = 256 << 20
+
+
+async def open_source(name: str) -> SourceFiles:
+    """The source that a command-line word names: `stdlib`, a directory (with a slash), a source distribution's path, or a package.
+
+    Raises BadRequest, TooLarge, Corrupt and Unavailable for faults of the archive or its index.
+    """
+    if name == "stdlib":
+        return stdlib_source()
+    if "/" in name and Path(name).is_dir():
+        return directory_source(Path(name))
+    archive = await fetch_sdist(name)
+    return archive_source(without_top(unpack(archive.data, archive.name)), archive.name, archive.sha256)
+
+
+def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapIndex, dict[str, str]]:
+    """An index of the texts that no corpus file may overlap with, and each given file's hash. Raises BadConfig for an unusable file."""
+    tested, hashes = OverlapIndex(config.gram, config.shortest), dict[str, str]()
+    for file in files:
+        try:
+            if file.stat().st_size > _MOST_BYTES:
+                raise BadConfig(f"--against {file}: larger than {_MOST_BYTES >> 20} MiB; cut it into several")
+            data = file.read_bytes()
+            text = data.decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(f"--against {file} cannot be read as text: {error}; name files in UTF-8") from error
+        if not tested.add(file.name, strings(text)):
+            raise BadConfig(
+                f"--against {file}: it holds no string of at least {config.shortest} words, five of them different, so nothing of it could "
+                "be found; leave it out"
+            )
+        hashes[str(file)] = blake3(data).hexdigest()
+    return tested, hashes
+
+
+def tokenizer_hash(path: Path) -> str:
+    """BLAKE3 of a model directory's tokenizer. Raises BadConfig if it has no tokenizer.json."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise BadConfig(f"model.source: {path} has no tokenizer.json: a corpus needs a model with one")
+    return blake3(file.read_bytes()).hexdigest()
+
+
+class CorpusDesk:
+    """A corpus build with the configured model's tokenizer, and the index of texts that it must not overlap with."""
+
+    def __init__(self, config: Config, settings: CorpusConfig, against: Sequence[Path]) -> None:
+        from tokenizers import Tokenizer
+
+        from ostinato.model.renderer import HFRenderer
+
+        self._path = model_path(config)
+        self._hash = tokenizer_hash(self._path)
+        renderer = HFRenderer(self._path)
+        end = Tokenizer.from_file(str(self._path / "tokenizer.json")).token_to_id("<|endoftext|>")
+        tested, self._against = read_tests(against, settings)
+        self._vocabulary = renderer.vocab_size
+        self.build = CorpusBuild(
+            settings, tested, renderer.encode, min(renderer.stop_ids()) if end is None else int(end)
+        )
+
+    def write(self, out: Path) -> CorpusManifest:
+        """Write the corpus into a new directory. Raises BadRequest if nothing is left, BadConfig if the directory is not empty."""
+        return self.build.write(out, tokenizer=self._hash, vocabulary=self._vocabulary, against=self._against)
+
+
+# ---------------------------------------------------------------- the model directory
+
+
+_COPIED = (".json", ".jinja", ".txt", ".model")
+
+
+def _write_trained(trainer: PolicyTrainer, source: Path, target: Path) -> None:
+    """Write the trained weights into a directory, with the files that lie beside those that training began from."""
+    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
+    kept = [path for path in files if "safetensors" not in path.name]
+    write_model(trainer.weights(), target, kept, {"format": "pt"})
+
 
 # ---------------------------------------------------------------- schedule of the learning rate
 
@@ -43,9 +141,6 @@ def learning_rate_at(step: int, *, steps: int, peak: float, warmup: int, floor: 
 
 
 # ---------------------------------------------------------------- the course
-
-
-_COPIED = (".json", ".jinja", ".txt", ".model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +258,7 @@ def _write(trainer: PolicyTrainer, source: Path, target: Path) -> None:
     """Write the model directory whole or not at all: a half-written one would block the command that resumes."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
-    kept = [path for path in files if "safetensors" not in path.name]
-    write_model(trainer.weights(), partial, kept, {"format": "pt"})
+    _write_trained(trainer, source, partial)
     install_directory(partial, target)
 
 
@@ -222,3 +315,97 @@ def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: 
     arithmetic = (ostinato.__version__, contract.id, training(config).model_dump_json())
     told = repr((of_sets, sorted(options.items()), arithmetic, model))
     return blake3(told.encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- imitation
+
+
+MOST_BYTES = 1 << 30
+_FIELDS = {"messages", "tools"}
+
+
+def read_demonstrations(path: Path) -> list[Conversation]:
+    """Read one conversation per line, {"messages": [...], "tools": [...]} as in OpenAI's chat API.
+
+    Raises BadConfig, which names the line, the field and the remedy.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadConfig(f"demonstrations {path}: larger than {MOST_BYTES} bytes; cut it into several")
+        lines = lines_of(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(
+            f"demonstrations {path} cannot be read: {error}; name a text file in UTF-8, one conversation per line"
+        ) from error
+    found = [_read(f"demonstrations {path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise BadConfig(f"demonstrations {path}: the file is empty; give one conversation per line")
+    return found
+
+
+def _read(where: str, line: str) -> Conversation:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"{where} is not JSON: {error}; write one object on each line") from error
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        raise BadConfig(f'{where}: give an object with "messages", a list')
+    given = cast("dict[str, Any]", row)
+    if unknown := given.keys() - _FIELDS:
+        raise BadConfig(f"{where}: there is no field {sorted(unknown)[0]!r}; there are messages and tools")
+    if not all(isinstance(each, dict) for each in [*given["messages"], *(given.get("tools") or [])]):
+        raise BadConfig(f'{where}: messages and tools are lists of objects, as in {{"role": "user", "content": "Hi"}}')
+    omissions = Omissions()
+    try:
+        messages = read_messages(given["messages"], omissions)
+        tools = read_tools(given.get("tools") or [])
+    except BadRequest as error:
+        raise BadConfig(f"{where}: {error}") from error
+    if omissions.words:
+        raise BadConfig(
+            f"{where}: holds {omissions.words[0]}; the model reads text only, so leave such conversations out"
+        )
+    return Conversation(messages=messages, tools=tools)
+
+
+def imitate_into(
+    config: Config,
+    shown: list[Conversation],
+    target: Path,
+    *,
+    epochs: int,
+    batch: int,
+    on_step: Callable[[Learned], None],
+) -> None:
+    """Train the configured model on the conversations and write the result as a plain model directory. Imports torch.
+
+    Raises BadConfig for a conversation that the model's template cannot render, for a target that is not empty, and as the training
+    worker does; StorageFull.
+    """
+    from ostinato.model.renderer import HFRenderer
+    from ostinato.train.imitation import imitate
+    from ostinato.train.trainer import PolicyTrainer
+
+    check_new(target)
+    source = model_path(config)
+    renderer = HFRenderer(source)
+    lessons = [_rendered(number, each, renderer) for number, each in enumerate(shown, 1)]
+    trainer = PolicyTrainer(source, training(config), trainer_contract(config), backend=trainer_backend(config))
+    for learned in imitate(trainer, lessons, epochs=epochs, batch=batch, seed=config.train.seed):
+        on_step(learned)
+    _write_trained(trainer, source, target)
+
+
+def _rendered(number: int, shown: Conversation, renderer: HFRenderer) -> tuple[Turn, ...]:
+    from ostinato.train.imitation import shown_turns
+
+    try:
+        turns = shown_turns(shown, renderer)
+    except BadRequest as error:
+        raise BadConfig(f"demonstration {number}: {error}") from error
+    longest = max(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns)
+    if longest > renderer.context:
+        raise BadConfig(
+            f"demonstration {number} has {longest} tokens, and the model's context {renderer.context}: shorten it, or leave it out"
+        )
+    return turns
