@@ -32,7 +32,7 @@ from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segment import KEYS, Segment, SegmentGone, create_segment
 from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys, build
-from ostinato.record.sqlite import driver, is_busy, translate
+from ostinato.record.sqlite import driver, is_busy, translate, translated
 
 # ---------------------------------------------------------------- appending
 
@@ -263,11 +263,9 @@ class SqlLog(RowLog):
         sqlite.refuse_faulty(driver.sqlite_version)
         directory = LogDirectory(path)
         directory.prepare()
-        try:
+        with translated(path):
             first_segment(directory, clock, first)
             return cls(directory, clock, config or RecordConfig())
-        except driver.Error as error:
-            raise translate(error, path) from error
 
     # ------------------------------------------------------------ retention and deletion
 

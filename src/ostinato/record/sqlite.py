@@ -76,9 +76,8 @@ def transaction(connection: Any, begin: str = "IMMEDIATE") -> Generator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if (
-            connection.in_transaction
-        ):  # on a full disk SQLite has rolled back already, and would say so instead of the error
+        # on a full disk SQLite has rolled back already, and would say so instead of the error
+        if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
 
@@ -162,6 +161,15 @@ def translate(error: Exception, path: Path) -> OstinatoError:
     if code == driver.SQLITE_TOOBIG:
         return TooLarge(f"a row is larger than {path} can hold: {error}; send less at once")
     return Unavailable(f"the log at {path} could not be used: {error}; see which process holds it and try again")
+
+
+@contextmanager
+def translated(path: Path) -> Generator[None]:
+    """Raises a database's error inside the block as `translate` gives it."""
+    try:
+        yield
+    except driver.Error as error:
+        raise translate(error, path) from error
 
 
 def _code(error: Exception) -> int:
