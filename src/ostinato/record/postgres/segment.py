@@ -246,13 +246,14 @@ class KeptRows:
     def fetch_kinds(
         self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
     ) -> list[Stored]:
-        """Stored rows of these kinds, `after` < place <= `end`, at most `limit` of each kind, in order."""
+        """Like `PostgresSegment.fetch_kinds`."""
         tail: LiteralString = "DESC" if newest_first else "ASC"
         query: LiteralString = (
             "SELECT found.* FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM kept "
             f"WHERE kind = wanted.number AND seq > %s AND seq <= %s ORDER BY seq {tail} LIMIT %s) AS found ORDER BY seq {tail}"
         )
-        return self._asked(query, ([NUMBERS[kind.table] for kind in kinds], after, end, limit)) if kinds else []
+        numbers = [NUMBERS[kind.table] for kind in kinds if kind.for_ever]
+        return self._asked(query, (numbers, after, end, limit)) if numbers else []
 
     def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
         """The rows at these places, as far as they exist."""
@@ -419,27 +420,25 @@ class PostgresReader:
             self._segments.popitem(last=False)
         return segment
 
-    def _kept(self) -> KeptRows:
+    def _home(self, firsts: list[Cursor], index: int) -> PostgresSegment | KeptRows:
+        """A segment by its place in the listing; at -1 the permanent rows of those before all of them."""
+        if index >= 0:
+            return self._segment(firsts[index])
         assert self._connection is not None
         return KeptRows(self._connection, self._server.name)
 
     def _page(self, firsts: list[Cursor], kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
         """Read a page without a snapshot, like `_find`: all rows up to `end` are in segments of the listing, which is newer."""
         index = bisect_right(firsts, after + 1) - 1
-        if index < 0:
-            upto = min(end, firsts[0] - 1)
-            rows = self._kept().fetch_kinds([kind for kind in kinds if kind.for_ever], after, upto, PAGE)
-            decode = self._kept().decode
-        else:
-            following = firsts[index + 1 : index + 2]
-            upto = min(end, following[0] - 1) if following else end
-            segment = self._segment(firsts[index])
-            rows, decode = segment.fetch_kinds(kinds, after, upto, PAGE), segment.decode
+        following = firsts[index + 1 : index + 2]
+        upto = min(end, following[0] - 1) if following else end
+        home = self._home(firsts, index)
+        rows = home.fetch_kinds(kinds, after, upto, PAGE)
         by_kind: dict[str, list[Cursor]] = defaultdict(list)
         for kind, stored in rows:
             by_kind[kind.table].append(stored[0])
         upto = min([upto, *(places[-1] for places in by_kind.values() if len(places) == PAGE)])
-        return [(stored[0], decode(kind, stored)) for kind, stored in rows if stored[0] <= upto], upto
+        return [(stored[0], home.decode(kind, stored)) for kind, stored in rows if stored[0] <= upto], upto
 
     def _places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
         digests = {digest_of(kind, identity): identity for identity in identities}
@@ -457,28 +456,23 @@ class PostgresReader:
             by_segment[bisect_right(firsts, seq) - 1].append(seq)
         found: dict[Cursor, Row] = {}
         for index, seqs in by_segment.items():
-            home = self._segment(firsts[index]) if index >= 0 else self._kept()
+            home = self._home(firsts, index)
             found |= {stored[0]: home.decode(kind, stored) for kind, stored in home.fetch_places(seqs)}
         return {identity: found[seq] for identity, seq in places.items() if seq in found}
 
     def _tail(self, firsts: list[Cursor], n: int, kinds: Collection[Kind]) -> Found:
         found: Found = []
-        for first in reversed(firsts):
-            if len(found) >= n:
-                break
-            segment = self._segment(first)
-            rows = segment.fetch_kinds(kinds, 0, _END, n - len(found), newest_first=True)
-            found += [(stored[0], segment.decode(kind, stored)) for kind, stored in rows[: n - len(found)]]
-        if len(found) < n:
-            older, kept = [kind for kind in kinds if kind.for_ever], self._kept()
-            rows = kept.fetch_kinds(older, 0, _END, n - len(found), newest_first=True)[: n - len(found)]
-            found += [(stored[0], kept.decode(kind, stored)) for kind, stored in rows]
+        for index in reversed(range(-1, len(firsts))):
+            left = n - len(found)
+            if left > 0:
+                home = self._home(firsts, index)
+                rows = home.fetch_kinds(kinds, 0, _END, left, newest_first=True)[:left]
+                found += [(stored[0], home.decode(kind, stored)) for kind, stored in rows]
         return sorted(found, key=lambda item: item[0])
 
     def _before_last(self, firsts: list[Cursor], count: int, kind: Kind) -> Cursor:
-        homes = [lambda first=first: self._segment(first) for first in reversed(firsts)]
-        for home in (*homes, self._kept):
-            place, found = home().before_last(count, kind)
+        for index in reversed(range(-1, len(firsts))):
+            place, found = self._home(firsts, index).before_last(count, kind)
             if place is not None:
                 return place
             count -= found
