@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -103,6 +103,11 @@ class LogReader:
         segment = self._segments.get(listing.firsts[index])
         return _rows(segment, _present(segment, kinds), after, upto)
 
+    def _newest_first(self) -> Iterator[Segment]:
+        newest = self._segments.newest()
+        for first in reversed(self._segments.listing().firsts):
+            yield newest if first == newest.first else self._segments.get(first)
+
     def _find(
         self, kind: Kind, identities: Sequence[Identity], look: Callable[[Segment, Cursor], T | None]
     ) -> dict[Identity, T]:
@@ -131,13 +136,11 @@ class LogReader:
         return found
 
     def _tail(self, n: int, kinds: Collection[Kind]) -> Found:
-        newest = self._segments.newest()
         found: Found = []
-        for first in reversed(self._segments.listing().firsts):
+        for segment in self._newest_first():
+            found += _last(segment, _present(segment, kinds), n - len(found))
             if len(found) >= n:
                 break
-            segment = newest if first == newest.first else self._segments.get(first)
-            found += _last(segment, _present(segment, kinds), n - len(found))
         kept = self._segments.kept() if len(found) < n else None
         if kept is not None:
             older = [kind for kind in kinds if kind.for_ever]
@@ -145,9 +148,7 @@ class LogReader:
         return sorted(found, key=lambda item: item[0])
 
     def _before_last(self, count: int, kind: Kind) -> Cursor:
-        newest = self._segments.newest()
-        for first in reversed(self._segments.listing().firsts):
-            segment = newest if first == newest.first else self._segments.get(first)
+        for segment in self._newest_first():
             if _present(segment, [kind]):
                 place, found = segment.before_last(count, kind)
                 if place is not None:

@@ -9,19 +9,18 @@ from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 
 from ostinato.core.errors import Corrupt, TooLarge
-from ostinato.core.records import Identity, PolicyVersion, Row, Turn
+from ostinato.core.records import Identity, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind, load
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.codec.turns import Ready
-from ostinato.record.keys import KeyRing
 from ostinato.record.packed_rows import DAMAGE, PackedRows
 from ostinato.record.postgres.schema import LAYOUT, NUMBERED, NUMBERS, table_of
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
@@ -49,7 +48,6 @@ class PostgresSegment(PackedRows):
         connection: Connection,
         name: str,
         first: Cursor,
-        ring: KeyRing | None,
         layout: int,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,7 +63,7 @@ class PostgresSegment(PackedRows):
         self._pending: list[tuple[sql.SQL | sql.Composed, list[Any]]] = []
         self._bytes = 0  # approximate bytes of these values
         self._table = table_of(first)
-        super().__init__(f"{name}, segment {first}", ring)
+        super().__init__(f"{name}, segment {first}", None)
 
     def ask(self, query: LiteralString, values: Sequence[Any] = ()) -> list[Any]:
         """The rows of a query, in which `{rows}` is this segment's table."""
@@ -293,9 +291,8 @@ T = TypeVar("T")
 class PostgresReader:
     """Answers queries about the log, each as of one moment. Thread-safe; one query at a time. Never blocks a writer."""
 
-    def __init__(self, server: LogServer, ring: KeyRing | None) -> None:
+    def __init__(self, server: LogServer) -> None:
         self._server = server
-        self._ring = ring
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self.heard = 0.0  # when the server answered last, on the monotonic clock
@@ -327,11 +324,6 @@ class PostgresReader:
         """The places of the rows with these identities, as far as they exist."""
         return self._again(lambda: self._places(kind, identities))
 
-    def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """The tenant and the user of each of these turns, as far as they exist."""
-        found = cast("dict[Identity, Turn]", self.find(TURNS, [(turn,) for turn in turns]))
-        return {turn.id: (turn.tenant, turn.user) for turn in found.values()}
-
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
         """The newest `n` rows of these kinds, in log order."""
         return self._ask(lambda firsts: self._tail(firsts, n, kinds))
@@ -352,8 +344,6 @@ class PostgresReader:
         with self._lock:
             while True:
                 try:
-                    if self._ring is not None:
-                        self._ring.refresh()
                     answer = ask()
                     self._hear()
                     return answer
@@ -413,7 +403,7 @@ class PostgresReader:
         assert self._connection is not None
         segment, layout = self._segments.pop(first, None), self._layouts[first]
         if segment is None:
-            segment = PostgresSegment(self._connection, self._server.name, first, self._ring, layout, self._hear)
+            segment = PostgresSegment(self._connection, self._server.name, first, layout, self._hear)
         segment.layout = layout  # that of an empty segment changes
         self._segments[first] = segment
         if len(self._segments) > _OPEN:
