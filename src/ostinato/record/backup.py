@@ -353,7 +353,7 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
         BadConfig: the source has encrypted rows.
         StorageFull, Unavailable: call it again; it resumes where it stopped.
     """
-    if source.encrypted:
+    if source.keys is not None:
         raise BadConfig(
             "what people wrote is encrypted with keys of this log, which are not copied; it stays where it is"
         )

@@ -15,6 +15,7 @@ from ostinato.record.codec.kinds import TURNS
 from ostinato.record.codec.shrink import Training, Use
 from ostinato.record.codec.tokens import PackedTokens, narrow, shared_ids, unflat
 from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
+from ostinato.record.config import RecordConfig
 from ostinato.record.packed_rows import DAMAGE, PackedRows
 
 # ---------------------------------------------------------------- bases of packed turns
@@ -110,6 +111,16 @@ class Head(Generic[S]):
         self._dictionaries = 0
         self._sought: set[str] = set()  # parents that were looked up
         segment.read_all_pieces()
+
+    def is_full(self, config: RecordConfig, now: float, newest: Cursor, size: int) -> bool:
+        """True if another segment has to follow after the row `newest`; `size` in bytes. An empty segment is never full."""
+        rows = newest - self.segment.first + 1
+        return rows > 0 and (
+            rows >= config.segment_rows
+            or size >= config.segment_mb * 1e6
+            or not 0 <= now - self.made_at < 3600 * config.segment_hours  # created in the future by a wrong clock
+            or not self.segment.is_current
+        )
 
     def foresee(self, rows: Sequence[Ready], token_text: TokenText | None) -> None:
         """Query what these rows will need before the transaction, while nobody waits for the lock. Optional."""

@@ -32,6 +32,9 @@ class PackedRows(ABC):
     what people wrote: place, body, key, words. Any other row: place and body.
     """
 
+    first: Cursor
+    """The place of its first row."""
+
     def __init__(self, name: str, ring: KeyRing | None) -> None:
         self.name = name
         self.ring = ring
@@ -71,6 +74,11 @@ class PackedRows(ABC):
         """The dictionaries that rows are compressed with, by number."""
 
     # ------------------------------------------------------------ writing, in a transaction that the caller began
+
+    @property
+    @abstractmethod
+    def is_current(self) -> bool:
+        """True if it has the format of new segments."""
 
     @abstractmethod
     def made_at(self) -> float:

@@ -270,7 +270,6 @@ class Segment(PackedRows):
 
     @property
     def is_current(self) -> bool:
-        """True if it has the format of new segments."""
         return self.version == FORMAT
 
     def upgrade(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Identity, ParsedCall, Pick, PolicyVersion, Row, Span, Turn, identity
@@ -395,19 +395,11 @@ class Ready:
     @property
     def size(self) -> int:
         """Bytes, before repeated content is removed."""
-        size = len(self.body) + len(self.said or b"")
-        if self.turn is None:
-            return size
-        row = cast("Turn", self.row)
-        return (
-            size
-            + len(self.turn.ids)
-            + len(self.turn.logprobs)
-            + len(self.turn.grammar)
-            + len(self.turn.calls)
-            + len(row.text)
-            + len(row.routes)
-        )
+        parts = [self.body, self.said or b""]
+        if isinstance(self.row, Turn) and self.turn is not None:
+            parts += [self.turn.ids, self.turn.logprobs, self.turn.grammar, self.turn.calls, self.row.routes]
+            return sum(map(len, parts)) + len(self.row.text)
+        return sum(map(len, parts))
 
 
 def prepare(row: Row) -> Ready:

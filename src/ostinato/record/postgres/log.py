@@ -137,7 +137,7 @@ class PostgresAppender:
             if not self._look(segment, digests):  # another process has moved on to the next
                 segment.connection.execute("ROLLBACK")
                 self._head = None
-            elif self._is_full(head):
+            elif head.is_full(self._config, self._clock(), segment.newest, segment.size):
                 self._go_on(segment)
             else:
                 if not segment.is_current:  # it has no row, or it would be full
@@ -181,17 +181,6 @@ class PostgresAppender:
         }
         self._there = {identity for (identity,) in there}
         return True
-
-    def _is_full(self, head: Open) -> bool:
-        segment, config = head.segment, self._config
-        rows = segment.newest - segment.first + 1
-        age = self._clock() - head.made_at
-        return rows > 0 and (
-            rows >= config.segment_rows
-            or segment.size >= config.segment_mb * 1e6
-            or not 0 <= age < 3600 * config.segment_hours
-            or not segment.is_current
-        )
 
     def _go_on(self, segment: PostgresSegment) -> None:
         """Close the segment permanently and create the next."""

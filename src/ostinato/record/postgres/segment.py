@@ -151,7 +151,6 @@ class PostgresSegment(PackedRows):
 
     @property
     def is_current(self) -> bool:
-        """True if it has the layout of new segments."""
         return self.layout == LAYOUT
 
     def upgrade(self) -> None:
