@@ -51,11 +51,6 @@ class VersionHistory:
         self._past: deque[_Past] = deque()
         self._count = 0
 
-    @property
-    def wanted(self) -> bool:
-        """Whether reverse deltas are needed at all."""
-        return bool(self._spans)
-
     def due(self, base: str) -> list[int]:
         """The spans that are due for the version after the one with root `base`."""
         if not self._past or self._past[-1].root != base:
@@ -287,11 +282,10 @@ class PartHolder:
         """See `Holder`."""
         part, hashes = self._taken()
         config = self._config
-        undo = how.undo and how.delta and self._history.wanted
         coding = Coding(
             base=None if how.base is None else self._old(how.base, how.span, part),
             delta=how.delta,
-            undo=undo,
+            undo=how.undo and how.delta and bool(config.skips),
             level=config.level,
             object_bytes=config.object_bytes,
             verify=config.verify,

@@ -20,8 +20,9 @@ from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, TooLarge
 from ostinato.core.parallel import for_each
+from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
-from ostinato.weights.store.object_storage import OBEYED_S, BucketConfig, Condemned, Instant, again, connect, refusals
+from ostinato.weights.store.object_storage import OBEYED_S, Condemned, Instant, again, connect, listed, refusals
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
 _REF_BYTES: Final = 200
@@ -247,11 +248,8 @@ class BucketStore:
         return data, found.meta
 
     async def _list(self, prefix: str) -> list[str]:
-        async def pages() -> list[Any]:
-            return [item async for page in obstore.list(self._store, prefix=prefix) for item in page]
-
         with self._refusals(f"listing {prefix}"):
-            found = await again(self._config.retries, pages)
+            found = await listed(self._store, prefix, self._config.retries)
         return sorted(str(item["path"]).removeprefix(prefix) for item in found)
 
     async def _parent_or_child(self, ref: str) -> str | None:
