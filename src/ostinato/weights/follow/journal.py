@@ -7,7 +7,6 @@ like any other when it is fetched.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ostinato.core.records import PolicyVersion
-from ostinato.weights.store.disk import Disk, storage_refusals
+from ostinato.weights.store.disk import Disk, storage_refusals, sync_directory, write_new
 from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import canonical
 
@@ -93,25 +92,13 @@ class Journal:
 
     def _write(self, entries: dict[str, JournalEntry]) -> None:
         data = canonical(_Entries.dump_python(entries, mode="json"))
-        partial = self._path.with_name(
-            f"{self._path.name}.partial"
-        )  # one name: what a kill leaves goes with the next write
+        # one name: what a kill leaves goes with the next write
+        partial = self._path.with_name(f"{self._path.name}.partial")
         with storage_refusals(f"writing {self._path}"):
             partial.unlink(missing_ok=True)
-            fd = self._disk.create(partial)
-            try:
-                rest = memoryview(hash_of(data).encode() + b" " + data)
-                while rest:
-                    rest = rest[self._disk.write(fd, rest) :]
-                self._disk.fsync(fd)
-            finally:
-                os.close(fd)
+            write_new(self._disk, partial, hash_of(data).encode() + b" " + data)
             self._disk.rename(partial, self._path)
-            fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._disk.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_directory(self._disk, self._path.parent)
         self._entries = entries
 
 

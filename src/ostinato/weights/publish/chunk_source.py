@@ -253,7 +253,6 @@ class PartHolder:
         self.whole = True
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> TakenWeights:
-        """See `Holder`."""
         del number
         if check:
             await asyncio.to_thread(check_weights, weights, finite=finite)
@@ -263,7 +262,6 @@ class PartHolder:
         return TakenWeights(forms=dict(part.forms), hashes=hashes)
 
     async def holds(self, root: str) -> bool:
-        """See `Holder`."""
         base, self._base = self._base, None
         if base is not None and base.root == root and await asyncio.to_thread(base.is_intact):
             self._base = base
@@ -275,11 +273,9 @@ class PartHolder:
         self._base = await self._kept(root, part, await asyncio.to_thread(hash_chunks, part))
 
     def due(self, base: str) -> list[tuple[int, str]]:
-        """See `Holder`."""
         return [(span, self._history.root(span)) for span in self._history.due(base)]
 
     async def pack(self, how: How) -> PackedChunks:
-        """See `Holder`."""
         part, hashes = self._taken()
         config = self._config
         coding = Coding(
@@ -304,7 +300,6 @@ class PartHolder:
         return base.chunk
 
     async def keep(self, root: str, parent: str | None) -> None:
-        """See `Holder`."""
         part, hashes = self._taken()
         undo = self._undo if parent is not None else None
         self._history.add(parent, root, hashes, undo)
