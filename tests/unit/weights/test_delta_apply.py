@@ -127,10 +127,10 @@ async def test_both_threads_decode_a_small_delta(monkeypatch):
     follower, plain, together = Follower(store), delta_apply._decode, threading.Barrier(2, timeout=PATIENT_S)
     await follower.fetch(first.policy)
 
-    def decode(pairs, *, old):
+    def decode(pairs):
         together.wait()  # one thread alone would wait for ever
         seen.add(threading.get_ident())
-        plain(pairs, old=old)
+        plain(pairs)
 
     monkeypatch.setattr(delta_apply, "_decode", decode)
     assert weights_root(await follower.fetch(second.policy)) == second.policy.hash

@@ -48,11 +48,9 @@ class Staging:
         weights = staging.take(root)
     """
 
-    def __init__(
-        self, store: WeightStore, check: Callable[[Weights], None] | None = None, config: FollowerConfig | None = None
-    ) -> None:
+    def __init__(self, store: WeightStore, check: Callable[[Weights], None] | None = None) -> None:
         # Two versions: the one that is served, which the next delta needs, and one that was refused after it.
-        self._follower = Follower(store, config or FollowerConfig(keep=2))
+        self._follower = Follower(store, FollowerConfig(keep=2))
         self._check = check
         self._root, self._asked, self._took = "", 0.0, 0.0
         self._work: Future[Weights] | None = None
