@@ -21,8 +21,7 @@ from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, Ostinat
 from ostinato.core.parallel import for_each
 from ostinato.core.records import PolicyVersion
 from ostinato.weights.config import CollectConfig
-from ostinato.weights.keep.pins import LEASES
-from ostinato.weights.store.interface import KeptStore, ListedObject, ListedRef
+from ostinato.weights.store.interface import LEASES, KeptStore, ListedObject, ListedRef
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import VERSIONS
 from ostinato.weights.version.manifest import Manifest
