@@ -156,7 +156,7 @@ class Message:
 
     @property
     def digest(self) -> bytes:
-        """A hash of what must be equal for two messages to count as the same (`normal_form`). Computed once."""
+        """A hash of what must be equal for two messages to count as the same (`normal`). Computed once."""
         if not self._digest:
             object.__setattr__(self, "_digest", digest(b"", *normal(self)))
         return self._digest

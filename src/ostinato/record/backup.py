@@ -116,7 +116,7 @@ def back_up(
         )
         copy.names.add(MANIFEST)
         _publish(target, made)
-        copy.finish()
+        on_bytes(copy.done, copy.done)
     except BaseException as error:
         copy.discard()
         if isinstance(error, OSError) and not isinstance(error, StorageFull):
@@ -189,7 +189,7 @@ class _Copy:
         self.names: set[str] = set()
         self._made: list[Path] = []
         self._log, self._target, self._on_bytes = log, target, on_bytes
-        self._done = 0
+        self.done = 0
         self._expected = sum(disk_use(path) for path in log.path.glob("*.db"))
 
     def segments(self) -> list[_Copied]:
@@ -231,10 +231,6 @@ class _Copy:
                     raise self._refusal(error, source) from error
             self._remove(name or source.name)
             time.sleep(_AGAIN_S)  # while a key is made, no process can read them
-
-    def finish(self) -> None:
-        """Report that everything is copied."""
-        self._on_bytes(self._done, self._done)
 
     def make_directory(self, path: Path) -> None:
         """A `MakeDirectory`."""
@@ -281,12 +277,12 @@ class _Copy:
             raise BadConfig(f"{target} is there: {_ANOTHER}") from error
         self.names.add(name)  # only now: what is another backup's is never deleted
         (size,) = source.execute("PRAGMA page_size").fetchone()
-        done = self._done
+        done = self.done
 
         def report(_: int, remaining: int, total: int) -> None:
-            self._done = done + (total - remaining) * size
+            self.done = done + (total - remaining) * size
             self._expected = max(self._expected, done + total * size)
-            self._on_bytes(self._done, self._expected)
+            self._on_bytes(self.done, self._expected)
 
         (mode,) = source.execute("PRAGMA journal_mode").fetchone()
         copy = connect(target, write=True)

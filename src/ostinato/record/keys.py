@@ -153,11 +153,8 @@ class KeyRing:
         """The key number of each scope; missing keys are created and stored durably. Raises the driver's error."""
         wanted = set(scopes)
         with self._lock:
-            missing = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
-            for scope in missing:
-                self._find(scope)
-            missing = [scope for scope in missing if scope not in self._numbers]
-            if missing:
+            unknown = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
+            if missing := [scope for scope in unknown if not self._find(scope)]:
                 with transaction(self._db):
                     self._check_master()  # it may have been changed since this process began
                     made = [scope for scope in missing if not self._find(scope)]

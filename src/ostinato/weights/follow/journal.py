@@ -58,24 +58,20 @@ class Journal:
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
-        self._entries = self._read()
-
-    @property
-    def entries(self) -> Mapping[str, JournalEntry]:
+        self.entries: Mapping[str, JournalEntry] = self._read()
         """The entries, keyed by ref."""
-        return self._entries
 
     def want(self, ref: str, policy: PolicyVersion) -> None:
         """Record that `policy` is about to be fetched for `ref`. Durable on return. Raises StorageFull."""
-        before = self._entries.get(ref, JournalEntry())
+        before = self.entries.get(ref, JournalEntry())
         if before.want is None or before.want.policy != policy:
-            self._write({**self._entries, ref: JournalEntry(have=before.have, want=_version(policy))})
+            self._write({**self.entries, ref: JournalEntry(have=before.have, want=_version(policy))})
 
     def have(self, ref: str, policy: PolicyVersion) -> None:
         """Record that `policy` was verified and delivered. Durable on return. Raises StorageFull."""
         entry = JournalEntry(have=_version(policy))
-        if self._entries.get(ref) != entry:
-            self._write({**self._entries, ref: entry})
+        if self.entries.get(ref) != entry:
+            self._write({**self.entries, ref: entry})
 
     def _read(self) -> dict[str, JournalEntry]:
         try:
@@ -99,7 +95,7 @@ class Journal:
             write_new(self._disk, partial, hash_of(data).encode() + b" " + data)
             self._disk.rename(partial, self._path)
             sync_directory(self._disk, self._path.parent)
-        self._entries = entries
+        self.entries = entries
 
 
 def _version(policy: PolicyVersion) -> Version:
