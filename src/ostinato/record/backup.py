@@ -252,11 +252,8 @@ class _Copy:
                     path.parent.rmdir()  # if nothing else is in it
 
     def _newest(self) -> Cursor:
-        reader = LogReader(self._log, None, SealedKeys())
-        try:
+        with contextlib.closing(LogReader(self._log, None, SealedKeys())) as reader:
             return reader.newest()
-        finally:
-            reader.close()
 
     def _segment(self, first: Cursor) -> _Copied:
         path = self._log.segment(first)
@@ -285,13 +282,10 @@ class _Copy:
             self._on_bytes(self.done, self._expected)
 
         (mode,) = source.execute("PRAGMA journal_mode").fetchone()
-        copy = connect(target, write=True)
-        try:
+        with contextlib.closing(connect(target, write=True)) as copy:
             copy.execute("PRAGMA synchronous=OFF")  # it is synced once, when it is complete
             copy_pages(source, copy, pages, report)
             copy.execute(f"PRAGMA journal_mode={mode}")
-        finally:
-            copy.close()
 
     def _remove(self, name: str) -> None:
         if name in self.names:

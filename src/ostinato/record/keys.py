@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,11 +26,10 @@ from ostinato.core.errors import BadConfig, Corrupt, NotFound, StorageFull, Unav
 from ostinato.core.records import Signal, Turn
 from ostinato.core.seams import Clock
 from ostinato.core.steering import DialSet
-from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
 from ostinato.record.codec.turns import KeyDestroyed, Ready
 from ostinato.record.config import Encrypt
-from ostinato.record.sqlite import connect, driver, is_busy, transaction, translate, translated
+from ostinato.record.sqlite import connect, create, driver, is_busy, transaction, translate, translated
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
@@ -124,10 +124,8 @@ class KeyRing:
         self._numbers: dict[Scope, int] = {}
         self._ciphers: dict[int, AESGCM | None] = {}
         try:
-            sqlite.create(path, _build, journal="delete")
-            self._db = sqlite.connect(path, write=True)
-            self._db.execute("PRAGMA synchronous=EXTRA")
-            self._db.execute("PRAGMA secure_delete=ON")
+            create(path, _build, journal="delete")
+            self._db = _connected(path)
             self._seen = self._version()
             self._check_schema()
             self._wrap_clear_ones()
@@ -291,6 +289,14 @@ class KeyRing:
                     raise
 
 
+def _connected(path: Path) -> Any:
+    """A connection to a file of keys, in which nothing that is deleted leaves a trace."""
+    db = connect(path, write=True)
+    db.execute("PRAGMA synchronous=EXTRA")
+    db.execute("PRAGMA secure_delete=ON")
+    return db
+
+
 def _build(db: Any) -> None:
     for statement in _SCHEMA:
         db.execute(statement)
@@ -371,16 +377,11 @@ def rekey(keys: Path, old: Path | None, new: Path) -> int:
     if not keys.exists():
         raise NotFound(f"there are no keys in {keys}: nothing of this log is encrypted (record.encrypt)")
     try:
-        db = connect(keys, write=True)
-        try:
-            db.execute("PRAGMA synchronous=EXTRA")
-            db.execute("PRAGMA secure_delete=ON")
+        with closing(_connected(keys)) as db:
             with transaction(db, "EXCLUSIVE"):
                 count = rewrap(db, before, after)
             db.execute("VACUUM")
             return count
-        finally:
-            db.close()
     except driver.Error as error:
         if is_busy(error):
             raise Unavailable(f"another process uses {keys}; stop the run's workers, then try again") from error

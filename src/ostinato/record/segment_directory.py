@@ -13,7 +13,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -270,7 +270,5 @@ class OpenSegments:
             except SegmentGone:
                 self.listing(again=True)
                 continue
-            try:
+            with closing(segment):
                 self.sealed.add(first, segment.filter() or build([]))
-            finally:
-                segment.close()

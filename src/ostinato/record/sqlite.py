@@ -124,16 +124,13 @@ def _create(path: Path, build: Callable[[Any], None], journal: str) -> None:
     try:
         # files that SQLite creates beside it get the same mode
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = connect(partial, write=True)
-        try:
+        with closing(connect(partial, write=True)) as connection:
             with transaction(connection):
                 build(connection)
             # only now: what closing moves from a write-ahead log into the file may not fit on the disk, and closing does not say so
             (mode,) = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()
             if mode != journal:
                 raise BadConfig(f"the file system of {path} cannot hold a write-ahead log; put the run on a local disk")
-        finally:
-            connection.close()
         with suppress(FileExistsError):
             os.link(partial, path)
     finally:

@@ -105,14 +105,9 @@ class _Need:
 
 
 async def _find(source: WeightStore, manifests: Manifests, version: str) -> str:
-    value = version
-    if not is_hash(version):
-        found = await source.read_ref(version)
-        if found is None:
-            raise NotFound(
-                f"there is no ref {version} in the source; give a ref, a root or a manifest's hash", field="ref"
-            )
-        value = found
+    value = version if is_hash(version) else await source.read_ref(version)
+    if value is None:
+        raise NotFound(f"there is no ref {version} in the source; give a ref, a root or a manifest's hash", field="ref")
     return (await manifests.at(value))[0]
 
 

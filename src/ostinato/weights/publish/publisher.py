@@ -186,8 +186,7 @@ class VersionPublisher:
         """Write the objects, then the manifests, then the ref that leads to the version."""
         before, reason = await self._base(base, version)
         alone = damage or reason
-        comparable = before is not None and _has_form(before[1], version)
-        how = How(base=before[1].root if before is not None and comparable else None, delta=not alone, undo=not alone)
+        how = How(base=None if before is None or reason else before[1].root, delta=not alone, undo=not alone)
         packed = await self._holder.pack(how)
         size, routes = packed.payload_bytes, list[tuple[Route, int]]()
         if before is None or alone:
@@ -246,7 +245,8 @@ class VersionPublisher:
                 await self._own.adopt(base.hash, loaded.weights)
         except (NotFound, Corrupt) as error:
             return None, f"the base cannot be used: {error}"
-        return (hash, manifest), "" if _has_form(manifest, version) else "the tensors are not those of the base"
+        forms = {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors}
+        return (hash, manifest), "" if forms == version.forms else "the tensors are not those of the base"
 
 
 _Parent = tuple[str, Manifest]  # with its hash
@@ -268,11 +268,6 @@ class _Written:
     changed: float | None
     reason: str
     follows: str | None  # the root of the previous version if the line is unbroken
-
-
-def _has_form(manifest: Manifest, version: _Version) -> bool:
-    """True for the same names, dtypes and shapes."""
-    return {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors} == version.forms
 
 
 def _manifest(
