@@ -327,6 +327,7 @@ def _publish(target: Path, manifest: BackupManifest) -> None:
 
 
 _ROWS = 500  # per append
+_EVERYTHING: set[type] = {kind.record for kind in KINDS}
 
 OpenTarget = Callable[[Cursor], RowLog]
 """Opens the target log; if it is created, its first row gets this sequence number."""
@@ -355,9 +356,8 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
         kept = [item async for item in source.read(0, kinds) if item[0] <= horizon] if horizon else []
         if kept and await target.horizon():
             await target.keep(kept)
-        everything: set[type] = {kind.record for kind in KINDS}
         page: list[tuple[Cursor, Row]] = []
-        async for item in source.read(after, everything):
+        async for item in source.read(after, _EVERYTHING):
             page.append(item)
             if len(page) == _ROWS or item[0] == end:
                 await _append(target, page)
@@ -374,14 +374,12 @@ async def _compare(source: RowLog, target: RowLog, after: Cursor, horizon: Curso
         raise Conflict(
             f"the log to copy to ends at row {after}, and rows up to {horizon} were dropped; begin with an empty one"
         )
-    everything: set[type] = {kind.record for kind in KINDS}
-    theirs = target.tail(1, everything)
+    theirs = target.tail(1, _EVERYTHING)
     if not theirs or theirs[0][0] <= horizon:
         return
     place, row = theirs[0]
-    if await source.places(type(row), [identity(row)]) != [place] or await source.find(type(row), [identity(row)]) != [
-        row
-    ]:
+    kind, names = type(row), [identity(row)]
+    if await source.places(kind, names) != [place] or await source.find(kind, names) != [row]:
         raise Conflict(f"row {place} of the log to copy to is no row of this one; name an empty one")
 
 

@@ -205,14 +205,10 @@ class Head(Generic[S]):
         if secret is not None:
             return self._shrunk(Use.TEXT, text.encode(), secret)
         tokens = unflat(sampled)
-        try:
-            spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
-        except KeyError:
-            rows = None if token_text is None else self._fresh(text, tokens, token_text)
-            spelt = None
-            if rows is not None:
-                self._learn(rows)
-                spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
+        spelt = self.segment.known_text(tokens)
+        if spelt is None and token_text is not None and (rows := self._fresh(text, tokens, token_text)) is not None:
+            self._learn(rows)
+            spelt = self.segment.known_text(tokens)
         if spelt is not None and spelt.startswith(text):
             return None if len(spelt) == len(text) else len(text)
         return self._shrunk(Use.TEXT, text.encode(), None)

@@ -182,10 +182,14 @@ class PackedRows(ABC):
     def spell(self, ids: bytes) -> str | None:
         """The concatenated texts of tokens; None if any of them has no text in this segment."""
         tokens = unflat(ids)
-        try:
-            return "".join(map(self.pieces.__getitem__, tokens))
-        except KeyError:
+        spelt = self.known_text(tokens)
+        if spelt is None:
             self._read_pieces(tokens)
+            spelt = self.known_text(tokens)
+        return spelt
+
+    def known_text(self, tokens: Sequence[int]) -> str | None:
+        """The concatenated texts of tokens; None if any of them has no text in memory."""
         try:
             return "".join(map(self.pieces.__getitem__, tokens))
         except KeyError:
