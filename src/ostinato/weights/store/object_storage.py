@@ -122,7 +122,7 @@ Instant = datetime
 _PAUSE_S: Final = 0.2
 
 
-class Condemned:
+class DeletionMarks:
     """The deletion marks of one bucket, and its clock."""
 
     def __init__(self, store: Any, retries: int) -> None:
