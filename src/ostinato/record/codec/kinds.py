@@ -54,10 +54,6 @@ def whole(value: Any) -> int:
     return value
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -149,7 +145,7 @@ FORMS: dict[str, Form] = {
     "int": _WHOLE,
     "int | None": _or_none(_WHOLE),
     "bool": Form(bool),
-    "bytes": Form(_base64, base64.b64decode),
+    "bytes": Form(lambda value: base64.b64encode(value).decode(), base64.b64decode),
     "tuple[str, ...]": _tuple_of(_TEXT),
     "tuple[float, ...]": _tuple_of(_REAL),
     "tuple[tuple[str, float], ...]": _tuple_of(_tuple(_TEXT, _REAL)),

@@ -264,7 +264,8 @@ class VllmFollower:
                 if reply.status == 404:
                     raise Unavailable(f"{self._url} has no {path}: {_START}")
                 if reply.status >= 400:
-                    raise Unavailable(f"{self._url} refused {path}: {_short(text)} ({_START})")
+                    why = " ".join(text.split())[:1000]
+                    raise Unavailable(f"{self._url} refused {path}: {why} ({_START})")
                 return await reply.json() if text else {}
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._url}{path}: {type(error).__name__}: {error}") from error
@@ -274,10 +275,6 @@ _START = (
     'start vLLM with VLLM_SERVER_DEV_MODE=1, --weight-transfer-config \'{"backend": "ostinato"}\' and '
     "--worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker"
 )
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:1000]
 
 
 def _log_error(ref: str, error: Exception) -> None:

@@ -83,7 +83,8 @@ class Staging:
             return Staged(root=self._root, state="fetching", error="", seconds=time.perf_counter() - self._asked)
         error = CancelledError("it was given up") if work.cancelled() else work.exception()
         if error is not None:
-            return Staged(root=self._root, state="refused", error=_sentence(error), seconds=self._took)
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+            return Staged(root=self._root, state="refused", error=why, seconds=self._took)
         return Staged(root=self._root, state="ready", error="", seconds=self._took)
 
     def take(self, root: str) -> Weights:
@@ -148,7 +149,3 @@ def changed_parts(old: Weights | None, new: Weights) -> dict[str, list[str]]:
         for part, names in parts.items()
         if any(name not in old or old[name].data is not new[name].data for name in names)
     }
-
-
-def _sentence(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]
