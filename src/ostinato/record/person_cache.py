@@ -97,17 +97,10 @@ class SqlPersonCache:
         _, row = self._places(person)
         with translated(self._path):
             found = self._read.execute("SELECT secret, value FROM people WHERE person = ?", (row,)).fetchone()
-        if found is None or found[0] != self.key(person):
-            return None
-        if found[0] is None or self._ring is None:
-            return found[1] if self._ring is None else None
-        try:
-            return self._ring.reveal(found[0], row, found[1])
-        except KeyDestroyed:
-            return None
+        return None if found is None or found[0] != self.key(person) else self._opened(row, *found)
 
     def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
-        """As the seam says. May be called from any thread."""
+        """May be called from any thread."""
         of, left_out = self._tenant(tenant)[0], {self._places(person)[1] for person in without}
         found = list[bytes]()
         with translated(self._path):
@@ -120,17 +113,14 @@ class SqlPersonCache:
                 for person, secret, value in rows:
                     if len(found) >= most:
                         break
-                    if person in left_out:
-                        continue
-                    if self._ring is None and secret is None:
-                        found.append(value)
-                    elif self._ring is not None and secret is not None:
-                        with suppress(KeyDestroyed, Corrupt):
-                            found.append(self._ring.reveal(secret, person, value))
+                    with suppress(Corrupt):
+                        plain = None if person in left_out else self._opened(person, secret, value)
+                        if plain is not None:
+                            found.append(plain)
         return found[::-1]
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
-        """As the seam says. Nothing is synced: a cache that a power cut sets back is folded on from an earlier place."""
+        """Nothing is synced: a cache that a power cut sets back is folded on from an earlier place."""
         with translated(self._path):
             rows = {self._places(person): self._sealed(person, value) for person, value in values.items()}
             kept = [(row, tenant, *sealed) for (tenant, row), sealed in rows.items() if sealed is not None]
@@ -173,6 +163,15 @@ class SqlPersonCache:
         )
         if dropped.rowcount > 0:
             self._put_state(**{_CROWDED + tenant.hex(): "1"})
+
+    def _opened(self, row: bytes, key: int | None, value: bytes) -> bytes | None:
+        """A stored value; None if its key was destroyed, or if the log has keys and it has none, or the reverse. Raises Corrupt."""
+        if self._ring is None or key is None:
+            return value if self._ring is None and key is None else None
+        try:
+            return self._ring.reveal(key, row, value)
+        except KeyDestroyed:
+            return None
 
     def _sealed(self, person: Person, value: PersonValue | None) -> tuple[Cursor, int | None, bytes] | None:
         """A value's columns; None if it must not be kept."""
