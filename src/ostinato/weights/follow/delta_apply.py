@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import WeightArray, Weights
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.chain import Known, Loaded, Manifests, cheapest, check_size
 from ostinato.weights.version.content import CHUNK_ELEMENTS, MAX_OBJECT_BYTES, hash_of, part_hash
 from ostinato.weights.version.manifest import Manifest, StoredChunk, Tensor

@@ -25,8 +25,8 @@ import numpy as np
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ChunkName, Form, WeightPart, Weights
-from ostinato.weights import delta
 from ostinato.weights.config import PublisherConfig
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, check_weights, hash_chunks, hash_of, part_of
 from ostinato.weights.version.packing import Coding, OldChunk, PackedChunks, Undo, write_packs
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.weights import ITEMSIZES, WeightArray, Weights
-from ostinato.weights.delta import changed_elements
+from ostinato.weights.delta.codec import changed_elements
 
 _NUMBERED = re.compile(r"\.(\d+)\.")
 _PART = 1 << 22  # elements compared at a time, so that a large tensor needs little memory

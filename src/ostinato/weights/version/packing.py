@@ -14,8 +14,8 @@ import numpy as np
 from ostinato.core.errors import BadWeights
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ITEMSIZES, ChunkName, Form, WeightPart
-from ostinato.weights import delta
 from ostinato.weights.config import PublisherConfig
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
 
