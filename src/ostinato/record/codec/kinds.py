@@ -88,7 +88,7 @@ def _mapping_of(form: Form) -> Form:
     )
 
 
-def _record(kind: type) -> Form:
+def _record(kind: Any) -> Form:
     """A record as an array of its fields in their order; new ones are appended at the end."""
     forms = {field.name: FORMS[str(field.type)] for field in fields(kind)}
 
