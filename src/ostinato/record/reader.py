@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -93,8 +94,8 @@ class LogReader:
 
     def _page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
         listing = self._segments.listing()
-        index = listing.holding(after + 1)
-        if index is None:
+        index = bisect_right(listing.firsts, after + 1) - 1
+        if index < 0:
             upto, kept = min(end, listing.horizon), self._segments.kept()
             older = [kind for kind in kinds if kind.for_ever]
             return ([], upto) if kept is None else _rows(kept, older, after, upto)
