@@ -159,17 +159,20 @@ FORMS: dict[str, Form] = {
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
     **{kind.__name__: Form(str, kind) for kind in _ENUMS},
 }
+"""Forms by the field's annotation; those of records are made of these, and follow."""
+
 _POLICY = _record(records.PolicyVersion)
-FORMS |= {
-    "PolicyVersion": _POLICY,
-    "PolicyVersion | None": _or_none(_POLICY),
-    "Pick | None": _or_none(_record(records.Pick)),
-    "Window | None": _or_none(_record(records.Window)),
-    "tuple[TurnHint, ...]": _tuple_of(_record(records.TurnHint)),
-    "tuple[LineSurvival, ...]": _tuple_of(_record(records.LineSurvival)),
-    "tuple[LineValues, ...]": _tuple_of(_record(records.LineValues)),
-}
-"""Forms by the field's annotation."""
+FORMS.update(
+    {
+        "PolicyVersion": _POLICY,
+        "PolicyVersion | None": _or_none(_POLICY),
+        "Pick | None": _or_none(_record(records.Pick)),
+        "Window | None": _or_none(_record(records.Window)),
+        "tuple[TurnHint, ...]": _tuple_of(_record(records.TurnHint)),
+        "tuple[LineSurvival, ...]": _tuple_of(_record(records.LineSurvival)),
+        "tuple[LineValues, ...]": _tuple_of(_record(records.LineValues)),
+    }
+)
 
 
 @dataclass(frozen=True, eq=False)
