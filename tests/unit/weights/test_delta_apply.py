@@ -92,7 +92,7 @@ async def test_after_an_error_no_thread_writes_and_the_event_loop_was_not_held_u
     done = await VersionPublisher(store).publish(0, model(2, MB), run="r", base=None)
     at_work, began, ended = threading.Barrier(2), [], []
 
-    def decode(pairs, *, old):
+    def decode(pairs):
         at_work.wait()
         if pairs[0][0].tensor.name == "w0":
             raise Corrupt("told to by a test")
