@@ -277,11 +277,15 @@ class PartHolder:
 
     async def pack(self, how: How) -> PackedChunks:
         part, hashes = self._taken()
+        config = self._config
         coding = Coding(
             base=None if how.base is None else self._old(how.base, how.span, part),
             delta=how.delta,
-            undo=how.undo and how.delta and bool(self._config.skips),
-            config=self._config,
+            undo=how.undo and how.delta and bool(config.skips),
+            level=config.level,
+            object_bytes=config.object_bytes,
+            verify=config.verify,
+            threads=config.threads,
         )
         packed = await write_packs(self._store, part, hashes, coding)
         self._undo = packed.undo if how.undo else self._undo

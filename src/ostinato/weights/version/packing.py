@@ -14,7 +14,6 @@ import numpy as np
 from ostinato.core.errors import BadWeights
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ITEMSIZES, ChunkName, Form, WeightPart
-from ostinato.weights.config import PublisherConfig
 from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
@@ -53,8 +52,11 @@ class Coding:
 
     base: OldChunk | None
     delta: bool
-    undo: bool
-    config: PublisherConfig
+    undo: bool = False
+    level: int
+    object_bytes: int
+    verify: bool
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
                     changed += chunk.changed
                     if chunk.undo is not None:
                         undo[job] = chunk.undo
-                    if len(buffer) >= coding.config.object_bytes:
+                    if len(buffer) >= coding.object_bytes:
                         if len(puts) >= _UNDER_WAY:
                             await puts[-_UNDER_WAY]  # earlier puts have already been awaited
                         puts.append(asyncio.create_task(store.put(memoryview(buffer))))
@@ -120,13 +122,13 @@ def _stored(at: ChunkName, part: WeightPart, result: str, made: _Made, offset: i
 async def _coded(
     part: WeightPart, hashes: Hashes, coding: Coding
 ) -> AsyncGenerator[tuple[list[ChunkName], list[_Made]]]:
-    """Groups of chunks in order, each with its results from `_code`; `config.threads` groups are encoded ahead."""
+    """Groups of chunks in order, each with its results from `_code`; `coding.threads` groups are encoded ahead."""
     pending: deque[tuple[list[ChunkName], asyncio.Task[list[_Made]]]] = deque()
     try:
         for group in _groups(part):
             work = asyncio.to_thread(_code, group, part, hashes, coding)
             pending.append((group, asyncio.create_task(work)))
-            if len(pending) > coding.config.threads:
+            if len(pending) > coding.threads:
                 first, task = pending.popleft()
                 yield first, await task
         while pending:
@@ -156,15 +158,15 @@ def _code(group: Sequence[ChunkName], part: WeightPart, hashes: Hashes, coding: 
         dtype, new = part.forms[name][0], part.chunks[name, index]
         before = None if coding.base is None else coding.base(name, index)
         old = before if coding.delta else None
-        coded = delta.encode(old, new, dtype=dtype, level=coding.config.level)
-        if coding.config.verify and _decoded(coded, old, dtype, new.size) != hashes[name, index]:
+        coded = delta.encode(old, new, dtype=dtype, level=coding.level)
+        if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name, index]:
             raise BadWeights(
                 f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
             )
         differing, undo = 0, None
         if before is not None and coded.codec != delta.EQUAL:
             differing = delta.changed_elements(before, new, ITEMSIZES[dtype])
-            undo = delta.encode(new, before, dtype=dtype, level=coding.config.level) if coding.undo else None
+            undo = delta.encode(new, before, dtype=dtype, level=coding.level) if coding.undo else None
         found.append(_Made(coded, part_hash(coded.payload), differing, undo))
     return found
 
