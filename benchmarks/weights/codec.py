@@ -30,7 +30,7 @@ from benchmarks.contender import PEERS, RESULTS, machine
 from numpy.typing import NDArray
 
 from ostinato.core.weights import Weights
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import CHUNK_ELEMENTS

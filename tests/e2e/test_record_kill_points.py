@@ -19,7 +19,7 @@ import pysqlite3.dbapi2
 import pytest
 
 from ostinato.core.records import Batch, PolicyVersion, Row, Signal, Source, Turn
-from ostinato.record import segment, sqlite
+from ostinato.record import keys, segment, sqlite
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.testing.records import a_turn
@@ -89,7 +89,7 @@ class Steps:
         def connect(path: Path, *, write: bool) -> Any:
             return Watched(opened(path, write=write), self, path.name if path.name[0] != "." else "a new file")
 
-        sqlite.connect = segment.connect = connect
+        sqlite.connect = segment.connect = keys.connect = connect
         for name in FILES:
             setattr(os, name, self._watched(name, getattr(os, name)))
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.delta.bits import nth
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher

@@ -37,10 +37,6 @@ class TokenWork:
         """Operations of a forward pass over these numbers of tokens, pairs and scored positions."""
         return self.body * tokens + self.pair * pairs + self.head * scored
 
-    def backward(self, tokens: float, pairs: float, scored: float) -> float:
-        """Operations of the backward pass: each product needs gradients for both of its factors, so twice as many."""
-        return 2 * self.forward(tokens, pairs, scored)
-
 
 def causal_pairs(new: float, before: float = 0.0) -> float:
     """Pairs of a query and a key that it attends to, itself included, when `new` tokens follow `before` cached ones.
@@ -182,7 +178,8 @@ class OperationLedger:
     def stepped(self, work: TokenWork, turns: Iterable[tuple[int, int, int]]) -> OperationLedger:
         """The ledger with one more optimizer step over turns of (prompt, prompt tokens shared with another turn of the step, answer).
 
-        Answers are scored; the backward pass recomputes nothing.
+        Answers are scored. The backward pass recomputes nothing; each product needs gradients for both of its factors, so it takes twice
+        as many operations.
         """
         forward = 0.0
         for prompt, shared, answer in turns:

@@ -259,9 +259,6 @@ class Description(BaseModel, frozen=True, extra="forbid"):
                     )
 
 
-# ---------------------------------------------------------------- the plan
-
-
 # ---------------------------------------------------------------- a phase: its work, and its time by the roofline
 
 

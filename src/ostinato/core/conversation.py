@@ -24,9 +24,6 @@ from ostinato.core.json_shape import shape_of
 # ---------------------------------------------------------------- normal form
 
 
-_UNSAID = (None, False)  # values of a call's arguments that mean the same as no argument
-
-
 def normal(message: Message) -> tuple[str, ...]:
     """The parts of a message that must be equal for two messages to count as the same."""
     if message.role == "tool":
@@ -58,7 +55,8 @@ def _arguments(call: ToolCall) -> str:
     values = call.values()
     if values is None:
         return call.arguments
-    said = {name: value for name, value in values.items() if not any(value is unsaid for unsaid in _UNSAID)}
+    # None and False mean the same as no argument
+    said = {name: value for name, value in values.items() if value is not None and value is not False}
     try:
         return json.dumps(_plain(said), sort_keys=True)
     except (ValueError, RecursionError):
@@ -158,7 +156,7 @@ class Message:
 
     @property
     def digest(self) -> bytes:
-        """A hash of what must be equal for two messages to count as the same (`normal_form`). Computed once."""
+        """A hash of what must be equal for two messages to count as the same (`normal`). Computed once."""
         if not self._digest:
             object.__setattr__(self, "_digest", digest(b"", *normal(self)))
         return self._digest

@@ -48,19 +48,14 @@ def shape_of(data: bytes) -> JsonShape:
     )
 
 
-def is_small(data: bytes, *, depth: int, values: int, names: int) -> bool:
-    """True if plain counts of bytes, those in strings included, show that a text is within these bounds."""
-    opened = data.count(b"[") + data.count(b"{")
-    return opened <= depth and opened + data.count(b",") < values and data.count(b":") <= names
-
-
 def check_json(data: bytes, *, depth: int, values: int) -> None:
     """Refuse JSON that would be costly to parse: raise BadRequest if it is too deep or has very long numbers, TooLarge if it has too many
     values or fields.
     """
     if len(data) > LONG_BYTES:
         _check_digits(data)
-    if is_small(data, depth=depth, values=values, names=MAX_NAMES):
+    opened = data.count(b"[") + data.count(b"{")  # those in strings included, so at least as many as count
+    if opened <= depth and opened + data.count(b",") < values and data.count(b":") <= MAX_NAMES:
         return
     shape = shape_of(data)
     if shape.depth > depth:

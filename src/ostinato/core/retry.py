@@ -128,8 +128,6 @@ async def retry(
 
 logger = logging.getLogger(__name__)
 
-_A = TypeVar("_A")
-
 
 class Patience:
     """Retries calls that raise Unavailable. They must be safe to repeat, as all calls of a log and its folds are.
@@ -148,13 +146,13 @@ class Patience:
         self._longest_s, self._waiting, self._again_s = longest_s, waiting, again_s
         self._waits = False  # so that only one of several waiting calls reports it
 
-    async def until_there(self, ask: Callable[[], Awaitable[_A]]) -> _A:
+    async def until_there(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The result of `ask`. Raises its errors, but Unavailable only after `longest_s` of failed attempts."""
         began = time.monotonic()
         with ExitStack() as said:
             while True:
                 try:
-                    answer = await ask()
+                    return await ask()
                 except Unavailable as error:
                     if time.monotonic() - began >= self._longest_s:
                         raise
@@ -163,9 +161,7 @@ class Patience:
                         self._waits = True
                         said.callback(self._ended, time.monotonic())
                         said.enter_context(self._waiting(f"waiting for the log: {error}"[:300]))
-                    await asyncio.sleep(self._again_s)
-                else:
-                    return answer
+                await asyncio.sleep(self._again_s)
 
     def _ended(self, since: float) -> None:
         self._waits = False

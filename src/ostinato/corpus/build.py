@@ -181,11 +181,10 @@ def _locked(directory: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Genera
         yield False
         return
     try:
-        try:
+        locked = False
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, how)
             locked = True
-        except OSError:
-            locked = False
         yield locked
     finally:
         os.close(descriptor)

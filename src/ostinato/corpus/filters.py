@@ -171,10 +171,7 @@ def digest_of(text: str) -> int:
 SHINGLE = 5  # words
 _PERMUTATIONS = 128  # the estimate's standard error at a similarity of 0.7 is 0.04
 # weights of false positives and false negatives: each candidate is compared, so a false positive is cheap
-_MISSES = (
-    0.1,
-    0.9,
-)
+_MISSES = (0.1, 0.9)
 _WORDS = re.compile(r"\w+")
 
 

@@ -157,10 +157,6 @@ def _write(number: int, group: Sequence[TokenDocument], directory: Path) -> Shar
     return Shard(file=name, bytes=len(data), blake3=blake3(data).hexdigest(), documents=len(group), tokens=sum(sizes))
 
 
-def _hashed(path: Path) -> tuple[int, str]:
-    return path.stat().st_size, blake3().update_mmap(path).hexdigest()
-
-
 class ShardSet:
     """A corpus on disk. `sizes_D`, `digests_D`, `shards_D`: tokens, digest and shard of each document, in the order of the shards.
 
@@ -195,7 +191,7 @@ class ShardSet:
         again = f"build the corpus again, or fetch {shard.file} again"
         if path.is_symlink() or not path.is_file():
             raise Corrupt(f"{path}: missing, or not a plain file; {again}")
-        if _hashed(path) != (shard.bytes, shard.blake3):
+        if (path.stat().st_size, blake3().update_mmap(path).hexdigest()) != (shard.bytes, shard.blake3):
             raise Corrupt(f"{path}: not the bytes that {self.directory.name}'s manifest promises; {again}")
         arrays = _load(path)
         tokens, offsets, digests = (arrays[name] for name in _FORMS)
@@ -217,13 +213,8 @@ class ShardSet:
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         arrays = load_file(path)
-    except (
-        SafetensorError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:  # the latter: a dtype that numpy lacks
+    # the last: a dtype that numpy lacks
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: not a safetensors file: {error}") from error
     if {name: array.dtype for name, array in arrays.items()} != _FORMS or any(a.ndim != 1 for a in arrays.values()):
         raise Corrupt(f"{path}: not a shard of tokens; build the corpus again")

@@ -116,7 +116,7 @@ def back_up(
         )
         copy.names.add(MANIFEST)
         _publish(target, made)
-        copy.finish()
+        on_bytes(copy.done, copy.done)
     except BaseException as error:
         copy.discard()
         if isinstance(error, OSError) and not isinstance(error, StorageFull):
@@ -189,7 +189,7 @@ class _Copy:
         self.names: set[str] = set()
         self._made: list[Path] = []
         self._log, self._target, self._on_bytes = log, target, on_bytes
-        self._done = 0
+        self.done = 0
         self._expected = sum(disk_use(path) for path in log.path.glob("*.db"))
 
     def segments(self) -> list[_Copied]:
@@ -232,10 +232,6 @@ class _Copy:
             self._remove(name or source.name)
             time.sleep(_AGAIN_S)  # while a key is made, no process can read them
 
-    def finish(self) -> None:
-        """Report that everything is copied."""
-        self._on_bytes(self._done, self._done)
-
     def make_directory(self, path: Path) -> None:
         """A `MakeDirectory`."""
         try:
@@ -256,11 +252,8 @@ class _Copy:
                     path.parent.rmdir()  # if nothing else is in it
 
     def _newest(self) -> Cursor:
-        reader = LogReader(self._log, None, SealedKeys())
-        try:
+        with contextlib.closing(LogReader(self._log, None, SealedKeys())) as reader:
             return reader.newest()
-        finally:
-            reader.close()
 
     def _segment(self, first: Cursor) -> _Copied:
         path = self._log.segment(first)
@@ -281,21 +274,18 @@ class _Copy:
             raise BadConfig(f"{target} is there: {_ANOTHER}") from error
         self.names.add(name)  # only now: what is another backup's is never deleted
         (size,) = source.execute("PRAGMA page_size").fetchone()
-        done = self._done
+        done = self.done
 
         def report(_: int, remaining: int, total: int) -> None:
-            self._done = done + (total - remaining) * size
+            self.done = done + (total - remaining) * size
             self._expected = max(self._expected, done + total * size)
-            self._on_bytes(self._done, self._expected)
+            self._on_bytes(self.done, self._expected)
 
         (mode,) = source.execute("PRAGMA journal_mode").fetchone()
-        copy = connect(target, write=True)
-        try:
+        with contextlib.closing(connect(target, write=True)) as copy:
             copy.execute("PRAGMA synchronous=OFF")  # it is synced once, when it is complete
             copy_pages(source, copy, pages, report)
             copy.execute(f"PRAGMA journal_mode={mode}")
-        finally:
-            copy.close()
 
     def _remove(self, name: str) -> None:
         if name in self.names:
@@ -337,6 +327,7 @@ def _publish(target: Path, manifest: BackupManifest) -> None:
 
 
 _ROWS = 500  # per append
+_EVERYTHING: set[type] = {kind.record for kind in KINDS}
 
 OpenTarget = Callable[[Cursor], RowLog]
 """Opens the target log; if it is created, its first row gets this sequence number."""
@@ -353,7 +344,7 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
         BadConfig: the source has encrypted rows.
         StorageFull, Unavailable: call it again; it resumes where it stopped.
     """
-    if source.encrypted:
+    if source.keys is not None:
         raise BadConfig(
             "what people wrote is encrypted with keys of this log, which are not copied; it stays where it is"
         )
@@ -365,9 +356,8 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
         kept = [item async for item in source.read(0, kinds) if item[0] <= horizon] if horizon else []
         if kept and await target.horizon():
             await target.keep(kept)
-        everything: set[type] = {kind.record for kind in KINDS}
         page: list[tuple[Cursor, Row]] = []
-        async for item in source.read(after, everything):
+        async for item in source.read(after, _EVERYTHING):
             page.append(item)
             if len(page) == _ROWS or item[0] == end:
                 await _append(target, page)
@@ -384,14 +374,12 @@ async def _compare(source: RowLog, target: RowLog, after: Cursor, horizon: Curso
         raise Conflict(
             f"the log to copy to ends at row {after}, and rows up to {horizon} were dropped; begin with an empty one"
         )
-    everything: set[type] = {kind.record for kind in KINDS}
-    theirs = target.tail(1, everything)
+    theirs = target.tail(1, _EVERYTHING)
     if not theirs or theirs[0][0] <= horizon:
         return
     place, row = theirs[0]
-    if await source.places(type(row), [identity(row)]) != [place] or await source.find(type(row), [identity(row)]) != [
-        row
-    ]:
+    kind, names = type(row), [identity(row)]
+    if await source.places(kind, names) != [place] or await source.find(kind, names) != [row]:
         raise Conflict(f"row {place} of the log to copy to is no row of this one; name an empty one")
 
 

@@ -15,6 +15,7 @@ from ostinato.record.codec.kinds import TURNS
 from ostinato.record.codec.shrink import Training, Use
 from ostinato.record.codec.tokens import PackedTokens, narrow, shared_ids, unflat
 from ostinato.record.codec.turns import Held, KeyDestroyed, Ready
+from ostinato.record.config import RecordConfig
 from ostinato.record.packed_rows import DAMAGE, PackedRows
 
 # ---------------------------------------------------------------- bases of packed turns
@@ -29,7 +30,7 @@ _BUDGET = 32 << 20  # bytes of ids in memory
 
 
 @dataclass(frozen=True, slots=True)
-class Lean:
+class BaseCandidate:
     """A candidate base: its place, its ids, and how many ids it shares."""
 
     seq: Cursor
@@ -62,19 +63,21 @@ class Bases:
             for each in theirs:
                 self._prompts.pop(each, None)
 
-    def best(self, prompt: bytes, secret: int | None, parent: str | None, hashes: Sequence[int]) -> Lean | None:
+    def best(
+        self, prompt: bytes, secret: int | None, parent: str | None, hashes: Sequence[int]
+    ) -> BaseCandidate | None:
         """The turn that shares the most ids with a prompt; ties prefer the turn with the shorter chain of bases."""
         names = {parent, *(self._prompts.get(each) for each in hashes[:1])}
         names.add(next((self._prompts[each] for each in hashes[1:] if each in self._prompts), None))
-        found: Lean | None = None
+        found: BaseCandidate | None = None
         for name in names:
             if name is None or name not in self._turns:
                 continue
             seq, held, _ = self._turns[name]
             if held.secret == secret and held.depth < DEEPEST:
-                lean = Lean(seq, held, shared_ids(prompt, held.ids))
-                if lean.shared >= _LEAST and (found is None or _rank(lean) > _rank(found)):
-                    found = lean
+                base = BaseCandidate(seq, held, shared_ids(prompt, held.ids))
+                if base.shared >= _LEAST and (found is None or _rank(base) > _rank(found)):
+                    found = base
         return found
 
 
@@ -84,8 +87,8 @@ def hashes_of(prompt: bytes, secret: int | None) -> list[int]:
     return [hash((secret, part)) for part in (prompt, *beginnings)]
 
 
-def _rank(lean: Lean) -> tuple[int, int, Cursor]:
-    return lean.shared, -lean.held.depth, lean.seq
+def _rank(base: BaseCandidate) -> tuple[int, int, Cursor]:
+    return base.shared, -base.held.depth, base.seq
 
 
 # ---------------------------------------------------------------- the head
@@ -110,6 +113,16 @@ class Head(Generic[S]):
         self._dictionaries = 0
         self._sought: set[str] = set()  # parents that were looked up
         segment.read_all_pieces()
+
+    def is_full(self, config: RecordConfig, now: float, newest: Cursor, size: int) -> bool:
+        """True if another segment has to follow after the row `newest`; `size` in bytes. An empty segment is never full."""
+        rows = newest - self.segment.first + 1
+        return rows > 0 and (
+            rows >= config.segment_rows
+            or size >= config.segment_mb * 1e6
+            or not 0 <= now - self.made_at < 3600 * config.segment_hours  # created in the future by a wrong clock
+            or not self.segment.is_current
+        )
 
     def foresee(self, rows: Sequence[Ready], token_text: TokenText | None) -> None:
         """Query what these rows will need before the transaction, while nobody waits for the lock. Optional."""
@@ -153,8 +166,8 @@ class Head(Generic[S]):
         self._recall(turn.parent, secret)
         asked = ids[: 4 * prompt]
         hashes = hashes_of(asked, secret)
-        lean = self._bases.best(asked, secret, turn.parent, hashes)
-        gap, depth, shared = (0, 0, 0) if lean is None else (seq - lean.seq, lean.held.depth + 1, lean.shared)
+        base = self._bases.best(asked, secret, turn.parent, hashes)
+        gap, depth, shared = (0, 0, 0) if base is None else (seq - base.seq, base.held.depth + 1, base.shared)
         width, own = narrow(ids[4 * shared :])
         self._sample(Use.TOKENS, own, secret)
         tokens = turns.pack_tokens(segment.shrinker, PackedTokens(gap, depth, shared, prompt, width, own))
@@ -194,14 +207,10 @@ class Head(Generic[S]):
         if secret is not None:
             return self._shrunk(Use.TEXT, text.encode(), secret)
         tokens = unflat(sampled)
-        try:
-            spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
-        except KeyError:
-            rows = None if token_text is None else self._fresh(text, tokens, token_text)
-            spelt = None
-            if rows is not None:
-                self._learn(rows)
-                spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
+        spelt = self.segment.known_text(tokens)
+        if spelt is None and token_text is not None and (rows := self._fresh(text, tokens, token_text)) is not None:
+            self._learn(rows)
+            spelt = self.segment.known_text(tokens)
         if spelt is not None and spelt.startswith(text):
             return None if len(spelt) == len(text) else len(text)
         return self._shrunk(Use.TEXT, text.encode(), None)

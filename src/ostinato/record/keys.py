@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,11 +26,10 @@ from ostinato.core.errors import BadConfig, Corrupt, NotFound, StorageFull, Unav
 from ostinato.core.records import Signal, Turn
 from ostinato.core.seams import Clock
 from ostinato.core.steering import DialSet
-from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS
 from ostinato.record.codec.turns import KeyDestroyed, Ready
 from ostinato.record.config import Encrypt
-from ostinato.record.sqlite import connect, driver, is_busy, transaction, translate
+from ostinato.record.sqlite import connect, create, driver, is_busy, transaction, translate, translated
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
@@ -124,10 +124,8 @@ class KeyRing:
         self._numbers: dict[Scope, int] = {}
         self._ciphers: dict[int, AESGCM | None] = {}
         try:
-            sqlite.create(path, _build, journal="delete")
-            self._db = sqlite.connect(path, write=True)
-            self._db.execute("PRAGMA synchronous=EXTRA")
-            self._db.execute("PRAGMA secure_delete=ON")
+            create(path, _build, journal="delete")
+            self._db = _connected(path)
             self._seen = self._version()
             self._check_schema()
             self._wrap_clear_ones()
@@ -153,11 +151,8 @@ class KeyRing:
         """The key number of each scope; missing keys are created and stored durably. Raises the driver's error."""
         wanted = set(scopes)
         with self._lock:
-            missing = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
-            for scope in missing:
-                self._find(scope)
-            missing = [scope for scope in missing if scope not in self._numbers]
-            if missing:
+            unknown = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
+            if missing := [scope for scope in unknown if not self._find(scope)]:
                 with transaction(self._db):
                     self._check_master()  # it may have been changed since this process began
                     made = [scope for scope in missing if not self._find(scope)]
@@ -171,12 +166,9 @@ class KeyRing:
 
     def living(self, scope: Scope) -> int | None:
         """The number of a scope's key now; None if it has none, or it was destroyed, by this process or another. Raises Unavailable."""
-        with self._lock:
-            try:
-                self.refresh()
-                return self._numbers[scope] if scope in self._numbers or self._find(scope) else None
-            except driver.Error as error:
-                raise translate(error, self._path) from error
+        with self._lock, translated(self._path):
+            self.refresh()
+            return self._numbers[scope] if scope in self._numbers or self._find(scope) else None
 
     def conceal(self, number: int, bound: bytes, plain: bytes) -> bytes:
         """Encrypt under a key. Raises KeyDestroyed."""
@@ -193,11 +185,8 @@ class KeyRing:
     def waiting_turns(self, tenant: str) -> list[str]:
         """The turns that have their own keys because their signals came first. Raises Unavailable."""
         query = "SELECT scope FROM keys WHERE tenant = ? AND secret IS NOT NULL"
-        with self._lock:
-            try:
-                rows = self._retried(lambda: self._db.execute(query, (tenant,)).fetchall())
-            except driver.Error as error:
-                raise translate(error, self._path) from error
+        with self._lock, translated(self._path):
+            rows = self._retried(lambda: self._db.execute(query, (tenant,)).fetchall())
         scopes = [json.loads(scope) for (scope,) in rows]
         return [turn for _, _, turn in scopes if turn is not None]
 
@@ -210,11 +199,8 @@ class KeyRing:
             "(SELECT 1 FROM keys AS new WHERE new.scope = old.scope AND new.secret IS NOT NULL)) ORDER BY id"
         )
         since = {"since": self.clock() - _BACK_S}
-        with self._lock:
-            try:
-                rows = self._retried(lambda: self._db.execute(query, since).fetchall())
-            except driver.Error as error:
-                raise translate(error, self._path) from error
+        with self._lock, translated(self._path):
+            rows = self._retried(lambda: self._db.execute(query, since).fetchall())
         scopes = ((number, Scope(*json.loads(scope))) for number, scope in rows)
         return [(number, scope) for number, scope in scopes if scope.turn is None]
 
@@ -228,13 +214,11 @@ class KeyRing:
             "UPDATE keys SET secret = NULL, forgotten_at = :at WHERE tenant = :tenant AND secret IS NOT NULL "
             "AND (:named = 'null' OR scope IN (SELECT value FROM json_each(:named)))"
         )
-        with self._lock:
+        with self._lock, translated(self._path):
             try:
                 values = {"at": self.clock(), "tenant": tenant, "named": named}
                 count = self._retried(lambda: self._db.execute(statement, values).rowcount)
                 self._retried(lambda: self._db.execute("VACUUM"))
-            except driver.Error as error:
-                raise translate(error, self._path) from error
             finally:
                 self._numbers.clear()
                 self._ciphers.clear()
@@ -282,18 +266,15 @@ class KeyRing:
         self._check_master()
         if self._master.none:
             return
-        clear = "SELECT id, scope, secret FROM keys WHERE substr(secret, 1, 1) = ?"
+        clear = "SELECT 1 FROM keys WHERE substr(secret, 1, 1) = ?"
         if self._db.execute(clear, (_CLEAR,)).fetchone() is None:
             return
-        self._retried(lambda: self._wrap(clear))
+        self._retried(self._wrap)
         self._retried(lambda: self._db.execute("VACUUM"))
 
-    def _wrap(self, clear: str) -> None:
+    def _wrap(self) -> None:
         with transaction(self._db):
-            self._check_master()  # the keys may have been wrapped with another one just now
-            rows = self._db.execute(clear, (_CLEAR,)).fetchall()
-            wrapped = [(self._master.wrap(secret[1:], scope), number) for number, scope, secret in rows]
-            self._db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
+            rewrap(self._db, self._master, self._master)
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA data_version").fetchone()[0]
@@ -308,6 +289,14 @@ class KeyRing:
                     raise
 
 
+def _connected(path: Path) -> Any:
+    """A connection to a file of keys, in which nothing that is deleted leaves a trace."""
+    db = connect(path, write=True)
+    db.execute("PRAGMA synchronous=EXTRA")
+    db.execute("PRAGMA secure_delete=ON")
+    return db
+
+
 def _build(db: Any) -> None:
     for statement in _SCHEMA:
         db.execute(statement)
@@ -318,9 +307,8 @@ def _read_master(path: Path, field: str) -> AESGCM:
         data = path.expanduser().read_bytes()
     except OSError as error:
         raise BadConfig(f"{field}: {path} cannot be read: {error}") from error
-    secret = (
-        data.strip()
-    )  # without the line feed that an editor adds; random bytes may begin or end with such ones, too
+    # without the line feed that an editor adds; random bytes may begin or end with such ones, too
+    secret = data.strip()
     if len(data) < 32 or len(secret) < _LEAST_SECRET:
         raise BadConfig(f"{field}: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
     return AESGCM(hashlib.sha256(secret).digest())
@@ -389,23 +377,19 @@ def rekey(keys: Path, old: Path | None, new: Path) -> int:
     if not keys.exists():
         raise NotFound(f"there are no keys in {keys}: nothing of this log is encrypted (record.encrypt)")
     try:
-        db = connect(keys, write=True)
-        try:
-            db.execute("PRAGMA synchronous=EXTRA")
-            db.execute("PRAGMA secure_delete=ON")
+        with closing(_connected(keys)) as db:
             with transaction(db, "EXCLUSIVE"):
-                count = _rewrap(db, before, after)
+                count = rewrap(db, before, after)
             db.execute("VACUUM")
             return count
-        finally:
-            db.close()
     except driver.Error as error:
         if is_busy(error):
             raise Unavailable(f"another process uses {keys}; stop the run's workers, then try again") from error
         raise translate(error, keys) from error
 
 
-def _rewrap(db: Any, before: MasterKey, after: MasterKey) -> int:
+def rewrap(db: Any, before: MasterKey, after: MasterKey) -> int:
+    """Wrap the keys that `after` does not wrap, which `before` opens; returns how many keys there are. Raises BadConfig."""
     stored = db.execute("SELECT id, scope, secret FROM keys WHERE secret IS NOT NULL").fetchall()
     changed = [
         (after.wrap(before.unwrap(secret, scope), scope), number)

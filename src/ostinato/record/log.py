@@ -32,7 +32,7 @@ from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segment import KEYS, Segment, SegmentGone, create_segment
 from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys, build
-from ostinato.record.sqlite import driver, is_busy, translate
+from ostinato.record.sqlite import driver, is_busy, translate, translated
 
 # ---------------------------------------------------------------- appending
 
@@ -172,18 +172,9 @@ class Appender:
         return head
 
     def _is_full(self, head: Head[Segment]) -> bool:
-        db, config = head.segment.db, self._config
-        rows = head.segment.newest() - head.segment.first + 1
-        if rows == 0:
-            return False
-        pages = db.execute("PRAGMA page_count").fetchone()[0] * db.execute("PRAGMA page_size").fetchone()[0]
-        age = self._clock() - head.made_at
-        return (
-            rows >= config.segment_rows
-            or pages >= config.segment_mb * 1e6
-            or not 0 <= age < 3600 * config.segment_hours  # created in the future by a wrong clock
-            or not head.segment.is_current
-        )
+        db = head.segment.db
+        size = db.execute("PRAGMA page_count").fetchone()[0] * db.execute("PRAGMA page_size").fetchone()[0]
+        return head.is_full(self._config, self._clock(), head.segment.newest(), size)
 
     def _close(self, head: Head[Segment]) -> None:
         """Seal the segment permanently and move on to the next."""
@@ -263,11 +254,9 @@ class SqlLog(RowLog):
         sqlite.refuse_faulty(driver.sqlite_version)
         directory = LogDirectory(path)
         directory.prepare()
-        try:
+        with translated(path):
             first_segment(directory, clock, first)
             return cls(directory, clock, config or RecordConfig())
-        except driver.Error as error:
-            raise translate(error, path) from error
 
     # ------------------------------------------------------------ retention and deletion
 

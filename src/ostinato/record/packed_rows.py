@@ -32,6 +32,9 @@ class PackedRows(ABC):
     what people wrote: place, body, key, words. Any other row: place and body.
     """
 
+    first: Cursor
+    """The place of its first row."""
+
     def __init__(self, name: str, ring: KeyRing | None) -> None:
         self.name = name
         self.ring = ring
@@ -71,6 +74,11 @@ class PackedRows(ABC):
         """The dictionaries that rows are compressed with, by number."""
 
     # ------------------------------------------------------------ writing, in a transaction that the caller began
+
+    @property
+    @abstractmethod
+    def is_current(self) -> bool:
+        """True if it has the format of new segments."""
 
     @abstractmethod
     def made_at(self) -> float:
@@ -174,10 +182,14 @@ class PackedRows(ABC):
     def spell(self, ids: bytes) -> str | None:
         """The concatenated texts of tokens; None if any of them has no text in this segment."""
         tokens = unflat(ids)
-        try:
-            return "".join(map(self.pieces.__getitem__, tokens))
-        except KeyError:
+        spelt = self.known_text(tokens)
+        if spelt is None:
             self._read_pieces(tokens)
+            spelt = self.known_text(tokens)
+        return spelt
+
+    def known_text(self, tokens: Sequence[int]) -> str | None:
+        """The concatenated texts of tokens; None if any of them has no text in memory."""
         try:
             return "".join(map(self.pieces.__getitem__, tokens))
         except KeyError:

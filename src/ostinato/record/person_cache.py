@@ -20,7 +20,7 @@ from ostinato.core.seams import Cursor, PersonValue
 from ostinato.record.codec.turns import KeyDestroyed
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing, Scope
-from ostinato.record.sqlite import connect, create, driver, remove, transaction, translate
+from ostinato.record.sqlite import connect, create, driver, remove, transaction, translate, translated
 
 FORMAT = 1
 _KEY_BYTES = 16  # of a person's key in the file
@@ -72,11 +72,8 @@ class SqlPersonCache:
         self._write.close()
 
     def begin(self, rules: str, older: str | None = None) -> tuple[Cursor, str]:
-        """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped.
-        Those made by the rules `older` are kept, and count as made by `rules` from now on.
-        """
         rules = self._rules(rules)
-        try:
+        with translated(self._path):
             state = dict(self._read.execute("SELECT name, value FROM state").fetchall())
             if state.get("rules") == rules:
                 return int(state["cursor"]), state["note"]
@@ -88,42 +85,25 @@ class SqlPersonCache:
                 self._write.execute("DELETE FROM people")
                 self._write.execute("DELETE FROM state WHERE name LIKE ?", (f"{_CROWDED}%",))
                 self._put_state(rules=rules, cursor="0", note="")
-        except driver.Error as error:
-            raise translate(error, self._path) from error
         return 0, ""
 
     def key(self, person: Person) -> int | None:
-        """The number of the key that a person's value lies under now; None if nothing is encrypted, or their key was destroyed."""
         if self._ring is None:
             return None
         tenant, user = person
         return self._ring.living(Scope(tenant, user=user if self._mode is Encrypt.USER else None))
 
     def load(self, person: Person) -> bytes | None:
-        """A person's value; None without one, or if their key was destroyed. Raises Corrupt, Unavailable."""
         _, row = self._places(person)
-        try:
+        with translated(self._path):
             found = self._read.execute("SELECT secret, value FROM people WHERE person = ?", (row,)).fetchone()
-        except driver.Error as error:
-            raise translate(error, self._path) from error
-        if found is None or found[0] != self.key(person):
-            return None
-        if found[0] is None or self._ring is None:
-            return found[1] if self._ring is None else None
-        try:
-            return self._ring.reveal(found[0], row, found[1])
-        except KeyDestroyed:
-            return None
+        return None if found is None or found[0] != self.key(person) else self._opened(row, *found)
 
     def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
-        """The values of the `most` people of a tenant whose values changed last, in the order of their changes.
-
-        People in `without` are left out, and so are those whose key was destroyed and values that were damaged. Raises Unavailable. May be
-        called from any thread.
-        """
-        of, left_out = self._places((tenant, ""))[0], {self._places(person)[1] for person in without}
+        """May be called from any thread."""
+        of, left_out = self._tenant(tenant)[0], {self._places(person)[1] for person in without}
         found = list[bytes]()
-        try:
+        with translated(self._path):
             if self._ring is not None:
                 self._ring.refresh()
             with closing(connect(self._path, write=False)) as read:
@@ -133,24 +113,15 @@ class SqlPersonCache:
                 for person, secret, value in rows:
                     if len(found) >= most:
                         break
-                    if person in left_out:
-                        continue
-                    if self._ring is None and secret is None:
-                        found.append(value)
-                    elif self._ring is not None and secret is not None:
-                        with suppress(KeyDestroyed, Corrupt):
-                            found.append(self._ring.reveal(secret, person, value))
-        except driver.Error as error:
-            raise translate(error, self._path) from error
+                    with suppress(Corrupt):
+                        plain = None if person in left_out else self._opened(person, secret, value)
+                        if plain is not None:
+                            found.append(plain)
         return found[::-1]
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
-        """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
-
-        A value whose key is no longer the person's is dropped as well. Nothing is synced: a cache that a power cut sets back is folded on
-        from an earlier place. Raises StorageFull, Unavailable; call it again.
-        """
-        try:
+        """Nothing is synced: a cache that a power cut sets back is folded on from an earlier place."""
+        with translated(self._path):
             rows = {self._places(person): self._sealed(person, value) for person, value in values.items()}
             kept = [(row, tenant, *sealed) for (tenant, row), sealed in rows.items() if sealed is not None]
             with transaction(self._write):
@@ -160,24 +131,17 @@ class SqlPersonCache:
                 for tenant in sorted({tenant for _, tenant, *_ in kept}):
                     self._limit(tenant)
                 self._put_state(cursor=str(cursor), note=note)
-        except driver.Error as error:
-            raise translate(error, self._path) from error
 
     def count(self, tenant: str) -> int:
-        """How many people of a tenant have a value. Raises Unavailable."""
         query = "SELECT count(*) FROM people WHERE tenant = ?"
-        try:
-            return self._read.execute(query, (self._places((tenant, ""))[0],)).fetchone()[0]
-        except driver.Error as error:
-            raise translate(error, self._path) from error
+        with translated(self._path):
+            return self._read.execute(query, (self._tenant(tenant)[0],)).fetchone()[0]
 
     def crowded(self, tenant: str) -> bool:
         """True if a tenant has as many values as it may, or ever had more since `begin` began with other rules. Raises Unavailable."""
         query = "SELECT 1 FROM state WHERE name = ?"
-        try:
+        with translated(self._path):
             dropped = self._read.execute(query, (_CROWDED + self._tenant(tenant)[0].hex(),)).fetchone()
-        except driver.Error as error:
-            raise translate(error, self._path) from error
         return dropped is not None or self.count(tenant) >= self._most
 
     def pseudonym(self, person: Person) -> str:
@@ -199,6 +163,15 @@ class SqlPersonCache:
         )
         if dropped.rowcount > 0:
             self._put_state(**{_CROWDED + tenant.hex(): "1"})
+
+    def _opened(self, row: bytes, key: int | None, value: bytes) -> bytes | None:
+        """A stored value; None if its key was destroyed, or if the log has keys and it has none, or the reverse. Raises Corrupt."""
+        if self._ring is None or key is None:
+            return value if self._ring is None and key is None else None
+        try:
+            return self._ring.reveal(key, row, value)
+        except KeyDestroyed:
+            return None
 
     def _sealed(self, person: Person, value: PersonValue | None) -> tuple[Cursor, int | None, bytes] | None:
         """A value's columns; None if it must not be kept."""

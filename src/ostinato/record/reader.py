@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -93,8 +94,8 @@ class LogReader:
 
     def _page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
         listing = self._segments.listing()
-        index = listing.holding(after + 1)
-        if index is None:
+        index = bisect_right(listing.firsts, after + 1) - 1
+        if index < 0:
             upto, kept = min(end, listing.horizon), self._segments.kept()
             older = [kind for kind in kinds if kind.for_ever]
             return ([], upto) if kept is None else _rows(kept, older, after, upto)
@@ -102,6 +103,11 @@ class LogReader:
         upto = min(end, following[0] - 1) if following else end
         segment = self._segments.get(listing.firsts[index])
         return _rows(segment, _present(segment, kinds), after, upto)
+
+    def _newest_first(self) -> Iterator[Segment]:
+        newest = self._segments.newest()
+        for first in reversed(self._segments.listing().firsts):
+            yield newest if first == newest.first else self._segments.get(first)
 
     def _find(
         self, kind: Kind, identities: Sequence[Identity], look: Callable[[Segment, Cursor], T | None]
@@ -131,13 +137,11 @@ class LogReader:
         return found
 
     def _tail(self, n: int, kinds: Collection[Kind]) -> Found:
-        newest = self._segments.newest()
         found: Found = []
-        for first in reversed(self._segments.listing().firsts):
+        for segment in self._newest_first():
+            found += _last(segment, _present(segment, kinds), n - len(found))
             if len(found) >= n:
                 break
-            segment = newest if first == newest.first else self._segments.get(first)
-            found += _last(segment, _present(segment, kinds), n - len(found))
         kept = self._segments.kept() if len(found) < n else None
         if kept is not None:
             older = [kind for kind in kinds if kind.for_ever]
@@ -145,9 +149,7 @@ class LogReader:
         return sorted(found, key=lambda item: item[0])
 
     def _before_last(self, count: int, kind: Kind) -> Cursor:
-        newest = self._segments.newest()
-        for first in reversed(self._segments.listing().firsts):
-            segment = newest if first == newest.first else self._segments.get(first)
+        for segment in self._newest_first():
             if _present(segment, [kind]):
                 place, found = segment.before_last(count, kind)
                 if place is not None:

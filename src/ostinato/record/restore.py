@@ -20,10 +20,10 @@ from typing import Any
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, OstinatoError, StorageFull, Unavailable
 from ostinato.core.files import sync_directory
 from ostinato.record.backup import KEYS, BackedUpFile, BackupManifest, OnBytes, open_plain, read_manifest
-from ostinato.record.keys import MasterKey
+from ostinato.record.keys import MasterKey, rewrap
 from ostinato.record.segment import open_segment
 from ostinato.record.segment_directory import LogDirectory
-from ostinato.record.sqlite import connect, driver, is_busy, load, translate
+from ostinato.record.sqlite import connect, driver, is_busy, load, translate, translated
 
 # ---------------------------------------------------------------- what killed restorations leave
 
@@ -221,10 +221,8 @@ def _held(keys: Path | None) -> Generator[None]:
     if keys is None or not keys.exists():
         yield
         return
-    try:
+    with translated(keys):
         db = connect(keys, write=True)
-    except driver.Error as error:
-        raise translate(error, keys) from error
     with closing(db):
         _begin(db, keys)
         yield
@@ -249,24 +247,18 @@ def _restore_keys(
     backup: Path, target: Path, keys: Path, others: Sequence[Path], master: Path | None, old_master: Path | None
 ) -> int:
     """Write the backup's keys to `target`, brought up to date with the run's and the other files; returns how many it destroyed."""
-    with closing(_loaded(backup)) as db:
-        try:
-            secrets = _opened_backup(db, backup, master, old_master)
-            count = _take_over(db, keys, secrets, MasterKey(keys, master)) if keys.exists() else 0
-            count += sum(_destroy(db, _read(db, other)) for other in others if other.exists())
-            _wrap_clear_ones(db, MasterKey(target, master))
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            db.execute("VACUUM INTO ?", (str(target),))
-        except driver.Error as error:
-            raise translate(error, target) from error
+    with translated(backup):
+        loaded = load(backup)
+    with closing(loaded) as db, translated(target):
+        secrets = _opened_backup(db, backup, master, old_master)
+        count = _take_over(db, keys, secrets, MasterKey(keys, master)) if keys.exists() else 0
+        count += sum(_destroy(db, _read(db, other)) for other in others if other.exists())
+        present = MasterKey(target, master)
+        if not present.none:  # keys that were created before there was a master key
+            rewrap(db, present, present)
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        db.execute("VACUUM INTO ?", (str(target),))
     return count
-
-
-def _loaded(backup: Path) -> Any:
-    try:
-        return load(backup)
-    except driver.Error as error:
-        raise translate(error, backup) from error
 
 
 def _stored(db: Any) -> list[_Key]:
@@ -275,11 +267,8 @@ def _stored(db: Any) -> list[_Key]:
 
 def _read(db: Any, other: Path) -> list[_Key]:
     """The keys in another file of the same log. Raises BadConfig for another log's, Corrupt, Unavailable."""
-    try:
-        with closing(connect(other, write=False)) as found:
-            keys = _stored(found)
-    except driver.Error as error:
-        raise translate(error, other) from error
+    with translated(other), closing(connect(other, write=False)) as found:
+        keys = _stored(found)
     known = dict(db.execute("SELECT id, scope FROM keys"))
     if any(known.get(key.id, key.scope) != key.scope for key in keys):
         raise _foreign(other)
@@ -358,16 +347,6 @@ def _destroy(db: Any, keys: Sequence[_Key]) -> int:
         if not db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'keys'", newest).rowcount:
             db.execute("INSERT INTO sqlite_sequence VALUES ('keys', ?)", newest)
     return count
-
-
-def _wrap_clear_ones(db: Any, master: MasterKey) -> None:
-    """Wrap keys that were created before there was a master key."""
-    if master.none:
-        return
-    stored = [(key, key.secret) for key in _stored(db) if key.secret is not None]
-    clear = [(key, secret) for key, secret in stored if not master.wraps(secret, key.scope)]
-    wrapped = [(master.wrap(master.unwrap(secret, key.scope), key.scope), key.id) for key, secret in clear]
-    db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
 
 
 # ---------------------------------------------------------------- installing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.files import sync_directory
@@ -130,8 +130,7 @@ def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cu
 def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> None:
     """Write rows into the file of permanent rows, each at its place. Existing rows stay as they are."""
     create_segment(directory.kept, 0, 0.0)
-    kept = Segment(directory.kept, None, write=True)
-    try:
+    with closing(Segment(directory.kept, None, write=True)) as kept:
         with transaction(kept.db):
             if not kept.is_current:
                 kept.upgrade()
@@ -144,5 +143,3 @@ def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> No
                     kept.db.execute(f"INSERT INTO {ready.kind.table} VALUES (?, ?)", (seq, body))
         with suppress(driver.Error):
             kept.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    finally:
-        kept.close()

@@ -66,20 +66,6 @@ class _Room:
 class _Job:
     """One caller's rows. It is answered once, by the writer or, at its deadline, by its own event loop."""
 
-    __slots__ = (
-        "_answered",
-        "_future",
-        "_gate",
-        "_room",
-        "_taken",
-        "begun",
-        "deadline",
-        "loop",
-        "ready",
-        "rows",
-        "timer",
-    )
-
     def __init__(self, rows: Sequence[Row], wait_s: float, room: _Room) -> None:
         self.rows = rows
         self._room = room
@@ -462,11 +448,6 @@ class RowLog(ABC):
         return self._reader.tail(n, [kind_of(kind) for kind in kinds]) if n > 0 else []
 
     # ------------------------------------------------------------ retention and deletion
-
-    @property
-    def encrypted(self) -> bool:
-        """True if there are keys, so that rows may be encrypted."""
-        return self._ring is not None
 
     @abstractmethod
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:

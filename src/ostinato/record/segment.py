@@ -24,7 +24,7 @@ from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.codec.turns import Ready
 from ostinato.record.keys import KeyRing
 from ostinato.record.packed_rows import DAMAGE, PackedRows
-from ostinato.record.sqlite import connect, driver, translate
+from ostinato.record.sqlite import connect, driver, translate, translated
 
 # ---------------------------------------------------------------- the tables
 
@@ -58,11 +58,6 @@ _TABLES = {
 }
 
 
-def statements() -> list[str]:
-    """The statements that make an empty database a segment."""
-    return [*_tables(_TABLES), f"PRAGMA application_id={APPLICATION}"]
-
-
 def _tables(names: Iterable[str]) -> list[str]:
     """The statements that make these tables, whose rows cannot be changed."""
     made = [f"CREATE TABLE {name} ({_TABLES[name]})" for name in names]
@@ -75,19 +70,12 @@ def _tables(names: Iterable[str]) -> list[str]:
     return made
 
 
-def mark_format(connection: Any) -> int:
-    """Mark a segment as one of this format version, which is returned. Called in a transaction."""
-    connection.execute(f"PRAGMA user_version={FORMAT}")
-    return FORMAT
-
-
 def create_segment(path: Path, first: Cursor, made_at: float) -> None:
     """Create the segment whose first row has this place, unless it exists. Raises like `sqlite.create`."""
 
     def build(connection: Any) -> None:
-        for statement in statements():
+        for statement in (*_tables(_TABLES), f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={FORMAT}"):
             connection.execute(statement)
-        mark_format(connection)
         connection.execute("INSERT INTO segment VALUES (1, ?, ?)", (first, made_at))
 
     sqlite.create(path, build)
@@ -100,11 +88,9 @@ def check_format(connection: Any, path: Path) -> int:
         BadConfig: it was written by newer code, or by another program.
         Corrupt: it is damaged or not a database.
     """
-    try:
+    with translated(path):
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-    except driver.Error as error:
-        raise translate(error, path) from error
     if application != APPLICATION:
         raise BadConfig(f"{path} is a database, but no log of Ostinato's; name another directory")
     if version not in READABLE:
@@ -284,14 +270,14 @@ class Segment(PackedRows):
 
     @property
     def is_current(self) -> bool:
-        """True if it has the format of new segments."""
         return self.version == FORMAT
 
     def upgrade(self) -> None:
         """Give an empty segment, or the file of permanent rows, the format of new ones: the tables of later kinds are added."""
         for statement in _tables([kind.table for kind in SMALL if kind.since > self._format()]):
             self.db.execute(statement)
-        self.version = mark_format(self.db)
+        self.db.execute(f"PRAGMA user_version={FORMAT}")
+        self.version = FORMAT
 
     def made_at(self) -> float:
         return self.db.execute("SELECT made_at FROM segment").fetchone()[0]

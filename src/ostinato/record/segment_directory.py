@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import stat
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,11 +125,6 @@ class Listing:
     """The segments at one moment, by their first row, oldest first. Empty before the log is created."""
 
     firsts: tuple[Cursor, ...]
-
-    def holding(self, seq: Cursor) -> int | None:
-        """The index of the segment that holds a row; None if the row is older than all segments."""
-        index = bisect_right(self.firsts, seq) - 1
-        return index if index >= 0 else None
 
     @property
     def horizon(self) -> Cursor:
@@ -270,7 +264,5 @@ class OpenSegments:
             except SegmentGone:
                 self.listing(again=True)
                 continue
-            try:
+            with closing(segment):
                 self.sealed.add(first, segment.filter() or build([]))
-            finally:
-                segment.close()

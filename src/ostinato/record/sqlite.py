@@ -76,9 +76,8 @@ def transaction(connection: Any, begin: str = "IMMEDIATE") -> Generator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if (
-            connection.in_transaction
-        ):  # on a full disk SQLite has rolled back already, and would say so instead of the error
+        # on a full disk SQLite has rolled back already, and would say so instead of the error
+        if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
 
@@ -125,16 +124,13 @@ def _create(path: Path, build: Callable[[Any], None], journal: str) -> None:
     try:
         # files that SQLite creates beside it get the same mode
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = connect(partial, write=True)
-        try:
+        with closing(connect(partial, write=True)) as connection:
             with transaction(connection):
                 build(connection)
             # only now: what closing moves from a write-ahead log into the file may not fit on the disk, and closing does not say so
             (mode,) = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()
             if mode != journal:
                 raise BadConfig(f"the file system of {path} cannot hold a write-ahead log; put the run on a local disk")
-        finally:
-            connection.close()
         with suppress(FileExistsError):
             os.link(partial, path)
     finally:
@@ -162,6 +158,15 @@ def translate(error: Exception, path: Path) -> OstinatoError:
     if code == driver.SQLITE_TOOBIG:
         return TooLarge(f"a row is larger than {path} can hold: {error}; send less at once")
     return Unavailable(f"the log at {path} could not be used: {error}; see which process holds it and try again")
+
+
+@contextmanager
+def translated(path: Path) -> Generator[None]:
+    """Raises a database's error inside the block as `translate` gives it."""
+    try:
+        yield
+    except driver.Error as error:
+        raise translate(error, path) from error
 
 
 def _code(error: Exception) -> int:

@@ -15,7 +15,7 @@ from tests.examinations.fuzz.seeds import payloads, published
 from tests.examinations.fuzz.targets import Case
 
 from ostinato.core.weights import ITEMSIZES
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import VERSIONS, hash_of, root_of
 from ostinato.weights.version.manifest import MAX_MANIFEST_BYTES, canonical
 

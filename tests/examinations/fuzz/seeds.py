@@ -9,7 +9,7 @@ from tests.examinations.fuzz.targets import Case
 
 from ostinato.core.weights import ITEMSIZES, WeightArray
 from ostinato.testing.store import MemoryStore
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import Route, canonical, parse, plain

@@ -16,7 +16,7 @@ import numpy as np
 from ostinato.core.errors import BadRequest, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.testing.store import MemoryStore
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.version.content import hash_of, weights_root
 from ostinato.weights.version.manifest import MAX_MANIFEST_BYTES, parse, plain, to_bytes

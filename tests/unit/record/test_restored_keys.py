@@ -210,14 +210,14 @@ from ostinato.record import restore as module
 from ostinato.record.segment_directory import LogDirectory
 
 kept, run, master, steps = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-wrap = module._wrap_clear_ones
+wrap = module.rewrap
 
-def then_dies(db, key):
-    wrap(db, key)  # the file is written next, by VACUUM INTO; with a small cache, page by page
+def then_dies(db, before, after):
+    wrap(db, before, after)  # the file is written next, by VACUUM INTO; with a small cache, page by page
     db.execute("PRAGMA cache_size=2")
     db.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), steps)
 
-module._wrap_clear_ones = then_dies
+module.rewrap = then_dies
 module.restore(kept, LogDirectory(run / "log"), run / "log-keys.db", [], master, lambda *_: None)
 """
 

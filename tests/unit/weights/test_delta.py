@@ -6,7 +6,7 @@ import pytest
 import zstandard
 
 from ostinato.core.errors import Corrupt
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.delta import encoder
 
 # bf16 codes that break careless codecs: +-0, +-inf, quiet and signalling NaNs with payloads, subnormals, the extremes.

@@ -92,7 +92,7 @@ async def test_after_an_error_no_thread_writes_and_the_event_loop_was_not_held_u
     done = await VersionPublisher(store).publish(0, model(2, MB), run="r", base=None)
     at_work, began, ended = threading.Barrier(2), [], []
 
-    def decode(pairs, *, old):
+    def decode(pairs):
         at_work.wait()
         if pairs[0][0].tensor.name == "w0":
             raise Corrupt("told to by a test")
@@ -127,10 +127,10 @@ async def test_both_threads_decode_a_small_delta(monkeypatch):
     follower, plain, together = Follower(store), delta_apply._decode, threading.Barrier(2, timeout=PATIENT_S)
     await follower.fetch(first.policy)
 
-    def decode(pairs, *, old):
+    def decode(pairs):
         together.wait()  # one thread alone would wait for ever
         seen.add(threading.get_ident())
-        plain(pairs, old=old)
+        plain(pairs)
 
     monkeypatch.setattr(delta_apply, "_decode", decode)
     assert weights_root(await follower.fetch(second.policy)) == second.policy.hash

@@ -7,7 +7,7 @@ from benchmarks.weights import plan as script
 from ostinato.core.errors import BadRequest
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.follow.follower import FollowerConfig
 from ostinato.weights.plan import (
     DENSEST,

@@ -54,20 +54,49 @@ def whole(value: Any) -> int:
     return value
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def _or_none(form: Form) -> Form:
+    load = form.load
+    return Form(
+        lambda value: None if value is None else form.dump(value),
+        None if load is None else lambda value: None if value is None else load(value),
+    )
 
 
-def _texts(values: Any) -> list[str]:
-    return [text(value) for value in values]
+def _tuple_of(form: Form) -> Form:
+    """A tuple of any length."""
+    dump, load = form.dump, form.load
+    return Form(
+        lambda values: [dump(value) for value in values],
+        tuple if load is None else lambda values: tuple(load(value) for value in values),
+    )
 
 
-def _policy(policy: records.PolicyVersion) -> list[Any]:
-    return [whole(policy.number), text(policy.hash)]
+def _tuple(*forms: Form) -> Form:
+    """A tuple with an item of each of these forms, which need no conversion back."""
+    return Form(
+        lambda items: [form.dump(item) for form, item in zip(forms, items, strict=True)],
+        lambda items: tuple(item for _, item in zip(forms, items, strict=True)),
+    )
 
 
-def _to_policy(value: Any) -> records.PolicyVersion:
-    return records.PolicyVersion(number=value[0], hash=value[1])
+def _mapping_of(form: Form) -> Form:
+    """A mapping from strings."""
+    load = form.load
+    return Form(
+        lambda named: {text(name): form.dump(value) for name, value in named.items()},
+        None if load is None else lambda named: {name: load(value) for name, value in named.items()},
+    )
+
+
+def _record(kind: Any) -> Form:
+    """A record as an array of its fields in their order; new ones are appended at the end."""
+    forms = {field.name: FORMS[str(field.type)] for field in fields(kind)}
+
+    def read(values: Any) -> Any:
+        named = zip(forms.items(), values, strict=False)
+        return kind(**{name: value if form.load is None else form.load(value) for (name, form), value in named})
+
+    return Form(lambda row: [form.dump(getattr(row, name)) for name, form in forms.items()], read)
 
 
 def _credits(credits: tuple[records.Advantages, ...]) -> list[list[Any]]:
@@ -79,69 +108,8 @@ def _to_credits(turns: Any) -> tuple[records.Advantages, ...]:
     return tuple(tuple(value for value, length in runs for _ in range(length)) for runs in turns)
 
 
-def _hints(hints: tuple[records.TurnHint, ...]) -> list[list[Any]]:
-    return [[text(each.turn), real(each.weight), text(each.signal), text(each.following)] for each in hints]
-
-
-def _to_hints(value: Any) -> tuple[records.TurnHint, ...]:
-    return tuple(
-        records.TurnHint(turn=turn, weight=weight, signal=signal, following=following)
-        for turn, weight, signal, following in value
-    )
-
-
-def _ranges(ranges: Any) -> list[list[int]]:
-    return [[whole(first), whole(last)] for first, last in ranges]
-
-
-def _to_ranges(value: Any) -> Any:
-    return tuple((first, last) for first, last in value)
-
-
-def _survivals(texts: tuple[records.LineSurvival, ...]) -> list[list[Any]]:
-    return [
-        [
-            None if each.call is None else whole(each.call),
-            text(each.argument),
-            whole(each.lines),
-            *map(_ranges, (each.followed, each.kept)),
-        ]
-        for each in texts
-    ]
-
-
-def _to_survivals(value: Any) -> tuple[records.LineSurvival, ...]:
-    return tuple(
-        records.LineSurvival(
-            call=call, argument=argument, lines=lines, followed=_to_ranges(followed), kept=_to_ranges(kept)
-        )
-        for call, argument, lines, followed, kept in value
-    )
-
-
-def _line_values(texts: tuple[records.LineValues, ...]) -> list[list[Any]]:
-    return [
-        [
-            None if each.call is None else whole(each.call),
-            text(each.argument),
-            whole(each.lines),
-            [[whole(first), whole(last), real(value)] for first, last, value in each.runs],
-        ]
-        for each in texts
-    ]
-
-
-def _to_line_values(value: Any) -> tuple[records.LineValues, ...]:
-    return tuple(
-        records.LineValues(
-            call=call, argument=argument, lines=lines, runs=tuple((first, last, worth) for first, last, worth in runs)
-        )
-        for call, argument, lines, runs in value
-    )
-
-
 def _sampling(sampling: records.Sampling) -> list[Any]:
-    stop, seed = _texts(sampling.stop), None if sampling.seed is None else whole(sampling.seed)
+    stop, seed = [text(each) for each in sampling.stop], None if sampling.seed is None else whole(sampling.seed)
     plain = [whole(sampling.max_tokens), real(sampling.temperature), real(sampling.top_p), stop, seed]
     bias = [[whole(token), real(value)] for token, value in sampling.logit_bias]
     edits = [real(sampling.presence_penalty), real(sampling.frequency_penalty), bias]
@@ -163,87 +131,48 @@ def _to_sampling(value: Any) -> records.Sampling:
     )
 
 
-def _pick(pick: records.Pick) -> list[Any]:
-    odds = {text(arm): real(chance) for arm, chance in pick.odds.items()}
-    return [text(pick.arm), odds, None if pick.cost is None else real(pick.cost)]
+_TEXT, _REAL, _WHOLE = Form(text), Form(real), Form(whole)
+_ENUMS = (
+    *(records.Arm, records.Purpose, records.Branch, records.Consent, records.Finish, records.RewardReach),
+    *(records.Source, records.WindowMaker, SetBy, AlarmState),
+)
 
-
-def _to_pick(value: Any) -> records.Pick:
-    return records.Pick(arm=value[0], odds=value[1], cost=value[2])
-
-
-def _window(window: records.Window) -> list[Any]:
-    begins = None if window.begins_with is None else text(window.begins_with)
-    return [whole(window.number), begins, str(window.by), whole(window.budget)]
-
-
-def _to_window(value: Any) -> records.Window:
-    return records.Window(number=value[0], begins_with=value[1], by=records.WindowMaker(value[2]), budget=value[3])
-
-
-def _dials(dials: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {text(name): None if value is None else real(value) for name, value in dials.items()}
-
-
-def _named(values: tuple[tuple[str, float], ...]) -> list[list[Any]]:
-    return [[text(name), real(value)] for name, value in values]
-
-
-def _to_named(value: Any) -> tuple[tuple[str, float], ...]:
-    return tuple((name, number) for name, number in value)
-
-
-def _number_lists(named: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
-    return {text(name): [real(value) for value in values] for name, values in named.items()}
-
-
-def _to_number_lists(value: Any) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(numbers) for name, numbers in value.items()}
-
-
-def _or_none(form: Form) -> Form:
-    load = form.load
-    return Form(
-        lambda value: None if value is None else form.dump(value),
-        None if load is None else lambda value: None if value is None else load(value),
-    )
-
-
-_TEXT, _POLICY = Form(text), Form(_policy, _to_policy)
-
-FORMS: Mapping[str, Form] = {
+FORMS: dict[str, Form] = {
     "str": _TEXT,
     "str | None": _or_none(_TEXT),
-    "float": Form(real),
-    "int": Form(whole),
-    "tuple[str, ...]": Form(_texts, tuple),
-    "tuple[float, ...]": Form(lambda values: [real(value) for value in values], tuple),
-    "Mapping[str, Any]": Form(dict),
-    "tuple[tuple[str, float], ...]": Form(_named, _to_named),
-    "Mapping[str, tuple[float, ...]]": Form(_number_lists, _to_number_lists),
-    "PolicyVersion": _POLICY,
-    "PolicyVersion | None": _or_none(_POLICY),
+    "float": _REAL,
+    "float | None": _or_none(_REAL),
+    "int": _WHOLE,
+    "int | None": _or_none(_WHOLE),
     "bool": Form(bool),
-    "bytes": Form(_base64, base64.b64decode),
-    "Pick | None": _or_none(Form(_pick, _to_pick)),
-    "Window | None": _or_none(Form(_window, _to_window)),
-    "Arm": Form(str, records.Arm),
-    "Purpose": Form(str, records.Purpose),
-    "Branch": Form(str, records.Branch),
-    "Consent": Form(str, records.Consent),
-    "Finish": Form(str, records.Finish),
+    "bytes": Form(lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    "tuple[str, ...]": _tuple_of(_TEXT),
+    "tuple[float, ...]": _tuple_of(_REAL),
+    "tuple[tuple[str, float], ...]": _tuple_of(_tuple(_TEXT, _REAL)),
+    "tuple[tuple[int, int, float], ...]": _tuple_of(_tuple(_WHOLE, _WHOLE, _REAL)),
+    "Ranges": _tuple_of(_tuple(_WHOLE, _WHOLE)),
+    "Mapping[str, Any]": Form(dict),
+    "Mapping[str, float]": _mapping_of(_REAL),
+    "Mapping[str, float | None] | None": _or_none(_mapping_of(_or_none(_REAL))),
+    "Mapping[str, tuple[float, ...]]": _mapping_of(_tuple_of(_REAL)),
     "Sampling": Form(_sampling, _to_sampling),
-    "RewardReach": Form(str, records.RewardReach),
-    "Source": Form(str, records.Source),
-    "SetBy": Form(str, SetBy),
-    "Mapping[str, float | None] | None": _or_none(Form(_dials)),
-    "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
-    "tuple[TurnHint, ...]": Form(_hints, _to_hints),
-    "tuple[LineSurvival, ...]": Form(_survivals, _to_survivals),
-    "tuple[LineValues, ...]": Form(_line_values, _to_line_values),
+    **{kind.__name__: Form(str, kind) for kind in _ENUMS},
 }
-"""Forms by the field's annotation."""
+"""Forms by the field's annotation; those of records are made of these, and follow."""
+
+_POLICY = _record(records.PolicyVersion)
+FORMS.update(
+    {
+        "PolicyVersion": _POLICY,
+        "PolicyVersion | None": _or_none(_POLICY),
+        "Pick | None": _or_none(_record(records.Pick)),
+        "Window | None": _or_none(_record(records.Window)),
+        "tuple[TurnHint, ...]": _tuple_of(_record(records.TurnHint)),
+        "tuple[LineSurvival, ...]": _tuple_of(_record(records.LineSurvival)),
+        "tuple[LineValues, ...]": _tuple_of(_record(records.LineValues)),
+    }
+)
 
 
 @dataclass(frozen=True, eq=False)

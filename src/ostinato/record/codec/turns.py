@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Identity, ParsedCall, Pick, PolicyVersion, Row, Span, Turn, identity
@@ -34,24 +35,20 @@ from ostinato.record.codec.tokens import (
 )
 
 _WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
-_STYLED = b"\5"  # precedes the length and the JSON of the style's arm and odds
-_STEERED = b"\4"  # precedes the length and the JSON of the steering
-_NUCLEUS = b"\3"  # precedes the length and the compressed nucleus sets
-_CALLED = b"\2"  # precedes the length and the JSON of the parsed calls; the length is 0 if they are not known
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty.
-    `calls`: the style, the steering, the nucleus sets and the parsed tool calls, packed; empty for none.
+    `beside`: the style, the steering, the nucleus sets and the parsed tool calls, packed; empty for none.
     """
 
     head: bytes
     ids: bytes
     logprobs: bytes
     grammar: bytes
-    calls: bytes
+    beside: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,67 +120,60 @@ def prepare_turn(turn: Turn) -> Prepared:
         text(turn.text).encode()
         field = "routes"
         bytes(turn.routes)
-        field = "calls"
-        calls = _pack_calls(turn.calls)
-        field = "nucleus"
-        calls = _pack_nucleus(turn.nucleus) + calls
-        field = "steered"
-        calls = _pack_steered(turn.steered) + calls
-        field = "style"
-        calls = _pack_style(turn.style) + calls
+        beside = b""
+        for part in _BESIDE:
+            field = part.field
+            if (value := getattr(turn, field)) != part.none:
+                packed = part.pack(value)
+                beside += part.mark + write_ints(len(packed)) + packed
     except (ValueError, TypeError) as error:
         raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
-    return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", calls)
+    return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", beside)
 
 
-def _framed(mark: bytes, body: bytes) -> bytes:
-    return mark + write_ints(len(body)) + body
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A field of a turn that is stored behind its log-probabilities: `mark`, the length and the packed value; nothing for `none`.
+
+    `pack` raises TypeError, ValueError; `unpack` ValueError, IndexError, TypeError.
+    """
+
+    field: str
+    mark: bytes
+    none: Any
+    pack: Callable[[Any], bytes]
+    unpack: Callable[[bytes], Any]
+
+    def split(self, packed: bytes) -> tuple[Any, bytes]:
+        """The value at the beginning of `packed`, and the bytes that follow."""
+        if packed[:1] != self.mark:
+            return self.none, packed
+        (size,), at = read_ints(packed[1:], 1)
+        end = 1 + at + size
+        return self.unpack(packed[1 + at : end]), packed[end:]
 
 
-def _unframed(mark: bytes, packed: bytes) -> tuple[bytes | None, bytes]:
-    """The body behind this mark, None if there is another one, and the bytes that follow. Raises IndexError."""
-    if packed[:1] != mark:
-        return None, packed
-    (size,), at = read_ints(packed[1:], 1)
-    end = 1 + at + size
-    return packed[1 + at : end], packed[end:]
-
-
-def _pack_style(style: Pick | None) -> bytes:
-    """Raises TypeError, ValueError."""
-    if style is None:
-        return b""
+def _pack_style(style: Pick) -> bytes:
     odds = {text(arm): real(chance) for arm, chance in style.odds.items()}
-    return _framed(_STYLED, to_json([text(style.arm), odds]).encode())
+    return to_json([text(style.arm), odds]).encode()
 
 
-def _unpack_style(packed: bytes) -> tuple[Pick | None, bytes]:
-    """The inverse of `_pack_style`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
-    body, rest = _unframed(_STYLED, packed)
-    if body is None:
-        return None, rest
-    arm, odds = json.loads(body)
-    return Pick(arm=arm, odds=odds), rest
+def _unpack_style(packed: bytes) -> Pick:
+    arm, odds = json.loads(packed)
+    return Pick(arm=arm, odds=odds)
 
 
-def _pack_steered(steered: Steered | None) -> bytes:
-    """Raises TypeError, ValueError."""
-    if steered is None:
-        return b""
+def _pack_steered(steered: Steered) -> bytes:
     numbers = [real(steered.cap), real(steered.budget), whole(steered.tokens), real(steered.kl)]
     vectors = [[real(value) for value in values] for values in (steered.dials, steered.features)]
     more = [[[whole(place) for place in gap] for gap in steered.gaps], real(steered.clip)]
     usual = not steered.gaps and steered.clip == CLIP
-    return _framed(_STEERED, to_json([text(steered.basis), *numbers, *vectors, *([] if usual else more)]).encode())
+    return to_json([text(steered.basis), *numbers, *vectors, *([] if usual else more)]).encode()
 
 
-def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
-    """The inverse of `_pack_steered`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
-    body, rest = _unframed(_STEERED, packed)
-    if body is None:
-        return None, rest
-    basis, cap, budget, tokens, kl, dials, features, *more = json.loads(body)
-    steered = Steered(
+def _unpack_steered(packed: bytes) -> Steered:
+    basis, cap, budget, tokens, kl, dials, features, *more = json.loads(packed)
+    return Steered(
         basis=basis,
         dials=tuple(dials),
         cap=cap,
@@ -194,40 +184,36 @@ def _unpack_steered(packed: bytes) -> tuple[Steered | None, bytes]:
         gaps=tuple((start, stop) for start, stop in (more[0] if more else [])),
         clip=more[1] if more else CLIP,
     )
-    return steered, rest
 
 
 def _pack_nucleus(nucleus: bytes) -> bytes:
-    # quick, as all turns are packed by one thread
-    return _framed(_NUCLEUS, zlib.compress(nucleus, 1)) if nucleus else b""
+    return zlib.compress(nucleus, 1)  # quick, as all turns are packed by one thread
 
 
-def _unpack_nucleus(packed: bytes) -> tuple[bytes, bytes]:
-    """The inverse of `_pack_nucleus`; also returns the bytes that follow. Raises ValueError, IndexError."""
-    body, rest = _unframed(_NUCLEUS, packed)
-    if body is None:
-        return b"", rest
+def _unpack_nucleus(packed: bytes) -> bytes:
     try:
-        return zlib.decompress(body), rest
+        return zlib.decompress(packed)
     except zlib.error as error:
         raise ValueError(f"nucleus sets cannot be read: {error}") from error
 
 
 def _pack_calls(calls: tuple[ParsedCall, ...] | None) -> bytes:
-    """Raises TypeError, ValueError."""
-    if calls == ():
-        return b""
+    """Empty if the calls are not known."""
     listed = [[text(call.name), whole(call.start), whole(call.end)] for call in calls or ()]
-    return _framed(_CALLED, to_json(listed).encode() if listed else b"")
+    return to_json(listed).encode() if listed else b""
 
 
-def _unpack_calls(packed: bytes) -> tuple[tuple[ParsedCall, ...] | None, bytes]:
-    """The inverse of `_pack_calls`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
-    body, rest = _unframed(_CALLED, packed)
-    if body is None:
-        return (), rest
-    listed = json.loads(body) if body else ()
-    return tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in listed) or None, rest
+def _unpack_calls(packed: bytes) -> tuple[ParsedCall, ...] | None:
+    listed = json.loads(packed) if packed else ()
+    return tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in listed) or None
+
+
+_BESIDE = (
+    _Beside("style", b"\5", None, _pack_style, _unpack_style),
+    _Beside("steered", b"\4", None, _pack_steered, _unpack_steered),
+    _Beside("nucleus", b"\3", b"", _pack_nucleus, _unpack_nucleus),
+    _Beside("calls", b"\2", (), _pack_calls, _unpack_calls),
+)
 
 
 def under_key(prepared: Prepared, turn: Turn) -> Prepared:
@@ -276,7 +262,7 @@ def pack_logprobs_column(prepared: Prepared) -> bytes:
     """Log-probabilities, then the nucleus sets, the calls and the grammar. `unpack_logprobs` separates them; a zero byte stands for missing
     log-probabilities.
     """
-    rest = prepared.calls + prepared.grammar
+    rest = prepared.beside + prepared.grammar
     return (prepared.logprobs or b"\0") + rest if rest else prepared.logprobs
 
 
@@ -309,10 +295,11 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     except KeyDestroyed:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
-    style, beside = _unpack_style(beside)
-    steered, beside = _unpack_steered(beside)
-    nucleus, beside = _unpack_nucleus(beside)
-    calls, grammar = _unpack_calls(beside)
+    for part in _BESIDE:
+        fields[part.field], beside = part.split(beside)
+    if not fields["calls"] and not home.knows_calls:
+        fields["calls"] = None
+    grammar = beside
     if grammar:  # a call's grammar and stop strings may quote what was said, so they are erased with the tokens
         fields["sampling"] = replace(fields["sampling"], **_written(grammar))
     return Turn(
@@ -323,10 +310,6 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         spans=_spans(home, spans, len(numbers)),
         text=words,
         routes=ways,
-        nucleus=nucleus,
-        calls=calls if calls or home.knows_calls else None,
-        steered=steered,
-        style=style,
     )
 
 
@@ -395,19 +378,11 @@ class Ready:
     @property
     def size(self) -> int:
         """Bytes, before repeated content is removed."""
-        size = len(self.body) + len(self.said or b"")
-        if self.turn is None:
-            return size
-        row = cast("Turn", self.row)
-        return (
-            size
-            + len(self.turn.ids)
-            + len(self.turn.logprobs)
-            + len(self.turn.grammar)
-            + len(self.turn.calls)
-            + len(row.text)
-            + len(row.routes)
-        )
+        parts = [self.body, self.said or b""]
+        if isinstance(self.row, Turn) and self.turn is not None:
+            parts += [self.turn.ids, self.turn.logprobs, self.turn.grammar, self.turn.beside, self.row.routes]
+            return sum(map(len, parts)) + len(self.row.text)
+        return sum(map(len, parts))
 
 
 def prepare(row: Row) -> Ready:

@@ -130,14 +130,15 @@ class Lease:
                     break
             except (psycopg.Error, OstinatoError) as error:
                 logger.warning("no sign of life reached %s: %s", self._server.name, error)
-                connection, wait = _closed(connection), min(_AGAIN_S, wait)
+                _close(connection)
+                connection, wait = None, min(_AGAIN_S, wait)
         if not self.lost:
             with suppress(psycopg.Error, OstinatoError):
                 connection = connection or self._server.dial()
                 token = self.token
                 query = f"UPDATE leases SET until = '-infinity' {_OURS}"
                 connection.execute(query, (token.role, token.number, token.mark))
-        _closed(connection)
+        _close(connection)
 
     def _renew(self, connection: Connection) -> None:
         token = self.token
@@ -148,7 +149,7 @@ class Lease:
                 self._lost.set()
 
 
-def _closed(connection: Connection | None) -> None:
+def _close(connection: Connection | None) -> None:
     if connection is not None:
         with suppress(psycopg.Error):
             connection.close()

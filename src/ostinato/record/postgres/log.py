@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, LiteralString, Self, TypeVar
 from uuid import UUID
 
@@ -26,12 +26,11 @@ from ostinato.core.errors import BadConfig, Conflict, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion, Row, Turn
 from ostinato.core.retry import Patience
 from ostinato.core.seams import Clock, Cursor
-from ostinato.record.codec.kinds import FOR_EVER, TURNS, Kind
+from ostinato.record.codec.kinds import FOR_EVER, TURNS
 from ostinato.record.codec.turns import Ready, prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
 from ostinato.record.head import Head, TokenText
-from ostinato.record.keys import KeyRing, assign_keys
 from ostinato.record.postgres.schema import LAYOUT, NUMBERS, add_segment, check_layout, ready_schema, table_of
 from ostinato.record.postgres.segment import KeptRows, PostgresReader, PostgresSegment
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
@@ -56,14 +55,13 @@ _LOOK: LiteralString = (
 class PostgresAppender:
     """Appends rows. Used by one thread. Raises psycopg's errors; after one, the next transaction begins with a fresh connection."""
 
-    def __init__(self, server: LogServer, config: RecordConfig, clock: Clock, ring: KeyRing | None) -> None:
+    def __init__(self, server: LogServer, config: RecordConfig, clock: Clock) -> None:
         self.name = server.name
         self.token_text: TokenText | None = None
         self._server = server
         self._config = config
         self._clock = clock
-        self._ring = ring
-        self._reader = PostgresReader(server, ring)
+        self._reader = PostgresReader(server)
         self._connection: Connection | None = None
         self._head: Open | None = None
         self._texts: dict[int, str] = {}
@@ -75,9 +73,7 @@ class PostgresAppender:
         self._reader.close()
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
-        """Assign each row's text its key; new keys are stored on return. Called before the transaction."""
-        if self._ring is not None:
-            assign_keys(rows, self._config.encrypt, self._ring, self._reader.owners)
+        """Nothing is encrypted in Postgres."""
 
     @contextmanager
     def transaction(self, rows: Sequence[Ready]) -> Generator[Open]:
@@ -141,7 +137,7 @@ class PostgresAppender:
             if not self._look(segment, digests):  # another process has moved on to the next
                 segment.connection.execute("ROLLBACK")
                 self._head = None
-            elif self._is_full(head):
+            elif head.is_full(self._config, self._clock(), segment.newest, segment.size):
                 self._go_on(segment)
             else:
                 if not segment.is_current:  # it has no row, or it would be full
@@ -152,7 +148,7 @@ class PostgresAppender:
         connection = self._connection = self._connection or self._server.dial()
         newest = "SELECT first, layout FROM segments ORDER BY first DESC LIMIT 1"
         first, layout = connection.execute(newest).fetchone() or (1, LAYOUT)
-        segment = PostgresSegment(connection, self._server.name, first, self._ring, layout)
+        segment = PostgresSegment(connection, self._server.name, first, layout)
         head = self._head = Head(segment, self._texts)
         return head
 
@@ -185,17 +181,6 @@ class PostgresAppender:
         }
         self._there = {identity for (identity,) in there}
         return True
-
-    def _is_full(self, head: Open) -> bool:
-        segment, config = head.segment, self._config
-        rows = segment.newest - segment.first + 1
-        age = self._clock() - head.made_at
-        return rows > 0 and (
-            rows >= config.segment_rows
-            or segment.size >= config.segment_mb * 1e6
-            or not 0 <= age < 3600 * config.segment_hours
-            or not segment.is_current
-        )
 
     def _go_on(self, segment: PostgresSegment) -> None:
         """Close the segment permanently and create the next."""
@@ -269,9 +254,7 @@ def _drop_table(connection: Connection, server: LogServer, first: Cursor, last: 
         server.fence(connection)
         # deleting the identities of many rows may take long
         connection.execute("SET LOCAL statement_timeout = 0")
-        _copy_out(
-            PostgresSegment(connection, server.name, first, None, LAYOUT), KeptRows(connection, server.name), last
-        )
+        _copy_out(PostgresSegment(connection, server.name, first, LAYOUT), KeptRows(connection, server.name), last)
         gone = sql.SQL(
             "DELETE FROM identities USING {rows} AS old WHERE identities.identity = old.identity AND old.kind <> ALL(%s)"
         )
@@ -285,8 +268,7 @@ def _drop_table(connection: Connection, server: LogServer, first: Cursor, last: 
 
 
 def _copy_out(segment: PostgresSegment, kept: KeptRows, last: Cursor) -> None:
-    kinds: Sequence[Kind] = tuple(FOR_EVER)
-    for kind in kinds:
+    for kind in FOR_EVER:
         after = 0
         while rows := segment.fetch_kinds([kind], after, last, PAGE):
             after = rows[-1][1][0]
@@ -311,6 +293,8 @@ def keep_copied(server: LogServer, rows: Sequence[tuple[Cursor, Row]]) -> None:
 
 T = TypeVar("T")
 
+_AT_ONCE = Patience(0.0, lambda _: nullcontext())  # raises the first Unavailable
+
 
 def server_of(config: RecordConfig) -> LogServer:
     """The server of the log with these settings. Raises BadConfig for settings that Postgres logs do not support; does not connect."""
@@ -334,9 +318,9 @@ class PostgresLog(RowLog):
         self, server: LogServer, name: str, clock: Clock, config: RecordConfig, patience: Patience | None = None
     ) -> None:
         self.name = name
-        self._server, self._patience = server, patience
-        self._answers = PostgresReader(server, None)
-        super().__init__(self._answers, PostgresAppender(server, config, clock, None), None, config)
+        self._server, self._patience = server, patience or _AT_ONCE
+        self._answers = PostgresReader(server)
+        super().__init__(self._answers, PostgresAppender(server, config, clock), None, config)
 
     @classmethod
     def open(
@@ -364,7 +348,7 @@ class PostgresLog(RowLog):
 
     async def append(self, *rows: Row) -> Cursor:
         append = super().append
-        return await self._patiently(lambda: append(*rows)) if rows else await append()
+        return await self._patience.until_there(lambda: append(*rows)) if rows else await append()
 
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         await asyncio.to_thread(keep_copied, self._server, rows)
@@ -373,10 +357,7 @@ class PostgresLog(RowLog):
         return drop_tables(self._server, now, days, keep_after)
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        return await self._patiently(lambda: self._answered(question))
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        return await (ask() if self._patience is None else self._patience.until_there(ask))
+        return await self._patience.until_there(lambda: self._answered(question))
 
     async def _answered(self, question: Callable[[], T]) -> T:
         """Run a query; queries run one at a time. Raises Unavailable after `record.append_s` without any answer from the server.
@@ -412,13 +393,13 @@ class PostgresFolds:
 
     def __init__(self, server: LogServer, patience: Patience | None = None) -> None:
         """`patience`: how to wait for a server that is unavailable; None: do not wait."""
-        self._server, self._patience = server, patience
+        self._server, self._patience = server, patience or _AT_ONCE
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
         """Save a fold, durably on return. Raises StorageFull, Unavailable, LeaseLost; the previous fold then stays."""
         check_fold_name(name)
         insert = "INSERT INTO folds VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
-        await self._patiently(insert, (name, pack_fold(cursor, state)), writes=True)
+        await self._asked(insert, (name, pack_fold(cursor, state)), writes=True)
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
         """The fold saved last. A fold that is damaged or has another format version is reported and counts as missing.
@@ -426,20 +407,14 @@ class PostgresFolds:
         Raises Unavailable.
         """
         check_fold_name(name)
-        found = await self._patiently("SELECT body FROM folds WHERE name = %s", (name,))
+        found = await self._asked("SELECT body FROM folds WHERE name = %s", (name,))
         try:
             return unpack_fold(bytes(found[0][0])) if found else None
         except ValueError as error:
             logger.warning("fold %s in %s cannot be used, the log is read instead: %s", name, self._server.name, error)
             return None
 
-    async def _patiently(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
-        def ask() -> Awaitable[list[Any]]:
-            return asyncio.to_thread(self._asked, query, values, writes=writes)
-
-        return await (ask() if self._patience is None else self._patience.until_there(ask))
-
-    def _asked(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
+    async def _asked(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
         def ask(connection: Connection) -> list[Any]:
             with connection.transaction():
                 if writes:
@@ -447,4 +422,4 @@ class PostgresFolds:
                 cursor = connection.execute(query, values, binary=True)
                 return cursor.fetchall() if cursor.description else []
 
-        return self._server.ask(ask)
+        return await self._patience.until_there(lambda: asyncio.to_thread(self._server.ask, ask))

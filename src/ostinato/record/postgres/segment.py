@@ -9,19 +9,18 @@ from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 
 from ostinato.core.errors import Corrupt, TooLarge
-from ostinato.core.records import Identity, PolicyVersion, Row, Turn
+from ostinato.core.records import Identity, PolicyVersion, Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind, load
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.codec.turns import Ready
-from ostinato.record.keys import KeyRing
 from ostinato.record.packed_rows import DAMAGE, PackedRows
 from ostinato.record.postgres.schema import LAYOUT, NUMBERED, NUMBERS, table_of
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
@@ -49,7 +48,6 @@ class PostgresSegment(PackedRows):
         connection: Connection,
         name: str,
         first: Cursor,
-        ring: KeyRing | None,
         layout: int,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,7 +63,7 @@ class PostgresSegment(PackedRows):
         self._pending: list[tuple[sql.SQL | sql.Composed, list[Any]]] = []
         self._bytes = 0  # approximate bytes of these values
         self._table = table_of(first)
-        super().__init__(f"{name}, segment {first}", ring)
+        super().__init__(f"{name}, segment {first}", None)
 
     def ask(self, query: LiteralString, values: Sequence[Any] = ()) -> list[Any]:
         """The rows of a query, in which `{rows}` is this segment's table."""
@@ -153,7 +151,6 @@ class PostgresSegment(PackedRows):
 
     @property
     def is_current(self) -> bool:
-        """True if it has the layout of new segments."""
         return self.layout == LAYOUT
 
     def upgrade(self) -> None:
@@ -246,13 +243,14 @@ class KeptRows:
     def fetch_kinds(
         self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
     ) -> list[Stored]:
-        """Stored rows of these kinds, `after` < place <= `end`, at most `limit` of each kind, in order."""
+        """Like `PostgresSegment.fetch_kinds`."""
         tail: LiteralString = "DESC" if newest_first else "ASC"
         query: LiteralString = (
             "SELECT found.* FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM kept "
             f"WHERE kind = wanted.number AND seq > %s AND seq <= %s ORDER BY seq {tail} LIMIT %s) AS found ORDER BY seq {tail}"
         )
-        return self._asked(query, ([NUMBERS[kind.table] for kind in kinds], after, end, limit)) if kinds else []
+        numbers = [NUMBERS[kind.table] for kind in kinds if kind.for_ever]
+        return self._asked(query, (numbers, after, end, limit)) if numbers else []
 
     def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
         """The rows at these places, as far as they exist."""
@@ -292,9 +290,8 @@ T = TypeVar("T")
 class PostgresReader:
     """Answers queries about the log, each as of one moment. Thread-safe; one query at a time. Never blocks a writer."""
 
-    def __init__(self, server: LogServer, ring: KeyRing | None) -> None:
+    def __init__(self, server: LogServer) -> None:
         self._server = server
-        self._ring = ring
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self.heard = 0.0  # when the server answered last, on the monotonic clock
@@ -326,11 +323,6 @@ class PostgresReader:
         """The places of the rows with these identities, as far as they exist."""
         return self._again(lambda: self._places(kind, identities))
 
-    def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """The tenant and the user of each of these turns, as far as they exist."""
-        found = cast("dict[Identity, Turn]", self.find(TURNS, [(turn,) for turn in turns]))
-        return {turn.id: (turn.tenant, turn.user) for turn in found.values()}
-
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
         """The newest `n` rows of these kinds, in log order."""
         return self._ask(lambda firsts: self._tail(firsts, n, kinds))
@@ -351,8 +343,6 @@ class PostgresReader:
         with self._lock:
             while True:
                 try:
-                    if self._ring is not None:
-                        self._ring.refresh()
                     answer = ask()
                     self._hear()
                     return answer
@@ -412,34 +402,32 @@ class PostgresReader:
         assert self._connection is not None
         segment, layout = self._segments.pop(first, None), self._layouts[first]
         if segment is None:
-            segment = PostgresSegment(self._connection, self._server.name, first, self._ring, layout, self._hear)
+            segment = PostgresSegment(self._connection, self._server.name, first, layout, self._hear)
         segment.layout = layout  # that of an empty segment changes
         self._segments[first] = segment
         if len(self._segments) > _OPEN:
             self._segments.popitem(last=False)
         return segment
 
-    def _kept(self) -> KeptRows:
+    def _home(self, firsts: list[Cursor], index: int) -> PostgresSegment | KeptRows:
+        """A segment by its place in the listing; at -1 the permanent rows of those before all of them."""
+        if index >= 0:
+            return self._segment(firsts[index])
         assert self._connection is not None
         return KeptRows(self._connection, self._server.name)
 
     def _page(self, firsts: list[Cursor], kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
         """Read a page without a snapshot, like `_find`: all rows up to `end` are in segments of the listing, which is newer."""
         index = bisect_right(firsts, after + 1) - 1
-        if index < 0:
-            upto = min(end, firsts[0] - 1)
-            rows = self._kept().fetch_kinds([kind for kind in kinds if kind.for_ever], after, upto, PAGE)
-            decode = self._kept().decode
-        else:
-            following = firsts[index + 1 : index + 2]
-            upto = min(end, following[0] - 1) if following else end
-            segment = self._segment(firsts[index])
-            rows, decode = segment.fetch_kinds(kinds, after, upto, PAGE), segment.decode
+        following = firsts[index + 1 : index + 2]
+        upto = min(end, following[0] - 1) if following else end
+        home = self._home(firsts, index)
+        rows = home.fetch_kinds(kinds, after, upto, PAGE)
         by_kind: dict[str, list[Cursor]] = defaultdict(list)
         for kind, stored in rows:
             by_kind[kind.table].append(stored[0])
         upto = min([upto, *(places[-1] for places in by_kind.values() if len(places) == PAGE)])
-        return [(stored[0], decode(kind, stored)) for kind, stored in rows if stored[0] <= upto], upto
+        return [(stored[0], home.decode(kind, stored)) for kind, stored in rows if stored[0] <= upto], upto
 
     def _places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
         digests = {digest_of(kind, identity): identity for identity in identities}
@@ -457,28 +445,23 @@ class PostgresReader:
             by_segment[bisect_right(firsts, seq) - 1].append(seq)
         found: dict[Cursor, Row] = {}
         for index, seqs in by_segment.items():
-            home = self._segment(firsts[index]) if index >= 0 else self._kept()
+            home = self._home(firsts, index)
             found |= {stored[0]: home.decode(kind, stored) for kind, stored in home.fetch_places(seqs)}
         return {identity: found[seq] for identity, seq in places.items() if seq in found}
 
     def _tail(self, firsts: list[Cursor], n: int, kinds: Collection[Kind]) -> Found:
         found: Found = []
-        for first in reversed(firsts):
-            if len(found) >= n:
-                break
-            segment = self._segment(first)
-            rows = segment.fetch_kinds(kinds, 0, _END, n - len(found), newest_first=True)
-            found += [(stored[0], segment.decode(kind, stored)) for kind, stored in rows[: n - len(found)]]
-        if len(found) < n:
-            older, kept = [kind for kind in kinds if kind.for_ever], self._kept()
-            rows = kept.fetch_kinds(older, 0, _END, n - len(found), newest_first=True)[: n - len(found)]
-            found += [(stored[0], kept.decode(kind, stored)) for kind, stored in rows]
+        for index in reversed(range(-1, len(firsts))):
+            left = n - len(found)
+            if left > 0:
+                home = self._home(firsts, index)
+                rows = home.fetch_kinds(kinds, 0, _END, left, newest_first=True)[:left]
+                found += [(stored[0], home.decode(kind, stored)) for kind, stored in rows]
         return sorted(found, key=lambda item: item[0])
 
     def _before_last(self, firsts: list[Cursor], count: int, kind: Kind) -> Cursor:
-        homes = [lambda first=first: self._segment(first) for first in reversed(firsts)]
-        for home in (*homes, self._kept):
-            place, found = home().before_last(count, kind)
+        for index in reversed(range(-1, len(firsts))):
+            place, found = self._home(firsts, index).before_last(count, kind)
             if place is not None:
                 return place
             count -= found

@@ -251,9 +251,8 @@ def digest_of(kind: Kind, identity: Identity) -> UUID:
 
 def _check_verified(found: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Raise BadConfig if a host beyond this machine could be impersonated. What the URL leaves out, libpq takes from PG* variables."""
-    service = found.get("service") or environment.get(
-        "PGSERVICE"
-    )  # its file may name any host, and outdoes the variables
+    # a service's file may name any host, and outdoes the variables
+    service = found.get("service") or environment.get("PGSERVICE")
     mode = found.get("sslmode") or ("" if service else environment.get("PGSSLMODE", ""))
     if mode in _VERIFIED or (not service and all(map(_is_here, _dialled(found, environment)))):
         return

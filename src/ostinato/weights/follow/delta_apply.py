@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import WeightArray, Weights
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.chain import Known, Loaded, Manifests, cheapest, check_size
 from ostinato.weights.version.content import CHUNK_ELEMENTS, MAX_OBJECT_BYTES, hash_of, part_hash
 from ostinato.weights.version.manifest import Manifest, StoredChunk, Tensor
@@ -33,12 +32,13 @@ _ATTEMPTS = 3  # to get a payload that has the hash in the manifest
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One chunk that is to be decoded into `target`, which holds the old bytes unless the version is a full snapshot."""
+    """One chunk that is to be decoded into `target`, which holds the old bytes if `old`."""
 
     tensor: Tensor
     index: int
     chunk: StoredChunk
     target: NDArray[np.uint8]
+    old: bool
 
     @property
     def where(self) -> str:
@@ -80,8 +80,8 @@ class Shadow:
                 for at, chunk in changed:
                     start = at * CHUNK_ELEMENTS * tensor.itemsize
                     target = data[start : start + chunk.elements * tensor.itemsize]
-                    work.setdefault(str(chunk.object), []).append(_Item(tensor, at, chunk, target))
-        await _decode_all(store, work, old=not full)
+                    work.setdefault(str(chunk.object), []).append(_Item(tensor, at, chunk, target, not full))
+        await _decode_all(store, work)
         self._at = manifest
 
     def weights(self) -> Weights:
@@ -145,7 +145,7 @@ def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
         yield _Piece(name, together, start, end)
 
 
-async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]], *, old: bool) -> None:
+async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]]) -> None:
     """Read each payload once and decode it. Pieces are read ahead, up to `_AHEAD_BYTES`, while others are decoded."""
     running: dict[asyncio.Task[None], int] = {}
     threads = ThreadPoolExecutor(_THREADS)
@@ -154,7 +154,7 @@ async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]], *, ol
             size = piece.end - piece.start
             while running and sum(running.values()) + size > _AHEAD_BYTES:
                 await _first_done(running)
-            running[asyncio.create_task(_decode_piece(store, piece, threads, old=old))] = size
+            running[asyncio.create_task(_decode_piece(store, piece, threads))] = size
         while running:
             await _first_done(running)
     finally:
@@ -173,12 +173,12 @@ async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
         task.result()
 
 
-async def _decode_piece(store: WeightStore, piece: _Piece, threads: Executor, *, old: bool) -> None:
+async def _decode_piece(store: WeightStore, piece: _Piece, threads: Executor) -> None:
     payloads = await _payloads(store, piece)
     pairs = list(zip(piece.items, payloads, strict=True))
     parts = [pairs[start::_THREADS] for start in range(_THREADS)]  # a small delta is one piece
     loop = asyncio.get_running_loop()
-    await asyncio.gather(*(loop.run_in_executor(threads, partial(_decode, part, old=old)) for part in parts))
+    await asyncio.gather(*(loop.run_in_executor(threads, _decode, part) for part in parts))
 
 
 async def _payloads(store: WeightStore, piece: _Piece) -> list[memoryview]:
@@ -218,10 +218,10 @@ async def _again(store: WeightStore, name: str, item: _Item) -> memoryview:
     )
 
 
-def _decode(pairs: list[tuple[_Item, memoryview]], *, old: bool) -> None:
+def _decode(pairs: list[tuple[_Item, memoryview]]) -> None:
     for item, payload in pairs:
         try:
-            delta.decode(item.chunk.codec, item.target, payload, dtype=item.tensor.dtype, old=old)
+            delta.decode(item.chunk.codec, item.target, payload, dtype=item.tensor.dtype, old=item.old)
         except Corrupt as error:
             raise Corrupt(f"{item.where}: {error}. Restore the object, or publish again") from error
         if hash_of(item.target) != item.chunk.result:

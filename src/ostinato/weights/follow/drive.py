@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
@@ -79,9 +78,7 @@ class VllmFollower:
         self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
         await self._session.close()
 
@@ -158,8 +155,8 @@ class VllmFollower:
         reported, wait, first = "", interval_s, True
         while True:
             try:
-                first = await self._look(ref, on_swap, first)
-                reported, wait = "", interval_s
+                await self._look(ref, on_swap, first)
+                reported, wait, first = "", interval_s, False
             except (OstinatoError, OSError) as error:
                 if str(error) != reported:
                     report(ref, error)
@@ -168,8 +165,8 @@ class VllmFollower:
 
     # ------------------------------------------------------------ internals
 
-    async def _look(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> bool:
-        """Compare ref and server once. Returns False, because the next look is not the first."""
+    async def _look(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> None:
+        """Compare ref and server once. `first`: no look has succeeded before."""
         policy = await self._follower.resolve(ref)
         if policy is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
@@ -180,7 +177,6 @@ class VllmFollower:
             if self._kv == "recompute":
                 await self._forget()  # the driver may have ended before it did this
             await self._resume()
-        return False
 
     async def _load(self, policy: PolicyVersion) -> float:
         """Load the staged version, and verify that every worker and the server's label name it."""
@@ -268,7 +264,8 @@ class VllmFollower:
                 if reply.status == 404:
                     raise Unavailable(f"{self._url} has no {path}: {_START}")
                 if reply.status >= 400:
-                    raise Unavailable(f"{self._url} refused {path}: {_short(text)} ({_START})")
+                    why = " ".join(text.split())[:1000]
+                    raise Unavailable(f"{self._url} refused {path}: {why} ({_START})")
                 return await reply.json() if text else {}
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._url}{path}: {type(error).__name__}: {error}") from error
@@ -278,10 +275,6 @@ _START = (
     'start vLLM with VLLM_SERVER_DEV_MODE=1, --weight-transfer-config \'{"backend": "ostinato"}\' and '
     "--worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker"
 )
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:1000]
 
 
 def _log_error(ref: str, error: Exception) -> None:

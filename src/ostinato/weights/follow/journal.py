@@ -7,7 +7,6 @@ like any other when it is fetched.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ostinato.core.records import PolicyVersion
-from ostinato.weights.store.disk import Disk, storage_refusals
+from ostinato.weights.store.disk import Disk, storage_refusals, sync_directory, write_new
 from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import canonical
 
@@ -59,24 +58,20 @@ class Journal:
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
-        self._entries = self._read()
-
-    @property
-    def entries(self) -> Mapping[str, JournalEntry]:
+        self.entries: Mapping[str, JournalEntry] = self._read()
         """The entries, keyed by ref."""
-        return self._entries
 
     def want(self, ref: str, policy: PolicyVersion) -> None:
         """Record that `policy` is about to be fetched for `ref`. Durable on return. Raises StorageFull."""
-        before = self._entries.get(ref, JournalEntry())
+        before = self.entries.get(ref, JournalEntry())
         if before.want is None or before.want.policy != policy:
-            self._write({**self._entries, ref: JournalEntry(have=before.have, want=_version(policy))})
+            self._write({**self.entries, ref: JournalEntry(have=before.have, want=_version(policy))})
 
     def have(self, ref: str, policy: PolicyVersion) -> None:
         """Record that `policy` was verified and delivered. Durable on return. Raises StorageFull."""
         entry = JournalEntry(have=_version(policy))
-        if self._entries.get(ref) != entry:
-            self._write({**self._entries, ref: entry})
+        if self.entries.get(ref) != entry:
+            self._write({**self.entries, ref: entry})
 
     def _read(self) -> dict[str, JournalEntry]:
         try:
@@ -93,26 +88,14 @@ class Journal:
 
     def _write(self, entries: dict[str, JournalEntry]) -> None:
         data = canonical(_Entries.dump_python(entries, mode="json"))
-        partial = self._path.with_name(
-            f"{self._path.name}.partial"
-        )  # one name: what a kill leaves goes with the next write
+        # one name: what a kill leaves goes with the next write
+        partial = self._path.with_name(f"{self._path.name}.partial")
         with storage_refusals(f"writing {self._path}"):
             partial.unlink(missing_ok=True)
-            fd = self._disk.create(partial)
-            try:
-                rest = memoryview(hash_of(data).encode() + b" " + data)
-                while rest:
-                    rest = rest[self._disk.write(fd, rest) :]
-                self._disk.fsync(fd)
-            finally:
-                os.close(fd)
+            write_new(self._disk, partial, hash_of(data).encode() + b" " + data)
             self._disk.rename(partial, self._path)
-            fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._disk.fsync(fd)
-            finally:
-                os.close(fd)
-        self._entries = entries
+            sync_directory(self._disk, self._path.parent)
+        self.entries = entries
 
 
 def _version(policy: PolicyVersion) -> Version:

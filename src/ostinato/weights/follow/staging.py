@@ -48,11 +48,9 @@ class Staging:
         weights = staging.take(root)
     """
 
-    def __init__(
-        self, store: WeightStore, check: Callable[[Weights], None] | None = None, config: FollowerConfig | None = None
-    ) -> None:
+    def __init__(self, store: WeightStore, check: Callable[[Weights], None] | None = None) -> None:
         # Two versions: the one that is served, which the next delta needs, and one that was refused after it.
-        self._follower = Follower(store, config or FollowerConfig(keep=2))
+        self._follower = Follower(store, FollowerConfig(keep=2))
         self._check = check
         self._root, self._asked, self._took = "", 0.0, 0.0
         self._work: Future[Weights] | None = None
@@ -85,7 +83,8 @@ class Staging:
             return Staged(root=self._root, state="fetching", error="", seconds=time.perf_counter() - self._asked)
         error = CancelledError("it was given up") if work.cancelled() else work.exception()
         if error is not None:
-            return Staged(root=self._root, state="refused", error=_sentence(error), seconds=self._took)
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+            return Staged(root=self._root, state="refused", error=why, seconds=self._took)
         return Staged(root=self._root, state="ready", error="", seconds=self._took)
 
     def take(self, root: str) -> Weights:
@@ -150,7 +149,3 @@ def changed_parts(old: Weights | None, new: Weights) -> dict[str, list[str]]:
         for part, names in parts.items()
         if any(name not in old or old[name].data is not new[name].data for name in names)
     }
-
-
-def _sentence(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]

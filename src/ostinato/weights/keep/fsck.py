@@ -33,17 +33,11 @@ async def verify(store: RefStore, *, every: bool = False) -> FsckFindings:
 
     With `every`, the weights of all versions are rebuilt, which takes as long as fetching each.
     """
-    findings = FsckFindings()
-    refs = await _listed(store, findings)
-    manifests = Manifests(store)
-    lengths: dict[str, int | None] = {}
-    versions: dict[str, PolicyVersion] = {}
-    seen: set[str] = set()
-    for ref, value in refs.items():
+    check = _Check(store)
+    findings, versions = check.findings, dict[str, PolicyVersion]()
+    for ref, value in (await check.refs()).items():
         try:
-            hash, manifest = await manifests.at(value)
-            await _reach(store, manifests, hash, seen, lengths, findings)
-            policy = manifest.policy
+            policy = await check.reach(value)
             if ref.startswith(VERSIONS) and ref != version_ref(policy.hash):
                 findings.problems.append(f"ref {ref} leads to a manifest of root {policy.hash}")
             if every or not ref.startswith(VERSIONS):
@@ -60,59 +54,63 @@ async def verify(store: RefStore, *, every: bool = False) -> FsckFindings:
     return findings
 
 
-async def _listed(store: RefStore, findings: FsckFindings) -> dict[str, str]:
-    try:
-        refs = await store.refs()
-    except DamagedRefs as error:
-        findings.problems += map(str, error.errors.values())
-        refs = error.sound
-    except OstinatoError as error:
-        findings.problems.append(str(error))
-        return {}
-    findings.refs = len(refs)
-    return refs
+class _Check:
+    """Reads manifests and objects, each once, and notes what is wrong with them."""
 
+    def __init__(self, store: RefStore) -> None:
+        self.findings = FsckFindings()
+        self._store, self._manifests = store, Manifests(store)
+        self._seen: set[str] = set()
+        self._lengths: dict[str, int | None] = {}
 
-async def _reach(
-    store: RefStore,
-    manifests: Manifests,
-    start: str,
-    seen: set[str],
-    lengths: dict[str, int | None],
-    findings: FsckFindings,
-) -> None:
-    """Verify the manifests from `start` back to a full snapshot or to the first already seen manifest, and their objects."""
-    async for hash, manifest in manifests.walk(start):
-        if hash in seen:
-            return
-        seen.add(hash)
-        for way in (hash, *(route.manifest for route in manifest.routes)):
-            try:
-                await _check_objects(store, way, await manifests.read(way), lengths, findings)
-            except OstinatoError as error:
-                findings.problems.append(f"version {manifest.policy}: {error}")
-        if manifest.links == 0:
-            return
+    async def refs(self) -> dict[str, str]:
+        try:
+            refs = await self._store.refs()
+        except DamagedRefs as error:
+            self.findings.problems += map(str, error.errors.values())
+            refs = error.sound
+        except OstinatoError as error:
+            self.findings.problems.append(str(error))
+            return {}
+        self.findings.refs = len(refs)
+        return refs
 
+    async def reach(self, value: str) -> PolicyVersion:
+        """Verify the manifests from a ref's back to a full snapshot or to the first already seen manifest, and their objects.
 
-async def _check_objects(
-    store: RefStore, hash: str, manifest: Manifest, lengths: dict[str, int | None], findings: FsckFindings
-) -> None:
-    findings.manifests += 1
-    for name, need in manifest.objects().items():
-        if name not in lengths:
-            lengths[name] = await _length(store, name, findings)
-        have = lengths[name]
-        if have is not None and have < need:
-            findings.problems.append(f"manifest {hash}: object {name} has {have} bytes, the manifest needs {need}")
+        Returns the ref's version. Raises NotFound or Corrupt if a manifest cannot be read.
+        """
+        start, version = await self._manifests.at(value)
+        async for hash, manifest in self._manifests.walk(start):
+            if hash in self._seen:
+                break
+            self._seen.add(hash)
+            for way in (hash, *(route.manifest for route in manifest.routes)):
+                try:
+                    await self._check_objects(way, await self._manifests.read(way))
+                except OstinatoError as error:
+                    self.findings.problems.append(f"version {manifest.policy}: {error}")
+            if manifest.links == 0:
+                break
+        return version.policy
 
+    async def _check_objects(self, hash: str, manifest: Manifest) -> None:
+        self.findings.manifests += 1
+        for name, need in manifest.objects().items():
+            if name not in self._lengths:
+                self._lengths[name] = await self._length(name)
+            have = self._lengths[name]
+            if have is not None and have < need:
+                self.findings.problems.append(
+                    f"manifest {hash}: object {name} has {have} bytes, the manifest needs {need}"
+                )
 
-async def _length(store: RefStore, name: str, findings: FsckFindings) -> int | None:
-    try:
-        data = await store.get(name)
-    except OstinatoError as error:
-        findings.problems.append(str(error))
-        return None
-    findings.objects += 1
-    findings.bytes += len(data)
-    return len(data)
+    async def _length(self, name: str) -> int | None:
+        try:
+            data = await self._store.get(name)
+        except OstinatoError as error:
+            self.findings.problems.append(str(error))
+            return None
+        self.findings.objects += 1
+        self.findings.bytes += len(data)
+        return len(data)

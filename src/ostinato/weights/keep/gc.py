@@ -21,8 +21,7 @@ from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, Ostinat
 from ostinato.core.parallel import for_each
 from ostinato.core.records import PolicyVersion
 from ostinato.weights.config import CollectConfig
-from ostinato.weights.keep.pins import LEASES
-from ostinato.weights.store.interface import KeptStore, ListedObject, ListedRef
+from ostinato.weights.store.interface import LEASES, KeptStore, ListedObject, ListedRef
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import VERSIONS
 from ostinato.weights.version.manifest import Manifest
@@ -157,6 +156,12 @@ class Tally:
     objects: int = 0
     bytes: int = 0
 
+    @classmethod
+    def of(cls, listed: Iterable[ListedObject]) -> Tally:
+        """The count of these objects."""
+        sizes = [each.bytes for each in listed]
+        return cls(len(sizes), sum(sizes))
+
     def add(self, listed: ListedObject) -> None:
         """Count one object."""
         self.objects += 1
@@ -241,9 +246,7 @@ class _Collection:
         look = await self._look({})
         dead = {root: hash for root, hash in look.versions.items() if hash not in look.marked}
         if dry_run:
-            deleted = Tally()
-            for listed in self._unneeded(look.marked):
-                deleted.add(listed)
+            deleted = Tally.of(self._unneeded(look.marked))
             return self._report(look, dead, expired(look.refs, self.rules), deleted, dry_run=True)
         removed = dict[str, str]()
         try:
@@ -364,10 +367,6 @@ class _Collection:
     def _report(
         self, look: _Look, gone: Mapping[str, str], leases: Sequence[str], deleted: Tally, *, dry_run: bool
     ) -> Collected:
-        young = Tally()
-        for listed in self.young:
-            if listed.hash not in look.marked:
-                young.add(listed)
         kept = [hash for root, hash in look.versions.items() if root not in gone]
         reasons = {
             self.nodes[hash].policy: tuple(look.starts.reasons.get(hash, ["a later version builds on it"]))
@@ -380,6 +379,6 @@ class _Collection:
             leases=tuple(leases),
             missing=tuple(look.starts.missing),
             kept=Tally(self.total.objects - deleted.objects, self.total.bytes - deleted.bytes),
-            young=young,
+            young=Tally.of(listed for listed in self.young if listed.hash not in look.marked),
             deleted=deleted,
         )

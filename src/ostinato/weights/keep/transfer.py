@@ -69,14 +69,14 @@ async def transfer(
     manifests = Manifests(source)
     hash = await _find(source, manifests, version)
     need = await _need(manifests, hash)
-    errand = _Errand(source, target, on_bytes)
-    await for_each(need.objects, parallel, errand.look)
-    missing = {name: length for name, length in need.objects.items() if name in errand.missing}
-    errand.begin(sum(missing.values()))
-    await for_each(missing.items(), parallel, errand.copy)
+    copier = _Copier(source, target, on_bytes)
+    await for_each(need.objects, parallel, copier.look)
+    missing = {name: length for name, length in need.objects.items() if name in copier.missing}
+    copier.begin(sum(missing.values()))
+    await for_each(missing.items(), parallel, copier.copy)
     for name in reversed(need.manifests):
         if not await target.has(name):
-            await errand.copy((name, 0))
+            await copier.copy((name, 0))
     policy = (await manifests.read(hash)).policy
     await name_version(target, policy.hash, hash)
     if ref is not None and expected != policy.hash:
@@ -84,8 +84,8 @@ async def transfer(
     return Transferred(
         policy=policy,
         manifest=hash,
-        objects=errand.objects,
-        bytes=errand.bytes,
+        objects=copier.objects,
+        bytes=copier.bytes,
         skipped=sum(need.objects.values()) - sum(missing.values()),
         seconds=time.perf_counter() - started,
     )
@@ -105,14 +105,9 @@ class _Need:
 
 
 async def _find(source: WeightStore, manifests: Manifests, version: str) -> str:
-    value = version
-    if not is_hash(version):
-        found = await source.read_ref(version)
-        if found is None:
-            raise NotFound(
-                f"there is no ref {version} in the source; give a ref, a root or a manifest's hash", field="ref"
-            )
-        value = found
+    value = version if is_hash(version) else await source.read_ref(version)
+    if value is None:
+        raise NotFound(f"there is no ref {version} in the source; give a ref, a root or a manifest's hash", field="ref")
     return (await manifests.at(value))[0]
 
 
@@ -135,7 +130,7 @@ async def _need(manifests: Manifests, start: str) -> _Need:
         at, links = manifest.parent, manifest.links - 1
 
 
-class _Errand:
+class _Copier:
     """Copies objects and counts them."""
 
     def __init__(self, source: WeightStore, target: RefStore, on_bytes: OnBytes) -> None:

@@ -25,8 +25,8 @@ import numpy as np
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ChunkName, Form, WeightPart, Weights
-from ostinato.weights import delta
 from ostinato.weights.config import PublisherConfig
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, check_weights, hash_chunks, hash_of, part_of
 from ostinato.weights.version.packing import Coding, OldChunk, PackedChunks, Undo, write_packs
 
@@ -50,11 +50,6 @@ class VersionHistory:
         self._spans, self._max_bytes = tuple(spans), max_bytes
         self._past: deque[_Past] = deque()
         self._count = 0
-
-    @property
-    def wanted(self) -> bool:
-        """Whether reverse deltas are needed at all."""
-        return bool(self._spans)
 
     def due(self, base: str) -> list[int]:
         """The spans that are due for the version after the one with root `base`."""
@@ -258,7 +253,6 @@ class PartHolder:
         self.whole = True
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> TakenWeights:
-        """See `Holder`."""
         del number
         if check:
             await asyncio.to_thread(check_weights, weights, finite=finite)
@@ -268,7 +262,6 @@ class PartHolder:
         return TakenWeights(forms=dict(part.forms), hashes=hashes)
 
     async def holds(self, root: str) -> bool:
-        """See `Holder`."""
         base, self._base = self._base, None
         if base is not None and base.root == root and await asyncio.to_thread(base.is_intact):
             self._base = base
@@ -280,18 +273,15 @@ class PartHolder:
         self._base = await self._kept(root, part, await asyncio.to_thread(hash_chunks, part))
 
     def due(self, base: str) -> list[tuple[int, str]]:
-        """See `Holder`."""
         return [(span, self._history.root(span)) for span in self._history.due(base)]
 
     async def pack(self, how: How) -> PackedChunks:
-        """See `Holder`."""
         part, hashes = self._taken()
         config = self._config
-        undo = how.undo and how.delta and self._history.wanted
         coding = Coding(
             base=None if how.base is None else self._old(how.base, how.span, part),
             delta=how.delta,
-            undo=undo,
+            undo=how.undo and how.delta and bool(config.skips),
             level=config.level,
             object_bytes=config.object_bytes,
             verify=config.verify,
@@ -310,7 +300,6 @@ class PartHolder:
         return base.chunk
 
     async def keep(self, root: str, parent: str | None) -> None:
-        """See `Holder`."""
         part, hashes = self._taken()
         undo = self._undo if parent is not None else None
         self._history.add(parent, root, hashes, undo)

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.errors import Corrupt, NotFound
@@ -125,7 +125,19 @@ class VersionPublisher:
             if ref is not None:
                 await self._store.move_ref(ref, expected, version.root)
             await self._holder.keep(version.root, written.follows)
-        return _published(written, full_bytes(weights), time.perf_counter() - started)
+        total = full_bytes(weights)
+        return Published(
+            policy=written.manifest.policy,
+            manifest=written.hash,
+            kind=written.manifest.kind,
+            bytes=written.bytes,
+            stored=written.stored,
+            full_bytes=total,
+            ratio=total / max(written.bytes, 1),
+            changed=written.changed,
+            seconds=time.perf_counter() - started,
+            reason=written.reason,
+        )
 
     async def known(self, number: int, weights: Weights | WeightPart) -> PolicyVersion | None:
         """The stored version with exactly these weights, or None. It becomes the next delta's base without being read."""
@@ -174,23 +186,23 @@ class VersionPublisher:
         """Write the objects, then the manifests, then the ref that leads to the version."""
         before, reason = await self._base(base, version)
         alone = damage or reason
-        comparable = before is not None and _has_form(before[1], version)
-        how = How(base=before[1].root if before is not None and comparable else None, delta=not alone, undo=not alone)
+        how = How(base=None if before is None or reason else before[1].root, delta=not alone, undo=not alone)
         packed = await self._holder.pack(how)
-        made = _Made(version, packed)
+        size, routes = packed.payload_bytes, list[tuple[Route, int]]()
         if before is None or alone:
-            manifest, routes = _manifest(made, before, full=True), _Routes()
+            manifest = _manifest(version, packed, before, full=True)
         else:
-            reason = self._anchor_due(before[1], made.payload_bytes)
-            routes = await self._routes(made, before, anchor=bool(reason))
-            manifest = _manifest(made, before, full=False, routes=routes.found)
+            reason = self._anchor_due(before[1], size)
+            routes = await self._routes(version, before, anchor=bool(reason))
+            manifest = _manifest(version, packed, before, full=False, routes=[route for route, _ in routes])
         data = stored(self._signer.sign(manifest) if self._signer else manifest)
         hash = await self._store.put(data)
         await name_version(self._store, version.root, hash)
-        changed = None if packed.changed is None else packed.changed / max(made.elements, 1)
-        size = made.payload_bytes + len(data)
+        changed = None if packed.changed is None else packed.changed / max(packed.elements, 1)
+        size += len(data)
+        written = size + sum(route_bytes for _, route_bytes in routes)
         follows = None if before is None or alone else before[1].root
-        return _Written(hash, manifest, size, size + routes.bytes, changed, alone or reason, follows)
+        return _Written(hash, manifest, size, written, changed, alone or reason, follows)
 
     def _anchor_due(self, base: Manifest, payload: int) -> str:
         """Why a full snapshot is due in addition to the delta; "" if none is."""
@@ -201,26 +213,24 @@ class VersionPublisher:
             return f"the deltas since the last full snapshot have {chain} bytes"
         return ""
 
-    async def _routes(self, made: _Made, before: _Parent, *, anchor: bool) -> _Routes:
+    async def _routes(self, version: _Version, before: _Parent, *, anchor: bool) -> list[tuple[Route, int]]:
         """Store the other routes to a version: the full snapshot and the squashed deltas that are due."""
-        routes = _Routes()
-        if anchor:
-            await self._route(made, None, How(), routes)
+        routes = [await self._route(version, None, How())] if anchor else []
         for span, root in self._holder.due(before[1].root):
             try:
                 target = await self._manifests.of_root(root)
-                await self._route(made, target, How(base=root, span=span, delta=True), routes)
+                routes.append(await self._route(version, target, How(base=root, span=span, delta=True)))
             except (NotFound, Corrupt) as error:
-                logger.warning("no delta over %d versions to %s: %s", span, made.version.root, error)
+                logger.warning("no delta over %d versions to %s: %s", span, version.root, error)
         return routes
 
-    async def _route(self, made: _Made, parent: _Parent | None, how: How, routes: _Routes) -> None:
-        other = _Made(made.version, await self._holder.pack(how))
-        data = stored(_manifest(other, parent, full=parent is None))
+    async def _route(self, version: _Version, parent: _Parent | None, how: How) -> tuple[Route, int]:
+        """Store a route to a version. Returns it with the bytes written, its manifest included."""
+        packed = await self._holder.pack(how)
+        data = stored(_manifest(version, packed, parent, full=parent is None))
         hash = await self._store.put(data)
         base = None if parent is None else parent[1].root
-        routes.found.append(Route(manifest=hash, base=base, bytes=other.payload_bytes))
-        routes.bytes += other.payload_bytes + len(data)
+        return Route(manifest=hash, base=base, bytes=packed.payload_bytes), packed.payload_bytes + len(data)
 
     async def _base(self, base: PolicyVersion | None, version: _Version) -> tuple[_Parent | None, str]:
         """The base, if it is held unchanged or can be read from the store, and why no delta to it is possible ("" if it is)."""
@@ -235,8 +245,8 @@ class VersionPublisher:
                 await self._own.adopt(base.hash, loaded.weights)
         except (NotFound, Corrupt) as error:
             return None, f"the base cannot be used: {error}"
-        found = (hash, manifest)
-        return found, "" if _has_form(manifest, version) else "the tensors are not those of the base"
+        forms = {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors}
+        return (hash, manifest), "" if forms == version.forms else "the tensors are not those of the base"
 
 
 _Parent = tuple[str, Manifest]  # with its hash
@@ -250,26 +260,6 @@ class _Version:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    version: _Version
-    packed: PackedChunks
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(chunk.length for chunk in self.packed.chunks.values())
-
-    @property
-    def elements(self) -> int:
-        return sum(chunk.elements for chunk in self.packed.chunks.values())
-
-
-@dataclass(slots=True)
-class _Routes:
-    found: list[Route] = field(default_factory=list[Route])
-    bytes: int = 0  # manifests included
-
-
-@dataclass(frozen=True, slots=True)
 class _Written:
     hash: str
     manifest: Manifest
@@ -280,14 +270,11 @@ class _Written:
     follows: str | None  # the root of the previous version if the line is unbroken
 
 
-def _has_form(manifest: Manifest, version: _Version) -> bool:
-    """True for the same names, dtypes and shapes."""
-    return {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors} == version.forms
-
-
-def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()) -> Manifest:
+def _manifest(
+    version: _Version, packed: PackedChunks, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()
+) -> Manifest:
     """Build the manifest. A full snapshot may have a `parent` too, the version that it was compared with."""
-    said, payload = made.version.about, made.payload_bytes
+    said, payload = version.about, packed.payload_bytes
     anchors = [route.manifest for route in routes if route.base is None]
     first = full or bool(anchors)
     return Manifest(
@@ -302,25 +289,10 @@ def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequen
         chain_bytes=0 if first or parent is None else parent[1].chain_bytes + payload,
         anchor=anchors[0] if anchors else None if full or parent is None else parent[1].anchor or parent[0],
         numerics=said.numerics,
-        root=made.version.root,
+        root=version.root,
         signature=None,
         routes=tuple(routes),
-        tensors=tensors_of(made.version.forms, made.packed.chunks),
-    )
-
-
-def _published(written: _Written, total: int, seconds: float) -> Published:
-    return Published(
-        policy=written.manifest.policy,
-        manifest=written.hash,
-        kind=written.manifest.kind,
-        bytes=written.bytes,
-        stored=written.stored,
-        full_bytes=total,
-        ratio=total / max(written.bytes, 1),
-        changed=written.changed,
-        seconds=seconds,
-        reason=written.reason,
+        tensors=tensors_of(version.forms, packed.chunks),
     )
 
 

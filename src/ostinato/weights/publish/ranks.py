@@ -50,7 +50,6 @@ class Together:
         self.whole = False
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> TakenWeights:
-        """See `Holder`."""
         own, others = await asyncio.gather(
             self._own.take(number, weights, check=check, finite=finite),
             self._ask("take", number=number, check=check, finite=finite),
@@ -61,16 +60,13 @@ class Together:
         return TakenWeights(forms=own.forms, hashes=hashes)
 
     async def holds(self, root: str) -> bool:
-        """See `Holder`."""
         own, others = await asyncio.gather(self._own.holds(root), self._ask("holds", root=root))
         return own and all(others)
 
     def due(self, base: str) -> list[tuple[int, str]]:
-        """See `Holder`."""
         return self._own.due(base)
 
     async def pack(self, how: How) -> PackedChunks:
-        """See `Holder`."""
         own, others = await asyncio.gather(self._own.pack(how), self._ask("pack", **asdict(how)))
         chunks = dict(own.chunks)
         changed = [own.changed]
@@ -81,7 +77,6 @@ class Together:
         return PackedChunks(chunks=chunks, changed=counted, undo={})
 
     async def keep(self, root: str, parent: str | None) -> None:
-        """See `Holder`."""
         await asyncio.gather(self._own.keep(root, parent), self._ask("keep", root=root, parent=parent))
 
     async def _ask(self, what: str, **arguments: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 The layout is the directory store's: ``objects/ab/cdef...`` and ``refs/live``. Refs move by conditional writes (If-Match, If-None-Match),
 so publishers on different continents need no lock. A ref holds its hash and a random word, so that no two writes are alike. Objects are
-marked before they are deleted (see `condemned`). Nothing here trusts the bucket: bytes are hashed after every read.
+marked before they are deleted (`DeletionMarks`). Nothing here trusts the bucket: bytes are hashed after every read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, TooLarge
 from ostinato.core.parallel import for_each
+from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.interface import DamagedRefs, Fence, ListedObject, ListedRef, check_range, unfenced
-from ostinato.weights.store.object_storage import OBEYED_S, BucketConfig, Condemned, Instant, again, connect, refusals
+from ostinato.weights.store.object_storage import OBEYED_S, DeletionMarks, Instant, again, connect, listed, refusals
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
 _REF_BYTES: Final = 200
@@ -59,7 +60,7 @@ class BucketStore:
         self._store = inside if inside is not None else connect(config)
         # shared by all objects: requests are served first come, first served
         self._gate = asyncio.Semaphore(config.parallel)
-        self._condemned = Condemned(self._store, config.retries)
+        self._marks = DeletionMarks(self._store, config.retries)
 
     @property
     def renews_s(self) -> float:
@@ -76,7 +77,7 @@ class BucketStore:
             while True:
                 if not await self._is_whole_and_young(path, view):
                     await self._send(path, view)
-                if not await self._condemned.waited(name):
+                if not await self._marks.waited(name):
                     return name
 
     async def get(self, hash: str) -> bytes:
@@ -112,7 +113,7 @@ class BucketStore:
         path = _object(check_hash(hash))
         clock = asyncio.get_running_loop().time
         with self._refusals(f"deleting object {hash}"):
-            started, mark = clock(), await self._condemned.mark(hash)
+            started, mark = clock(), await self._marks.mark(hash)
             # after the mark: a writer that puts the object from here on sees the mark and waits
             meta = await self._head(path)
             wanted = meta is not None and stamp in (None, _stamp(meta["last_modified"]))
@@ -120,12 +121,12 @@ class BucketStore:
                 await obstore.delete_async(self._store, path)
             else:
                 wanted = False
-            await self._condemned.clear(mark)  # not after an error: the deletion may still be under way
+            await self._marks.clear(mark)  # not after an error: the deletion may still be under way
         return wanted
 
     async def list_objects(self) -> AsyncIterator[ListedObject]:
         with self._refusals("listing objects/"):
-            now = await self._condemned.now()
+            now = await self._marks.now()
             async for page in obstore.list(self._store, prefix="objects/", chunk_size=1000):
                 for item in page:
                     name = str(item["path"]).removeprefix("objects/").replace("/", "")
@@ -160,7 +161,7 @@ class BucketStore:
 
     async def list_refs(self) -> dict[str, ListedRef]:
         with self._refusals("reading the bucket's clock"):
-            now = await self._condemned.now()
+            now = await self._marks.now()
         found: dict[str, ListedRef] = {}
         for ref, at in (await self._all_refs()).items():
             if at.value is not None and at.modified is not None:
@@ -219,7 +220,7 @@ class BucketStore:
             if at.value is not None or at.modified is None:
                 return at
             with self._refusals(f"waiting for ref {ref} to be deleted"):
-                if await self._condemned.is_old(at.modified):
+                if await self._marks.is_old(at.modified):
                     return at
             await asyncio.sleep(0.2)
 
@@ -247,11 +248,8 @@ class BucketStore:
         return data, found.meta
 
     async def _list(self, prefix: str) -> list[str]:
-        async def pages() -> list[Any]:
-            return [item async for page in obstore.list(self._store, prefix=prefix) for item in page]
-
         with self._refusals(f"listing {prefix}"):
-            found = await again(self._config.retries, pages)
+            found = await listed(self._store, prefix, self._config.retries)
         return sorted(str(item["path"]).removeprefix(prefix) for item in found)
 
     async def _parent_or_child(self, ref: str) -> str | None:
@@ -327,7 +325,7 @@ class BucketStore:
         meta = await self._head(path)
         if not await self._is_whole(meta, data):
             return False
-        return _age(meta["last_modified"], await self._condemned.now()) < self._config.renew_s
+        return _age(meta["last_modified"], await self._marks.now()) < self._config.renew_s
 
     def _refusals(self, doing: str, missing: str = "") -> contextlib.AbstractContextManager[None]:
         return refusals(self.url, doing, missing)

@@ -23,7 +23,7 @@ from ostinato.core.files import private
 from ostinato.core.parallel import for_each
 from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
-from ostinato.weights.store.object_storage import again, connect, directory_of, in_directory, refusals
+from ostinato.weights.store.object_storage import connect, directory_of, in_directory, listed, refusals
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_PARTS: Final = 10_000  # of one upload to S3
@@ -57,11 +57,11 @@ class Copies:
 
     async def torn(self) -> list[str]:
         """The incomplete copies, sorted: what was sent or deleted in part, or is being sent now."""
-        listed = await self._list(f"{self._prefix}/")
+        copies = await self._list(f"{self._prefix}/")
         if self._directory is not None and self._directory.is_dir():
             # the listing hides the half-written file of a killed sender
-            listed |= {found.name: {} for found in self._directory.iterdir() if found.name not in listed}
-        return sorted(name for name, files in listed.items() if self._seal not in files and _NAME.fullmatch(name))
+            copies |= {found.name: {} for found in self._directory.iterdir() if found.name not in copies}
+        return sorted(name for name, files in copies.items() if self._seal not in files and _NAME.fullmatch(name))
 
     async def send(self, directory: Path) -> None:
         """Copy a directory under its own name. An interrupted copy is not there, and can be sent again."""
@@ -123,14 +123,10 @@ class Copies:
 
     async def _list(self, under: str) -> dict[str, dict[str, int]]:
         """Name of a directory -> its files and their sizes. What has another form is passed over."""
-
-        async def pages() -> list[Any]:
-            return [item async for page in obstore.list(self._store, prefix=under) for item in page]
-
         with refusals(self.url, f"listing {under}"):
-            listed = await again(self._config.retries, pages)
+            items = await listed(self._store, under, self._config.retries)
         found: dict[str, dict[str, int]] = {}
-        for item in listed:
+        for item in items:
             name, *rest = str(item["path"]).removeprefix(f"{self._prefix}/").split("/")
             if len(rest) == 1 and _NAME.fullmatch(name) and _NAME.fullmatch(rest[0]):
                 found.setdefault(name, {})[rest[0]] = item["size"]

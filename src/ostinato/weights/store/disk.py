@@ -59,6 +59,27 @@ class Disk:
         path.unlink()
 
 
+def write_new(disk: Disk, path: Path, data: bytes | memoryview) -> None:
+    """Write a file that does not exist, and force it to the device."""
+    fd = disk.create(path)
+    try:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[disk.write(fd, rest) :]
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(disk: Disk, path: Path) -> None:
+    """Make renames and removals in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class AtomicFiles:
     """Files under `root` that are written whole or not at all. `root` must hold `tmp/`.
 
@@ -75,15 +96,8 @@ class AtomicFiles:
         """Temporary file, fsync, rename. The caller syncs the directory."""
         with self.locked("tmp.lock", fcntl.LOCK_SH):
             temporary = self._temporary()
-            fd = self.disk.create(temporary)
             try:
-                try:
-                    rest = memoryview(data).cast("B")
-                    while rest:
-                        rest = rest[self.disk.write(fd, rest) :]
-                    self.disk.fsync(fd)
-                finally:
-                    os.close(fd)
+                write_new(self.disk, temporary, data)
                 with self.locked("ages.lock", fcntl.LOCK_SH):
                     self.disk.rename(temporary, path)
             except (OSError, Unavailable):
@@ -142,11 +156,7 @@ class AtomicFiles:
 
     def sync_directory(self, path: Path) -> None:
         """Make renames and removals in a directory durable."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.disk.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(self.disk, path)
 
     @contextlib.contextmanager
     def locked(self, name: str, how: int) -> Generator[None]:

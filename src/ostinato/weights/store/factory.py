@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.config import BucketConfig
+from ostinato.weights.store.bucket import BucketStore
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.interface import Fence, KeptStore, unfenced
 from ostinato.weights.store.object_storage import directory_of, in_directory, is_relay

@@ -97,6 +97,15 @@ async def again(retries: int, read: Callable[[], Awaitable[_T]]) -> _T:
     return await read()
 
 
+async def listed(store: Any, prefix: str, retries: int) -> list[Any]:
+    """What lies under a prefix, as obstore describes it."""
+
+    async def pages() -> list[Any]:
+        return [item async for page in obstore.list(store, prefix=prefix) for item in page]
+
+    return await again(retries, pages)
+
+
 def short(error: BaseException) -> str:
     """An error on one line."""
     return " ".join(str(error).split())[:300]
@@ -113,7 +122,7 @@ Instant = datetime
 _PAUSE_S: Final = 0.2
 
 
-class Condemned:
+class DeletionMarks:
     """The deletion marks of one bucket, and its clock."""
 
     def __init__(self, store: Any, retries: int) -> None:
@@ -140,12 +149,8 @@ class Condemned:
 
     async def waited(self, hash: str) -> bool:
         """Wait until the object has no deletion mark. False if it had none."""
-
-        async def listed() -> list[Any]:
-            return [mark async for page in obstore.list(self._store, prefix=f"condemned/{hash}/") for mark in page]
-
         waited = False
-        while marks := await again(self._retries, listed):
+        while marks := await listed(self._store, f"condemned/{hash}/", self._retries):
             waited = True
             for mark in marks:
                 if await self.is_old(mark["last_modified"]):

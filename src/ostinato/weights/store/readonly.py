@@ -11,7 +11,8 @@ from obstore import exceptions as errors
 from obstore.store import HTTPStore
 
 from ostinato.core.errors import BadConfig, Corrupt
-from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.config import BucketConfig
+from ostinato.weights.store.bucket import BucketStore
 from ostinato.weights.store.interface import ListedObject, ListedRef
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref
 

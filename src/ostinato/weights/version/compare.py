@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.weights import ITEMSIZES, WeightArray, Weights
-from ostinato.weights.delta import changed_elements
+from ostinato.weights.delta.codec import changed_elements
 
 _NUMBERED = re.compile(r"\.(\d+)\.")
 _PART = 1 << 22  # elements compared at a time, so that a large tensor needs little memory
@@ -49,9 +49,9 @@ class TensorChange:
 
 def compare(old: Weights, new: Weights) -> list[TensorChange]:
     """One `TensorChange` per tensor, in the order of the names. Raises BadRequest if the versions are not of one model."""
-    form = {name: (array.dtype, array.shape) for name, array in old.items()}
-    if form != {name: (array.dtype, array.shape) for name, array in new.items()}:
-        apart = sorted(set(old) ^ set(new)) or sorted(name for name in old if form[name] != _form(new[name]))
+    before, after = ({name: (each.dtype, each.shape) for name, each in weights.items()} for weights in (old, new))
+    if before != after:
+        apart = sorted(before.keys() ^ after.keys()) or sorted(name for name in old if before[name] != after[name])
         raise BadRequest(f"the versions are of different models: {', '.join(apart[:3])} is not the same in both")
     return [_change(name, old[name], new[name]) for name in sorted(old)]
 
@@ -64,10 +64,6 @@ def total(changes: Sequence[TensorChange]) -> TensorChange:
         changed=sum(change.changed for change in changes),
         moved=None,
     )
-
-
-def _form(array: WeightArray) -> tuple[str, tuple[int, ...]]:
-    return array.dtype, array.shape
 
 
 def _change(name: str, old: WeightArray, new: WeightArray) -> TensorChange:

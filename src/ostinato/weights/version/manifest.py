@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from ostinato.core.errors import BadRequest, Corrupt
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import ITEMSIZES
-from ostinato.weights.delta import CODECS, EQUAL, NEEDS_OLD
+from ostinato.weights.delta.codec import CODECS, EQUAL, NEEDS_OLD
 from ostinato.weights.version import content
 
 FORMAT: Final = "ostinato-weights/3"

@@ -14,7 +14,7 @@ import numpy as np
 from ostinato.core.errors import BadWeights
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ITEMSIZES, ChunkName, Form, WeightPart
-from ostinato.weights import delta
+from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
 
@@ -34,6 +34,16 @@ class PackedChunks:
     chunks: Mapping[ChunkName, StoredChunk]
     changed: int | None
     undo: Undo
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of all payloads."""
+        return sum(chunk.length for chunk in self.chunks.values())
+
+    @property
+    def elements(self) -> int:
+        """The number of elements in all chunks."""
+        return sum(chunk.elements for chunk in self.chunks.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +67,12 @@ class _Made:
     undo: delta.Coded | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    coded: str
-    pack: int | None
-    offset: int
-    length: int
-    payload: str | None
-
-
 async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, coding: Coding) -> PackedChunks:
     """Encode every chunk of the part, several at a time, and put the payloads into the store in the order of the names.
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
     """
-    placed: dict[ChunkName, _Placed] = {}
+    placed: dict[ChunkName, tuple[int, StoredChunk]] = {}  # with the number of its object
     undo: Undo = {}
     puts: list[asyncio.Task[str]] = []
     buffer = bytearray()
@@ -80,7 +81,7 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
         async with aclosing(_coded(part, hashes, coding)) as groups:
             async for group, made in groups:
                 for job, chunk in zip(group, made, strict=True):
-                    placed[job] = _place(chunk, len(puts), len(buffer))
+                    placed[job] = len(puts), _stored(job, part, hashes[job], chunk, len(buffer))
                     buffer += chunk.coded.payload
                     changed += chunk.changed
                     if chunk.undo is not None:
@@ -97,15 +98,25 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
         for put in puts:
             put.cancel()
         await asyncio.gather(*puts, return_exceptions=True)
-    chunks = {at: _stored(at, part, hashes[at], place, objects) for at, place in placed.items()}
+    chunks = {
+        at: chunk if chunk.codec == delta.EQUAL else chunk.model_copy(update={"object": objects[number]})
+        for at, (number, chunk) in placed.items()
+    }
     return PackedChunks(chunks=chunks, changed=None if coding.base is None else changed, undo=undo)
 
 
-def _place(made: _Made, write_packs: int, offset: int) -> _Placed:
-    codec, length = made.coded.codec, len(made.coded.payload)
-    if codec == delta.EQUAL:
-        return _Placed(codec, None, 0, 0, None)
-    return _Placed(codec, write_packs, offset, length, made.payload)
+def _stored(at: ChunkName, part: WeightPart, result: str, made: _Made, offset: int) -> StoredChunk:
+    """A chunk in an object whose hash is not known yet."""
+    equal = made.coded.codec == delta.EQUAL
+    return StoredChunk(
+        codec=made.coded.codec,
+        object=None,
+        offset=0 if equal else offset,
+        length=len(made.coded.payload),
+        payload=None if equal else made.payload,
+        elements=part.chunks[at].nbytes // ITEMSIZES[part.forms[at[0]][0]],
+        result=result,
+    )
 
 
 async def _coded(
@@ -165,18 +176,6 @@ def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int)
     target = np.empty(size, np.uint8) if old is None else old.copy()
     delta.decode(coded.codec, target, coded.payload, dtype=dtype, old=old is not None)
     return hash_of(target)
-
-
-def _stored(at: ChunkName, part: WeightPart, result: str, place: _Placed, objects: Sequence[str]) -> StoredChunk:
-    return StoredChunk(
-        codec=place.coded,
-        object=None if place.pack is None else objects[place.pack],
-        offset=place.offset,
-        length=place.length,
-        payload=place.payload,
-        elements=part.chunks[at].nbytes // ITEMSIZES[part.forms[at[0]][0]],
-        result=result,
-    )
 
 
 def tensors_of(forms: Mapping[str, Form], chunks: Mapping[ChunkName, StoredChunk]) -> tuple[Tensor, ...]:
