@@ -14,12 +14,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -219,14 +218,8 @@ def draw_rows(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], l
             return draw(own_MV, rows[start:stop], kernels)
 
     parts = lanes.map(part, starts)
-    return Drawn(
-        tokens=[token for drawn in parts for token in drawn.tokens],
-        logprobs=[logprob for drawn in parts for logprob in drawn.logprobs],
-        sound=[sound for drawn in parts for sound in drawn.sound],
-        tops=[tops for drawn in parts for tops in drawn.tops],
-        nuclei=[nucleus for drawn in parts for nucleus in drawn.nuclei],
-        steered=[steered for drawn in parts for steered in drawn.steered],
-    )
+    names = [field.name for field in fields(Drawn)]
+    return Drawn(**{name: [each for drawn in parts for each in getattr(drawn, name)] for name in names})
 
 
 def _edit(sample: Generation) -> Edit | None:
@@ -234,56 +227,6 @@ def _edit(sample: Generation) -> Edit | None:
     edit = None if sample.editor is None else sample.editor.edit()
     steering = None if sample.steering is None else sample.steering.row()
     return edit if steering is None else replace(edit or UNEDITED, steering=steering)
-
-
-# ---------------------------------------------------------------- deadlines
-
-
-S = TypeVar("S", bound=Hashable)
-_SLACK = 64  # the heap may hold this many entries beyond twice the number of open samples before ended ones are removed
-
-
-class Deadlines(Generic[S]):
-    """Samples by deadline, in seconds of any single clock. A sample that ended by itself may leave only a pair of numbers behind.
-
-    Example::
-
-        deadlines.put(sample, 12.5)
-        deadlines.passed(12.5)  # [sample]
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []  # deadline, number
-        self._samples: dict[int, S] = {}
-        self._numbers: dict[S, int] = {}
-        self._put = 0
-
-    def put(self, sample: S, at: float) -> None:
-        """Set a sample's deadline."""
-        self._put += 1
-        self._samples[self._put], self._numbers[sample] = sample, self._put
-        heappush(self._heap, (at, self._put))
-
-    def discard(self, sample: S) -> None:
-        """Drop a sample that has ended. A sample without a deadline is ignored."""
-        number = self._numbers.pop(sample, None)
-        if number is None:
-            return
-        del self._samples[number]
-        if len(self._heap) > 2 * len(self._samples) + _SLACK:
-            self._heap = [place for place in self._heap if place[1] in self._samples]
-            heapify(self._heap)
-
-    def passed(self, now: float) -> list[S]:
-        """Remove and return the samples whose deadline has passed, the earliest first."""
-        found: list[S] = []
-        while self._heap and self._heap[0][0] <= now:
-            _, number = heappop(self._heap)
-            if number in self._samples:
-                sample = self._samples.pop(number)
-                del self._numbers[sample]
-                found.append(sample)
-        return found
 
 
 # ---------------------------------------------------------------- the thread
@@ -342,7 +285,7 @@ class EngineThread(threading.Thread):
         self._lanes, self._recompute = Lanes(threads, wide=wide), recompute
         self._store: KVStore | None = None
         self._streams: dict[Generation, OpenStream] = {}
-        self._deadlines: Deadlines[Generation] = Deadlines()
+        self._deadlines: dict[Generation, float] = {}  # of those open samples that have one, by the clock
         self._clock = clock
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -399,8 +342,7 @@ class EngineThread(threading.Thread):
         stream = OpenStream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
         if until is not None:
-            for sample in samples:
-                self._deadlines.put(sample, until)
+            self._deadlines |= dict.fromkeys(samples, until)
         self.scheduler.add(samples)
         if policy is None:
             self._end_slot(request.slot)
@@ -410,7 +352,7 @@ class EngineThread(threading.Thread):
         """Stop the request's open samples without a last chunk."""
         for sample in stream.samples:
             if self._streams.pop(sample, None) is not None:
-                self._deadlines.discard(sample)
+                self._deadlines.pop(sample, None)
                 self.scheduler.remove(sample)
 
     def end(self, stream: OpenStream, index: int, tokens: int) -> bytes | None:
@@ -420,7 +362,7 @@ class EngineThread(threading.Thread):
         sample = stream.samples[index]
         if self._streams.pop(sample, None) is None:
             return None
-        self._deadlines.discard(sample)
+        self._deadlines.pop(sample, None)
         found = self._routes(sample, sample.prompt + tokens)
         self.scheduler.remove(sample)
         return found
@@ -511,8 +453,9 @@ class EngineThread(threading.Thread):
 
     def _end_overdue(self) -> None:
         """End the samples whose deadline has passed, waiting and running alike; nothing more is computed for them."""
+        now = self._clock()
         # samples that wait for a leader's prompt end before the leader
-        for sample in reversed(self._deadlines.passed(self._clock())):
+        for sample in reversed([sample for sample, until in self._deadlines.items() if until <= now]):
             text = self._streams[sample].texts[sample.index]
             rest = text.flush()
             self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)
@@ -637,7 +580,7 @@ class EngineThread(threading.Thread):
         self._outbox.append((self._streams[sample].deliver, chunk))
         if finish is not None:
             del self._streams[sample]
-            self._deadlines.discard(sample)
+            self._deadlines.pop(sample, None)
             self.scheduler.remove(sample)
 
     def _routes(self, sample: Generation, length: int) -> bytes:
