@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from transformers import PreTrainedModel
@@ -308,27 +308,17 @@ class TorchEngine:
 
     async def _call(self, order: Callable[[], T]) -> T:
         """Run `order` on the worker thread between two steps and return what it returns or raises."""
-        worker, loop = self._running(), asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: Exception | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # pyright: ignore[reportArgumentType]
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # the order is carried out even if its caller is cancelled
 
         def run() -> None:
             try:
-                result = order()
+                answer.set_result(order())
             except Exception as error:  # noqa: BLE001 (it is raised again where the order came from)
-                loop.call_soon_threadsafe(settle, None, error)
-            else:
-                loop.call_soon_threadsafe(settle, result, None)
+                answer.set_exception(error)
 
-        worker.post(run)
-        return await answer
+        self._running().post(run)
+        return await asyncio.wrap_future(answer)
 
     def _flush(self, outbox: list[tuple[Callable[[Chunk], None], Chunk]]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -15,7 +15,6 @@ import logging
 import math
 import tokenize
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import aiohttp
@@ -319,9 +318,17 @@ class OpenAnswer:
         if finish is not None and not self._as_told(sample, choice):
             finish = Finish.ERROR
         sample.ended = finish is not None
-        tops = choice.tops(self._request.tops)[:used]
-        chunk = self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
-        return chunk if finish in (None, Finish.ERROR) else replace(chunk, routes=choice.routes)
+        return Chunk(
+            index=choice.index,
+            ids=tuple(choice.ids[:used]),
+            logprobs=tuple(choice.values[:used]),
+            policy=policy,
+            text=text,
+            finish=finish,
+            seed=self._seed,
+            routes=b"" if finish in (None, Finish.ERROR) else choice.routes,
+            tops=choice.tops(self._request.tops)[:used],
+        )
 
     def constrained(self, chunk: Chunk) -> Sequence[int] | None:
         """The tokens of the sample that this chunk ends, if it claims to be a whole answer that follows the request's grammar."""
@@ -343,7 +350,9 @@ class OpenAnswer:
             if finish is Finish.DEADLINE:
                 text = sample.text.flush()
                 last = Finish.ERROR if len(sample.runs) > 1 else Finish.STOP if sample.text.stopped else finish
-            chunks.append(self._chunk(index, (), (), policy, text, last))
+            chunks.append(
+                Chunk(index=index, ids=(), logprobs=(), policy=policy, text=text, finish=last, seed=self._seed)
+            )
         return chunks
 
     def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:
@@ -365,27 +374,6 @@ class OpenAnswer:
                 sample.spans(),
             )
         return told == sample.spans()
-
-    def _chunk(
-        self,
-        index: int,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        policy: PolicyVersion,
-        text: str,
-        finish: Finish | None,
-        tops: tuple[Tops, ...] = (),
-    ) -> Chunk:
-        return Chunk(
-            index=index,
-            ids=tuple(ids),
-            logprobs=tuple(logprobs),
-            policy=policy,
-            text=text,
-            finish=finish,
-            seed=self._seed,
-            tops=tops,
-        )
 
 
 # ---------------------------------------------------------------- a server
