@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import split
 from ostinato.model.kernels.elementwise import activation_mul, activation_mul_gradients
 from ostinato.model.linear import Panels, can_lay_out, in_panels, linear, multiply
@@ -112,18 +113,17 @@ def replace_mlps(model: nn.Module) -> int:
     Whether a module computes this is tested, not guessed from its name.
     """
     known: dict[tuple[type, str], Activation | None] = {}
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if sorted(part for part, _ in child.named_children()) != sorted((*_NAMES, "act_fn")):
-                continue
-            kind = (type(child), str(child.act_fn))
-            if kind not in known:
-                known[kind] = _activation_of(child)
-            if (activation := known[kind]) is not None:
-                setattr(parent, name, GatedMLP(child, activation))
-                count += 1
-    return count
+
+    def ours(child: nn.Module) -> GatedMLP | None:
+        if sorted(part for part, _ in child.named_children()) != sorted((*_NAMES, "act_fn")):
+            return None
+        kind = (type(child), str(child.act_fn))
+        if kind not in known:
+            known[kind] = _activation_of(child)
+        activation = known[kind]
+        return None if activation is None else GatedMLP(child, activation)
+
+    return replace_parts(model, ours)
 
 
 def _activation_of(mlp: nn.Module) -> Activation | None:

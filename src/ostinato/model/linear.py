@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import capabilities, split, together
 from ostinato.model.kernels.decoder import project
 from ostinato.model.kernels.int8_product import (
@@ -206,25 +207,17 @@ def replace_by_panels(model: nn.Module) -> int:
 
     A subclass of the library's may compute something else, as a router does, and stays.
     """
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            plain = type(child) in (nn.Linear, Linear) or isinstance(child, Conv1D)
-            if plain and can_lay_out(cast("Tensor", child.weight)):
-                setattr(parent, name, PanelLinear([cast("nn.Linear", child)]))
-                count += 1
-    return count
+
+    def ours(child: nn.Module) -> PanelLinear | None:
+        plain = type(child) in (nn.Linear, Linear) or isinstance(child, Conv1D)
+        return PanelLinear([cast("nn.Linear", child)]) if plain and can_lay_out(cast("Tensor", child.weight)) else None
+
+    return replace_parts(model, ours)
 
 
 def replace_linears(model: nn.Module) -> int:
     """Replace every plain linear layer of the model by `Linear`, keeping its parameters; returns how many."""
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, Linear(child))
-                count += 1
-    return count
+    return replace_parts(model, lambda child: Linear(child) if type(child) is nn.Linear else None)
 
 
 def gradient_product(a: Tensor, b: Tensor) -> Tensor:

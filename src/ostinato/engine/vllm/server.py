@@ -215,21 +215,6 @@ def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
     return [entry.logprob for entry in found if entry is not None]
 
 
-def read_context(body: bytes) -> int:
-    """The context length (prompt and answer together, in tokens), from the list of models."""
-    return _read(_Cards, body).data[0].max_model_len
-
-
-def read_about(body: bytes) -> VllmServerInfo:
-    """The server's settings and system."""
-    return _read(VllmServerInfo, body)
-
-
-def read_version(body: bytes) -> str:
-    """The version of vLLM."""
-    return _read(_Version, body).version
-
-
 _BAD_HEADER = (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
 """What numpy raises for a header that is none: it reads it as Python's literals, and once more as its tokens."""
 
@@ -452,14 +437,14 @@ class ServerClient:
         ends = asyncio.get_running_loop().time() + within_s
         while True:
             try:
-                context = read_context(await self._ask("/v1/models"))
+                context = _read(_Cards, await self._ask("/v1/models")).data[0].max_model_len
                 break
             except Unavailable:
                 if asyncio.get_running_loop().time() >= ends:
                     raise
                 await asyncio.sleep(_LOOK_S)
-        about = read_about(await self._ask("/server_info?config_format=json"))
-        version, settings = read_version(await self._ask("/version")), about.vllm_config
+        about = _read(VllmServerInfo, await self._ask("/server_info?config_format=json"))
+        version, settings = _read(_Version, await self._ask("/version")).version, about.vllm_config
         if settings.logprobs_mode != _MODE:
             raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
         if settings.dies_of_seeds:
