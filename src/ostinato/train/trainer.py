@@ -10,7 +10,7 @@ A step either happens or leaves weights, moments and step count as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from ostinato.train.microbatch import Microbatch, make_microbatches, temperature
 from ostinato.train.packing import TokenTurn, microbatches, pack
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
 from ostinato.train.policy import Policy
-from ostinato.train.ranks import Ranks, SingleProcess
+from ostinato.train.ranks import ALONE, Ranks
 from ostinato.train.references import References, consult, reader
 from ostinato.train.replay import AnswerEdits, Experts
 from ostinato.train.step_metrics import judge
@@ -74,41 +74,36 @@ class Admission:
 
         Raises NoSignal if none is left.
         """
-        shown = [sample for sample in samples if sample.shown]
-        samples = [sample for sample in samples if not sample.beside]
-        full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
-        if not full:
-            raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
-        own = [sample for sample in full if not (self._refuse and self.foreign(sample.turn))]
-        if not own:
-            raise NoSignal(
-                f"none of {len(full)} turns was made under the trainer's numerics contract "
-                f"{self._contract.id if self._contract else ''}: give engine and trainer the same one (`ostinato status` shows "
-                "both), or set train.foreign_numerics to 'label'"
-            )
-        edited = [sample for sample in own if self._edits.admits(sample.turn)]
-        if not edited:
-            raise NoSignal(
-                f"none of {len(own)} turns follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; "
-                "see the log"
-            )
-        known = [sample for sample in edited if self._edits.knows_basis(sample.turn)]
-        if not known:
-            raise NoSignal(f"none of {len(edited)} turns was steered by a basis that is in the log; see the log")
-        routed = [sample for sample in known if self._experts.admits(sample.turn)]
-        if not routed:
-            raise NoSignal(
-                f"none of {len(known)} turns has routes that can be replayed; train.router_replay=false does without"
-            )
-        return routed, {
-            "turns": float(len(routed)),
-            "demonstrations": float(len(shown)),
-            "turns_empty": float(len(samples) - len(full)),
-            "refused_turns": float(len(full) - len(own)),
-            "grammar_refused": float(len(own) - len(edited)),
-            "basis_refused": float(len(edited) - len(known)),
-            "router_refused": float(len(known) - len(routed)),
+        shown = sum(sample.shown for sample in samples)
+        kept = [sample for sample in samples if not sample.beside]
+        contract = self._contract.id if self._contract else ""
+        reasons: Mapping[str, tuple[Callable[[Turn], bool], str]] = {
+            "turns_empty": (
+                lambda turn: bool(turn.prompt_ids and turn.sampled_ids),
+                "has a sampled token: hold such turns back, do not batch them",
+            ),
+            "refused_turns": (
+                lambda turn: not (self._refuse and self.foreign(turn)),
+                f"was made under the trainer's numerics contract {contract}: give engine and trainer the same one (`ostinato status` "
+                "shows both), or set train.foreign_numerics to 'label'",
+            ),
+            "grammar_refused": (
+                self._edits.admits,
+                "follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; see the log",
+            ),
+            "basis_refused": (self._edits.knows_basis, "was steered by a basis that is in the log; see the log"),
+            "router_refused": (
+                self._experts.admits,
+                "has routes that can be replayed; train.router_replay=false does without",
+            ),
         }
+        dropped: dict[str, float] = {}
+        for name, (admits, wanted) in reasons.items():
+            before, kept = kept, [sample for sample in kept if admits(sample.turn)]
+            if not kept:
+                raise NoSignal(f"none of {len(before)} turns {wanted}")
+            dropped[name] = float(len(before) - len(kept))
+        return kept, {"turns": float(len(kept)), "demonstrations": float(shown), **dropped}
 
 
 # ---------------------------------------------------------------- the trainer
@@ -517,7 +512,7 @@ def _whole(path: Path, config: TrainConfig, backend: ComputeBackend) -> tuple[Po
     policy = Policy(path, _arithmetic(config), config, backend)
     masters = Masters(policy.model, config, policy.served)
     sum_gradients_into(policy.model, masters.sums)
-    return policy, masters, SingleProcess()
+    return policy, masters, ALONE
 
 
 def _divided(path: Path, config: TrainConfig, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:

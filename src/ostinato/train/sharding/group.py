@@ -21,6 +21,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.train.config import TrainConfig
 from ostinato.train.microbatch import Microbatch, idle_microbatch
+from ostinato.train.ranks import Ranks
 from ostinato.train.sharding.balance import balanced, rounds
 from ostinato.train.sharding.context import ContextGroup
 
@@ -49,8 +50,8 @@ def check_ranks(config: TrainConfig, backend: ComputeBackend) -> None:
         )
 
 
-class RankGroup:
-    """This process's place among the ranks, and the loop's `Ranks` over them.
+class RankGroup(Ranks):
+    """This process's place among several ranks.
 
     `mesh`: the devices over which FSDP2 divides the weights, one for each rank; `backend`: this rank's.
 
