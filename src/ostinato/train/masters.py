@@ -124,7 +124,16 @@ def inner_product(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 # ---------------------------------------------------------------- the masters
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's names for its two moments."""
+
+
+def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
+    """The optimizer. It decays no weights, because `update` decays the matrices."""
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, betas=betas, eps=config.epsilon, weight_decay=0.0, fused=True
+    )
 
 
 class Masters:
@@ -145,14 +154,7 @@ class Masters:
             self.weights[name].copy_(parameter.detach())
             parameter.requires_grad_(True)
             parameter.register_post_accumulate_grad_hook(_Sink(self.sums[name]))
-        self._optimizer = torch.optim.AdamW(
-            [self.flat],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            weight_decay=0.0,  # `update` decays the matrices
-            fused=True,
-        )
+        self._optimizer = adamw([self.flat], config)
         self.moments = (torch.zeros_like(self.flat.data), torch.zeros_like(self.flat.data))
         self.set_steps(0)
         self.round_into_model()
@@ -183,14 +185,14 @@ class Masters:
 
     def arrays(self) -> tuple[Arrays, Arrays, None]:
         """Views (from a GPU: copies) of the masters, and of the moments in the order of the weights; None: this process has all rows."""
-        moments = {name: moment.cpu().numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
+        moments = {name: moment.cpu().numpy() for name, moment in zip(MOMENTS, self.moments, strict=True)}
         return {name: view.cpu().numpy() for name, view in self.weights.items()}, moments, None
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
         for name, view in self.weights.items():
             put_array(view, checkpoint.rows("weights", name, 0, len(view)))
-        for kind, flat in zip(_MOMENTS, self.moments, strict=True):
+        for kind, flat in zip(MOMENTS, self.moments, strict=True):
             for name, view in self._views(flat).items():
                 put_array(view, checkpoint.rows(kind, name, 0, len(view)))
         self.set_steps(checkpoint.step)
