@@ -23,8 +23,8 @@ from ostinato.model.cpu import GIVE_BACK_EVERY, give_back
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import policy_loss, sequence_mask
 from ostinato.train.masters import MasterWeights
-from ostinato.train.microbatch import Microbatch
-from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
+from ostinato.train.microbatch import Microbatch, packed_trees
+from ostinato.train.packing import PackedBatch, TokenTurn
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks
 from ostinato.train.references import penalties
@@ -290,8 +290,7 @@ def surprise(policy: Policy, pieces: Sequence[Sequence[int]], config: TrainConfi
 
 def _packed(pieces: Sequence[Sequence[int]], config: TrainConfig) -> Iterator[PackedBatch]:
     turns = [TokenTurn(prompt=(piece[0],), sampled=tuple(piece[1:])) for piece in pieces]
-    for chosen in microbatches(turns, config.microbatch_tokens, largest=config.largest_microbatch):
-        yield pack([turns[index] for index in chosen])
+    return (packed for _, packed in packed_trees(turns, config))
 
 
 def _logprobs(policy: Policy, packed: PackedBatch) -> Tensor:

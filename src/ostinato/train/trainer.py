@@ -33,8 +33,8 @@ from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
 from ostinato.train.linear_gradients import sum_gradients_into
 from ostinato.train.masters import Masters, MasterWeights
-from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
-from ostinato.train.packing import TokenTurn, microbatches, pack
+from ostinato.train.microbatch import Microbatch, make_microbatches, packed_trees, temperatures, token_turns
+from ostinato.train.packing import TokenTurn
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import ALONE, Ranks
@@ -207,8 +207,7 @@ class PolicyTrainer:
             beside = self._beside(samples, {sample.turn.id for sample in usable}, check_layer)
             work = make_microbatches(
                 valued.samples,
-                self.config.microbatch_tokens,
-                self.config.largest_microbatch,
+                self.config,
                 self._admission.foreign,
                 self._experts.lay_out,
                 self._edits.replay,
@@ -247,8 +246,7 @@ class PolicyTrainer:
             return ValuedTurns(samples=list(usable), lessons={}, metrics={})
         asked = [TokenTurn(prompt=each.turn.prompt_ids, sampled=each.turn.sampled_ids[:1]) for each in usable]
         states: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(asked)
-        for chosen in microbatches(asked, self.config.microbatch_tokens, largest=self.config.largest_microbatch):
-            packed = pack([asked[index] for index in chosen])
+        for chosen, packed in packed_trees(asked, self.config):
             found_SD = self._policy.states(packed, TreeAttention(packed, on_layer=on_layer)).numpy()
             for index, state in zip(chosen, found_SD, strict=True):
                 states[index] = state
@@ -267,8 +265,7 @@ class PolicyTrainer:
         shown, hints = (
             make_microbatches(
                 some,
-                self.config.microbatch_tokens,
-                self.config.largest_microbatch,
+                self.config,
                 lambda turn: False,
                 lambda packed, turns: None,
                 self._edits.replay,
@@ -282,9 +279,7 @@ class PolicyTrainer:
         """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler would record them."""
         results: list[tuple[float, ...]] = [()] * len(turns)
         known = [index for index, turn in enumerate(turns) if turn.prompt_ids and turn.sampled_ids]
-        tokens = token_turns([turns[index] for index in known])
-        for chosen in microbatches(tokens, self.config.microbatch_tokens, largest=self.config.largest_microbatch):
-            packed = pack([tokens[index] for index in chosen])
+        for chosen, packed in packed_trees(token_turns([turns[index] for index in known]), self.config):
             asked = [turns[known[i]] for i in chosen]
             with torch.no_grad():
                 scored = self._policy.logprobs(
