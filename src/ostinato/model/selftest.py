@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,8 @@ from ostinato.model.numerics import definitions_of
 from ostinato.model.paged import Blocks, PagedAttend, PagedEntry, WholeAttend
 from ostinato.model.portable import library_operations
 
-
-class Pack(Protocol):
-    """Converts a module to the engine's form in place; its bits stay the same."""
-
-    def __call__(self, model: nn.Module, /) -> object: ...
-
-
+Pack = Callable[[nn.Module], object]
+"""Converts a module to the engine's form in place; its bits stay the same."""
 REMEDY = 'set model.numerics = "fast"'
 
 

@@ -326,18 +326,19 @@ class EngineThread(threading.Thread):
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
         samples = [
             Generation(
-                request=request, index=i, seed=seed, ids=list(request.prompt_ids), policy=version, targets=targets
+                request=request,
+                index=i,
+                seed=seed,
+                ids=list(request.prompt_ids),
+                policy=version,
+                editor=None if editor is None else editor.copy(),
+                steering=None if steering is None else steering(),
+                targets=targets,
             )
             for i in range(request.n)
         ]
         for sample in samples[1:]:
             sample.leader = samples[0]
-        if editor is not None:
-            for sample in samples:
-                sample.editor = editor.copy()
-        if steering is not None:
-            for sample in samples:
-                sample.steering = steering()
         texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
         stream = OpenStream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
