@@ -30,10 +30,11 @@ from ostinato.model.kernels.vector import (
     PANEL,
     WIDE,
     address_at,
-    call_outlined,
     fused,
     in_all_lanes,
     load16,
+    loop,
+    outlined,
     pointer,
     prefetch,
     store16,
@@ -168,29 +169,20 @@ def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors
 def _chains_of_block(builder: Any, xs: list[Any], panel: Any, *, vectors: int, halves: bool, ask: bool) -> list[Any]:
     """The finished chains of one block."""
     size, zero = _pair_bytes(halves), ir.Constant(_FLOATS, [0.0] * WIDE)
-    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    builder.branch(body)
-    builder.position_at_end(body)
-    index = builder.phi(_LONG)
-    chains = [builder.phi(_FLOATS) for _ in range(2 * len(xs) * vectors)]
-    here = builder.add(panel, builder.mul(index, ir.Constant(_LONG, size)))
-    starts = [builder.add(x, builder.shl(index, ir.Constant(_LONG, 3))) for x in xs]
-    grown: list[Any] = list(chains)
-    for i in range(_UNROLLED):
-        if ask:
-            for line in range(0, size, 64):
-                prefetch(builder, here, _AHEAD + i * size + line)
-        moved = [builder.add(start, ir.Constant(_LONG, 8 * i)) for start in starts]
-        place = builder.add(here, ir.Constant(_LONG, size * i))
-        grown = _pair(builder, moved, place, grown, vectors=vectors, halves=halves)
-    following = builder.add(index, ir.Constant(_LONG, _UNROLLED))
-    firsts = [ir.Constant(_LONG, 0), *[zero] * len(chains)]
-    for phi, first, value in zip([index, *chains], firsts, [following, *grown], strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(value, body)
-    builder.cbranch(builder.icmp_signed("<", following, ir.Constant(_LONG, BLOCK // 2)), body, after)
-    builder.position_at_end(after)
-    return grown
+
+    def pairs(index: Any, chains: list[Any]) -> list[Any]:
+        here = builder.add(panel, builder.mul(index, ir.Constant(_LONG, size)))
+        starts = [builder.add(x, builder.shl(index, ir.Constant(_LONG, 3))) for x in xs]
+        for i in range(_UNROLLED):
+            if ask:
+                for line in range(0, size, 64):
+                    prefetch(builder, here, _AHEAD + i * size + line)
+            moved = [builder.add(start, ir.Constant(_LONG, 8 * i)) for start in starts]
+            place = builder.add(here, ir.Constant(_LONG, size * i))
+            chains = _pair(builder, moved, place, chains, vectors=vectors, halves=halves)
+        return chains
+
+    return loop(builder, ir.Constant(_LONG, BLOCK // 2), _UNROLLED, [zero] * (2 * len(xs) * vectors), pairs)
 
 
 def _pair_bytes(halves: bool) -> int:
@@ -208,28 +200,17 @@ def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
             for row in range(rows)
             for vector in range(vectors)
         ]
-        with cgutils.for_range(builder, blocks) as loop:
-            xs = [builder.add(place, builder.mul(loop.index, ir.Constant(_LONG, BLOCK * 4))) for place in places]
+        with cgutils.for_range(builder, blocks) as block:
+            xs = [builder.add(place, builder.mul(block.index, ir.Constant(_LONG, BLOCK * 4))) for place in places]
             skip = ir.Constant(_LONG, BLOCK // 2 * _pair_bytes(halves))
-            panel = builder.add(weight, builder.mul(loop.index, skip))
+            panel = builder.add(weight, builder.mul(block.index, skip))
             grown = _chains_of_block(builder, xs, panel, vectors=vectors, halves=halves, ask=rows < 3)
             for number, place in enumerate(outs):
                 both = builder.fadd(grown[2 * number], grown[2 * number + 1])
                 builder.store(builder.fadd(builder.load(place, align=4), both), place, align=4)
         builder.ret_void()
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        name = f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}"
-        call_outlined(builder, name, args, body)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def add(typingctx: Any, x: Any, step: Any, weight: Any, blocks: Any, out: Any) -> Any:
-        del typingctx, x, step, weight, blocks, out
-        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
-
-    return add
+    return outlined(f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}", body)
 
 
 @intrinsic

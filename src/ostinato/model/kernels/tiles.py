@@ -19,11 +19,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ostinato.model.kernels.processor import cpu_features
-from ostinato.model.kernels.vector import PANEL
+from ostinato.model.kernels.vector import PANEL, prefetch
 
 HAS_TILES = {"amx-tile", "amx-bf16", "amx-int8"} <= cpu_features()
 """Whether the kernel is compiled; the system must also allow it (`processor.tiles_allowed`)."""
-_BYTE, _WORD, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_BYTE = ir.IntType(8)
 _TILE = 16  # rows
 _ROW = 4 * PANEL  # bytes of a pair in a panel, and of a row of sums
 _BLOCK = 16 * _ROW  # bytes
@@ -77,8 +77,7 @@ def _fetch(typingctx: Any, address: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del signature
-        flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
-        _call(builder, "llvm.prefetch.p0", [builder.inttoptr(args[0], _BYTE.as_pointer()), *flags])
+        prefetch(builder, args[0], 0)
         return context.get_dummy_value()
 
     return types.void(types.intp), generate

@@ -93,17 +93,53 @@ def in_all_lanes(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(one, nothing, _words(0))
 
 
-def call_outlined(builder: Any, name: str, args: Any, build: Callable[[Any], None]) -> None:
-    """Call a function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take
-    long to compile.
+def on_addresses(generate: Callable[..., Any]) -> Any:
+    """A function of five addresses or counts, without a result: `generate(context, builder, signature, args)` writes it."""
+
+    @intrinsic
+    def call(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        del typingctx, a, b, c, d, e
+        return types.void(*[types.intp] * 5), generate
+
+    return call
+
+
+def outlined(name: str, build: Callable[[Any], None]) -> Any:
+    """A function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take long
+    to compile.
     """
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
-        function.linkage = "internal"
-        function.attributes.add("noinline")
-        build(ir.IRBuilder(function.append_basic_block()))
-    builder.call(function, args)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        function = builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            build(ir.IRBuilder(function.append_basic_block()))
+        builder.call(function, args)
+        return context.get_dummy_value()
+
+    return on_addresses(generate)
+
+
+def loop(
+    builder: Any, count: Any, step: int, firsts: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """Values in registers after a loop from 0 to a `count` above 0 by `step`, `firsts` before it: `body(index, values)` gives the next."""
+    before, inside, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(inside)
+    builder.position_at_end(inside)
+    index, values = builder.phi(_LONG), [builder.phi(first.type) for first in firsts]
+    grown = body(index, values)
+    following = builder.add(index, ir.Constant(_LONG, step))
+    starts = [ir.Constant(_LONG, 0), *firsts]
+    for phi, first, value in zip([index, *values], starts, [following, *grown], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(value, inside)
+    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+    builder.position_at_end(after)
+    return grown
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -235,9 +271,7 @@ def all16(typingctx: Any, scalar: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del context, signature
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        one = builder.insert_element(nothing, args[0], ir.Constant(_INT, 0))
-        return builder.shuffle_vector(one, nothing, _words(0))
+        return in_all_lanes(builder, args[0])
 
     return v16(types.float32), generate
 
