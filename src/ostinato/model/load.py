@@ -36,19 +36,8 @@ from ostinato.core.files import write_atomic
 from ostinato.core.places import cache_directory, expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
-from ostinato.model.attention import (
-    IMPLEMENTATION,
-    OF_ITS_OWN,
-    CausalAttend,
-    Inexpressible,
-    check_config,
-    check_forward,
-    hidden,
-    logits,
-)
 from ostinato.model.backend import OWN, ComputeBackend, mark
 from ostinato.model.checkpoint_validation import SEE, check_directory, read_config
-from ostinato.model.experts import replace_mlps
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
@@ -188,13 +177,13 @@ def check_agreement(file: Path, config: Any, make: Make, kernels: str = "own") -
     with suppress(BadConfig):  # without a cache it is computed each time
         place = cache_directory() / "architectures" / f"{key}.json"
     try:
-        check_config(config.get_text_config())
+        attention.check_config(config.get_text_config())
         if key not in _PASSED and not (place and _is_kept(place)):
             with _seeded():
                 _compare(config, make)
             if place is not None:
                 _keep(place, config.model_type)
-    except Inexpressible as error:
+    except attention.Inexpressible as error:
         raise BadConfig(f"models of type {config.model_type!r} are not supported: {error}; {SEE}") from error
     _PASSED.add(key)
 
@@ -204,16 +193,17 @@ def _compare(config: Any, make: Make) -> None:
     try:
         ours = make(copy.deepcopy(small))  # which changes its configuration
         ours.load_state_dict(theirs.state_dict())
-        check_forward(ours)
+        attention.check_forward(ours)
         _check_logits(ours, theirs, wanted)
     except (BadConfig, MemoryError):
         raise
     except Exception as error:
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise
-        own = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)  # looked up in a table of its own
-        raise Inexpressible(
-            OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
+        # the name is looked up in a table of its own
+        own = isinstance(error, KeyError) and error.args == (attention.IMPLEMENTATION,)
+        raise attention.Inexpressible(
+            attention.OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
         ) from error
 
 
@@ -225,7 +215,7 @@ def _check_logits(ours: PreTrainedModel, theirs: PreTrainedModel, wanted: Tensor
         first = _first_apart(_flattened(ours, ids), want)
         if first < 0:
             return
-    raise Inexpressible(
+    raise attention.Inexpressible(
         f"Ostinato's forward pass gives other logits than transformers' own from token {first + 1} of a sequence on{_guess(first)}"
     )
 
@@ -248,7 +238,7 @@ def _library(config: Any) -> tuple[Any, PreTrainedModel, Tensor]:
         if want.isfinite().all() and want.std() > 0:
             return small, model, want
     why = "its logits are not finite" if problem is None else _in_a_line(problem)
-    raise Inexpressible(f"transformers {version('transformers')} itself cannot compute a small one ({why})")
+    raise attention.Inexpressible(f"transformers {version('transformers')} itself cannot compute a small one ({why})")
 
 
 @torch.no_grad()
@@ -280,7 +270,8 @@ def _stock(model: PreTrainedModel, ids: list[Tensor]) -> Tensor:
 def _flattened(model: PreTrainedModel, ids: list[Tensor]) -> Tensor:
     """Our logits [N, vocab] of sequences in one pass."""
     positions = torch.cat([torch.arange(len(part)) for part in ids])
-    return logits(model, hidden(model, torch.cat(ids), positions, CausalAttend([len(part) for part in ids])))
+    attend = attention.CausalAttend([len(part) for part in ids])
+    return attention.logits(model, attention.hidden(model, torch.cat(ids), positions, attend))
 
 
 def _first_apart(got: Tensor, want: Tensor) -> int:
@@ -491,7 +482,7 @@ def _ready(model: Any, *, train: bool, backend: ComputeBackend) -> PreTrainedMod
     routing.install(model)
     if backend.kernels == "own":
         replace_norms(model)
-        replace_mlps(model)
+        experts.replace_mlps(model)
         replace_linears(model)
     mark(model, backend)
     return model.to(backend.device).train(train).requires_grad_(train)

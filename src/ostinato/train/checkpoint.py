@@ -311,7 +311,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
     digest = blake3(max_threads=1)
     size = 0
     with open(path, "wb", buffering=0, opener=private) as file:
-        for part in (len(text).to_bytes(8, "little"), text, *(_bytes(array) for array in arrays.values())):
+        for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, arrays.values())):
             digest.update(part)
             size += len(part)
             view = memoryview(part)

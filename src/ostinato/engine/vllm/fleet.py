@@ -506,10 +506,8 @@ class VllmFleet:
                 return slot, policy
         if replica.slots or not replica.usable or replica in self._promised:
             return None
-        return next(((slot, policy) for slot, policy in self.slots.items() if self._short(slot)), None)
-
-    def _short(self, slot: str) -> bool:
-        return len(self._usable(slot)) < self._wanted(slot)
+        short = (slot for slot in self.slots if len(self._usable(slot)) < self._wanted(slot))
+        return next(((slot, self.slots[slot]) for slot in short), None)
 
     def _usable(self, slot: str) -> list[Replica]:
         return [each for each in self.replicas if slot in each.slots and each.usable and each.loan is None]

@@ -153,21 +153,6 @@ class VllmSettings(BaseModel):
     aux_output_config: _AuxiliaryOutput = Field(default_factory=_AuxiliaryOutput)
 
     @property
-    def returns_routes(self) -> bool:
-        """True if its answers say which experts each token went to, for a mixture of experts."""
-        return self.aux_output_config.enable_return_routed_experts
-
-    @property
-    def logprobs_mode(self) -> str:
-        """The kind of log-probabilities that it reports."""
-        return self.model_config_.logprobs_mode
-
-    @property
-    def reads_lark(self) -> bool:
-        """True if llguidance reads its grammars: xgrammar, which "auto" prefers, accepts the same text but ignores parts of it."""
-        return self.structured_outputs_config.backend == "guidance"
-
-    @property
     def dies_of_seeds(self) -> bool:
         """True if a chunked prompt of a request with a seed crashes it: a CPU's random generator has no offset to reset."""
         return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
@@ -445,20 +430,22 @@ class ServerClient:
                 await asyncio.sleep(_LOOK_S)
         about = _read(VllmServerInfo, await self._ask("/server_info?config_format=json"))
         version, settings = _read(_Version, await self._ask("/version")).version, about.vllm_config
-        if settings.logprobs_mode != _MODE:
-            raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
+        if (mode := settings.model_config_.logprobs_mode) != _MODE:
+            raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START}")
         if settings.dies_of_seeds:
             raise BadConfig(
                 f"{self.url} runs on a CPU with chunked prefill, where one long prompt with a seed ends it; start it with "
                 f"--no-enable-chunked-prefill --max-num-batched-tokens {context} (its context)"
             )
-        if self._experts and not settings.returns_routes:
+        if self._experts and not settings.aux_output_config.enable_return_routed_experts:
             _LOG.warning(
                 "%s does not say which experts a token went to, so the trainer leaves its answers out: start it with "
                 "--enable-return-routed-experts, or set train.router_replay = false",
                 self.url,
             )
-        self.follows_grammars, self.told = settings.reads_lark, (version, about)
+        # xgrammar, which "auto" prefers, accepts our grammars but ignores parts of them
+        self.follows_grammars = settings.structured_outputs_config.backend == "guidance"
+        self.told = version, about
         return context
 
     async def check_health(self) -> None:
