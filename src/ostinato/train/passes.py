@@ -58,7 +58,7 @@ class BrokenPromise(NoSignal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class PassResult:
     """The loss over all turns, whether the promise of exact mode was found broken, and the metrics of hints, if there were any."""
 
     loss: float
@@ -92,7 +92,7 @@ class Passes:
         anchor_beta: float,
         laps: Laps,
         check: Callable[[], None],
-    ) -> Passed:
+    ) -> PassResult:
         """Run all micro-batches, the demonstrations `shown` and the turns with hints `hinted`. `held`: the policy numbers whose weights the
         trainer holds; `step`: the step about to be taken; `check`: called before each micro-batch, and may end the step.
 
@@ -102,7 +102,7 @@ class Passes:
         exact = self._contract is not None and self._contract.mode == "exact"
         try:
             loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps, check)
-            return Passed(loss=loss, broken=False, hints=self._beside(work, shown, hinted, laps, check))
+            return PassResult(loss=loss, broken=False, hints=self._beside(work, shown, hinted, laps, check))
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
                 raise
@@ -110,7 +110,7 @@ class Passes:
         # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
         self._experts.start_over()
         loss = self._accumulate(work, None, step, anchor_beta, laps, check)
-        return Passed(loss=loss, broken=True, hints=self._beside(work, shown, hinted, laps, check))
+        return PassResult(loss=loss, broken=True, hints=self._beside(work, shown, hinted, laps, check))
 
     def _beside(
         self,

@@ -120,7 +120,7 @@ class LanePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class LaneOutput:
     """A part's results: the final state of each piece's last token, each piece's experts per token [n, L, k], if any, and by piece the
     log-probabilities of the targets behind its tokens, and whether all of its states are finite.
 
@@ -153,7 +153,7 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 
 
 @torch.inference_mode()
-def forward(part: LanePart, store: KVStore) -> Ran:
+def forward(part: LanePart, store: KVStore) -> LaneOutput:
     """Run the part's pieces through the model; afterwards their keys and values are in the store."""
     pieces, router = part.pieces, routing.of(part.model)
     device = part.model.device
@@ -162,7 +162,7 @@ def forward(part: LanePart, store: KVStore) -> Ran:
     if len(tokens) == len(pieces) and router is None:
         states_RD = store.decoded(part.model, tokens, entries)
         if states_RD is not None:
-            return Ran(states_RD, None, _scores(part, states_RD), _sound(pieces, states_RD), recorded=True)
+            return LaneOutput(states_RD, None, _scores(part, states_RD), _sound(pieces, states_RD), recorded=True)
     ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)
@@ -171,7 +171,7 @@ def forward(part: LanePart, store: KVStore) -> Ran:
     ends = np.cumsum([p.end - p.start for p in pieces])
     routes = None if recording is None else np.split(recording.ids_NLk().cpu().numpy(), ends[:-1])
     last_RD = states_ND[torch.from_numpy(ends - 1).to(device)]
-    return Ran(last_RD, routes, _scores(part, states_ND), _sound(pieces, states_ND))
+    return LaneOutput(last_RD, routes, _scores(part, states_ND), _sound(pieces, states_ND))
 
 
 def _sound(pieces: Sequence[Scheduled], states_ND: Tensor) -> list[bool]:

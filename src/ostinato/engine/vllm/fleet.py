@@ -43,7 +43,7 @@ class Loan:
         return {"lent": self.to, "back": self.home}.get(self.stage)
 
 
-class Driving:
+class BusyLock:
     """A lock that knows whether it is held or waited for. Example: ``async with replica.driving: ...``"""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Replica:
     draining: bool = False
     failures: int = 0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    driving: Driving = field(default_factory=Driving)
+    driving: BusyLock = field(default_factory=BusyLock)
     loan: Loan | None = None
     absent: bool = False
 

@@ -23,7 +23,7 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.microbatch import Microbatch, idle_microbatch
 from ostinato.train.ranks import Ranks
 from ostinato.train.sharding.balance import balanced, rounds
-from ostinato.train.sharding.context import ContextGroup
+from ostinato.train.sharding.context import ContextGroup, flat_bytes
 
 _PATIENCE = timedelta(hours=1)  # timeout of a collective: longer than any rank computes between two of them
 _GPU_PATIENCE = timedelta(minutes=10)  # the same between GPUs, which exchange only within a micro-batch
@@ -155,12 +155,8 @@ class RankGroup(Ranks):
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to another rank, which must call `receive`."""
-        dist.send(_flat_bytes(tensor), rank)
+        dist.send(flat_bytes(tensor), rank)
 
     def receive(self, into: Tensor, rank: int) -> None:
         """Fill a contiguous tensor with the one that another rank sends."""
-        dist.recv(_flat_bytes(into), rank)
-
-
-def _flat_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+        dist.recv(flat_bytes(into), rank)
