@@ -100,29 +100,21 @@ class Passes:
         turn: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
         """
         exact = self._contract is not None and self._contract.mode == "exact"
+        loss, broken = 0.0, False
         try:
             loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps, check)
-            return PassResult(loss=loss, broken=False, hints=self._beside(work, shown, hinted, laps, check))
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
                 raise
+            broken = True
             _LOG.error("%s; this step is taken as in fast mode", str(error))
         # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
-        self._experts.start_over()
-        loss = self._accumulate(work, None, step, anchor_beta, laps, check)
-        return PassResult(loss=loss, broken=True, hints=self._beside(work, shown, hinted, laps, check))
-
-    def _beside(
-        self,
-        work: Sequence[Microbatch],
-        shown: Sequence[Microbatch],
-        hinted: Sequence[Microbatch],
-        laps: Laps,
-        check: Callable[[], None],
-    ) -> dict[str, float]:
+        if broken:
+            self._experts.start_over()
+            loss = self._accumulate(work, None, step, anchor_beta, laps, check)
         normaliser = normaliser_of(work, self._config)
         self._imitate(shown, normaliser, laps, check)
-        return self._distil(hinted, normaliser, laps, check)
+        return PassResult(loss=loss, broken=broken, hints=self._distil(hinted, normaliser, laps, check))
 
     def _distil(
         self, hinted: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]

@@ -388,7 +388,7 @@ class EngineThread(threading.Thread):
 
     def _end_slot(self, slot: str) -> None:
         for sample in [s for s in self.scheduler.samples() if s.request.slot == slot]:
-            self._emit(sample, (), (), "", Finish.ERROR)
+            self._emit(sample, Finish.ERROR)
         self._send()
 
     def stop(self) -> None:
@@ -421,7 +421,7 @@ class EngineThread(threading.Thread):
                 _LOG.exception("an order failed while the engine's thread ended")
         self._lanes.close()
         for sample in list(self._streams):
-            self._emit(sample, (), (), "", finish)
+            self._emit(sample, finish)
         self._send()
 
     def _obey(self) -> None:
@@ -459,7 +459,7 @@ class EngineThread(threading.Thread):
         for sample in reversed([sample for sample, until in self._deadlines.items() if until <= now]):
             text = self._streams[sample].texts[sample.index]
             rest = text.flush()
-            self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)
+            self._emit(sample, Finish.STOP if text.stopped else Finish.DEADLINE, text=rest)
 
     def _cut(self, pieces: Sequence[Scheduled]) -> list[LanePart]:
         model = self.policies[pieces[0].sample.request.slot].model
@@ -505,7 +505,7 @@ class EngineThread(threading.Thread):
         if np.isnan(found).any():
             self._spoiled(sample)
         elif piece.last:
-            self._emit(sample, tuple(sample.targets), tuple(sample.logprobs), "", Finish.LENGTH)
+            self._emit(sample, Finish.LENGTH, tuple(sample.targets), tuple(sample.logprobs))
 
     def _fork(self, leader: Generation, store: KVStore) -> list[Generation]:
         started = self.scheduler.fork(leader) if leader.request.n > 1 else []
@@ -540,28 +540,28 @@ class EngineThread(threading.Thread):
             # the compiler's message quotes the whole grammar, which is the client's text
             _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
             # only tokens that the mask allows are drawn, so it is the grammar that has reached its limits; this token means nothing
-            self._emit(sample, (), (), "", Finish.GRAMMAR)
+            self._emit(sample, Finish.GRAMMAR)
             return
         sample.ids.append(token)
         self.counters["tokens"] += 1
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else (), nucleus)
+        self._emit(sample, finish, (token,), (logprob,), text, (tops,) if tops else (), nucleus)
 
     def _spoiled(self, sample: Generation) -> None:
         _LOG.error("request %s: the numbers are not finite; the stream ends", sample.request.id)
         if self._store is not None:
             self._store.wipe(self.scheduler.spoil(sample))
-        self._emit(sample, (), (), "", Finish.ERROR)
+        self._emit(sample, Finish.ERROR)
 
     def _emit(
         self,
         sample: Generation,
-        ids: tuple[int, ...],
-        logprobs: tuple[float, ...],
-        text: str,
         finish: Finish | None,
+        ids: tuple[int, ...] = (),
+        logprobs: tuple[float, ...] = (),
+        text: str = "",
         tops: tuple[Tops, ...] = (),
         nucleus: bytes = b"",
     ) -> None:
