@@ -207,9 +207,8 @@ def _plan(ids_Nk: Tensor, experts: int) -> _Plan:
     flat_S = ids_Nk.reshape(-1)
     order_S = torch.argsort(flat_S, stable=True)
     chosen_S = flat_S[order_S]
-    if (
-        chosen_S.is_cpu and int(chosen_S[-1]) >= experts
-    ):  # on a GPU the index below fails instead, and nothing is waited for
+    # on a GPU the index below fails instead, and nothing is waited for
+    if chosen_S.is_cpu and int(chosen_S[-1]) >= experts:
         raise BadConfig(f"the router chose expert {int(chosen_S[-1])} of {experts}: router and experts do not fit")
     ends_E = torch.searchsorted(chosen_S, torch.arange(experts, device=chosen_S.device), right=True)
     sizes_E = ends_E.diff(prepend=ends_E.new_zeros(1))

@@ -135,9 +135,8 @@ def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
         levels = room_for_levels(len(x_MK) if how >= INT8 else 0, panels.inputs)
         biases = _NO_BIAS[panels.dtype] if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
-        together(
-            lambda: project(counters, xs, levels, panels.address, how, biases, outs)
-        )  # which keeps the panels alive
+        # the function keeps the panels alive
+        together(lambda: project(counters, xs, levels, panels.address, how, biases, outs))
     return out
 
 

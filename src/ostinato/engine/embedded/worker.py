@@ -481,9 +481,8 @@ class EngineThread(threading.Thread):
                 if ran.routes is not None:
                     piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
                 self.scheduler.advance(piece)
-                if not ran.sound[
-                    at
-                ]:  # now, before the sample is put back or cancelled: others would get its blocks as they are
+                # now, before the sample is put back or cancelled: others would get its blocks as they are
+                if not ran.sound[at]:
                     self._spoiled(piece.sample)
                 elif piece.sample.targets:
                     self._score(piece, ran.scores[at])
