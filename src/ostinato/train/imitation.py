@@ -21,7 +21,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.train.trainer import PolicyTrainer
 
 
-def shown_turns(demonstration: Conversation, speaker: HFRenderer) -> tuple[Turn, ...]:
+def shown_turns(demonstration: Conversation, renderer: HFRenderer) -> tuple[Turn, ...]:
     """The assistant's messages of one demonstration as turns of one episode, without log-probabilities.
 
     Raises BadRequest if there is none, or one cannot be rendered.
@@ -33,7 +33,7 @@ def shown_turns(demonstration: Conversation, speaker: HFRenderer) -> tuple[Turn,
     episode = hashlib.blake2b(told, digest_size=8).hexdigest()
     turns: list[Turn] = []
     for number, place in enumerate(places):
-        prompt, answer = speaker.said(replace(demonstration, messages=demonstration.messages[: place + 1]))
+        prompt, answer = renderer.said(replace(demonstration, messages=demonstration.messages[: place + 1]))
         turns.append(_turn(f"{episode}-{number}:0", episode, prompt, answer))
     return tuple(turns)
 
