@@ -9,7 +9,7 @@ of whole numbers have one value, by whichever instructions; that this process co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -185,14 +185,14 @@ class Linear(nn.Linear):
 class PanelLinear(nn.Module):
     """Linear layers for inference over a copy of their weights in panels: the same bits, without laying them out at each call."""
 
-    def __init__(self, layers: Sequence[nn.Linear | Conv1D]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear | Conv1D], lay_out: Callable[[Tensor], Panels] = in_panels) -> None:
         """One layer whose outputs are the concatenated outputs of `layers`. Raises ValueError if they cannot be combined."""
         super().__init__()
         biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
         weights = [layer.weight.t() if isinstance(layer, Conv1D) else layer.weight.detach() for layer in layers]
         if len(biases) not in (0, len(layers)) or not all(map(can_lay_out, weights)):
             raise ValueError("these layers cannot be one in panels")
-        self._panels = in_panels(torch.cat(weights) if len(weights) > 1 else weights[0])
+        self._panels = lay_out(torch.cat(weights) if len(weights) > 1 else weights[0])
         self._bias = torch.cat(biases) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:

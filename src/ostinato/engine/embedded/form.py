@@ -31,7 +31,7 @@ from ostinato.model.attention import hidden
 from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import team
 from ostinato.model.experts import lay_out_experts
-from ostinato.model.linear import Integers, in_int8_panels, multiply, replace_by_panels
+from ostinato.model.linear import Integers, PanelLinear, in_int8_panels, replace_by_panels
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import filled, vocabulary_of
@@ -95,20 +95,11 @@ NO_LINEARS = (
 )
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(PanelLinear):
     """`nn.Linear` for inference, rounded to `integers`; may combine several layers with concatenated outputs. Keeps the input's dtype."""
 
     def __init__(self, layers: Sequence[nn.Linear], integers: Integers) -> None:
-        super().__init__()
-        biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
-        if len(biases) not in (0, len(layers)):
-            raise ValueError("these layers cannot be one")
-        self._panels = in_int8_panels(integers, torch.cat([layer.weight for layer in layers]))
-        self._bias = torch.cat(biases) if biases else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return multiply(x, self._panels, self._bias)
+        super().__init__(layers, partial(in_int8_panels, integers))
 
 
 @torch.inference_mode()

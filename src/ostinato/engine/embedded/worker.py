@@ -467,8 +467,7 @@ class EngineThread(threading.Thread):
 
     def _run(self, parts: Sequence[LanePart]) -> None:
         store = self._store
-        if store is None:
-            raise RuntimeError("a policy is loaded, so the store exists")
+        assert store is not None, "a policy is loaded"
         drawing: dict[PreTrainedModel, list[tuple[list[Generation], Tensor]]] = {}
         for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store), parts), strict=True):
             samples: list[Generation] = []
