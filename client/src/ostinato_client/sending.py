@@ -190,7 +190,7 @@ def _explanation(answer: bytes) -> tuple[str, str | None]:
     try:
         error = json.loads(answer)["error"]
         return str(error["message"]), error.get("param")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return answer[:200].decode(errors="replace") or "no explanation", None
 
 

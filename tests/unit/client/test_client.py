@@ -181,6 +181,13 @@ def test_a_cut_answer_is_asked_for_again():
     assert len(set(bodies)) == 1, "the same event with the same id"
 
 
+def test_an_error_that_is_nested_without_end_is_one_to_get_past():
+    """Else what was enqueued would be dropped as if it were no JSON itself."""
+    with answering([reply(503, b"[" * 100_000), reply(202)]) as (url, bodies):
+        assert Ostinato(url, deadline_s=PATIENT_S).feedback("R", "accepted", True) == Receipt("e", "accepted")
+    assert len(bodies) == 2
+
+
 def test_a_key_is_never_sent_elsewhere():
     with answering([reply(202)]) as (elsewhere, bodies):
         for status in (301, 302, 307, 308):
