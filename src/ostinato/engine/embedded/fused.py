@@ -1,9 +1,10 @@
 """Operator fusion: a decoder layer in eleven calls instead of some sixty, since a token's overhead beyond its arithmetic is mostly calls.
 
 It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), or with a norm after each of the two as well, with
-the same bits: the first time that a model is fused it is compared with its original form, and if any bit differs it is left unchanged.
+the same bits.
 
-Checks whether a model in another form computes the same bits: it is compared with its original form, once per configuration.
+Trial: once per configuration a model in another form, fused or `condensed`, is compared with its original form, and if any bit differs it is
+left unchanged.
 """
 
 from __future__ import annotations
