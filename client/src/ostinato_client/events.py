@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-SOURCES = ("human", "implicit", "code", "llm")
-
 
 def _new_id() -> str:
     return uuid.uuid4().hex

@@ -3,8 +3,8 @@
 It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), or with a norm after each of the two as well, with
 the same bits.
 
-Trial: once per configuration a model in another form, fused or `condensed`, is compared with its original form, and if any bit differs it is
-left unchanged.
+Trial: once per configuration a model in another form, fused or `condensed`, is compared with its original form, and if any bit differs
+it is left unchanged.
 """
 
 from __future__ import annotations
