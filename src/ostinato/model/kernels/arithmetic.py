@@ -8,6 +8,7 @@ vectorise but not reorder: the result is the same at every vector width, in ever
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,40 +28,44 @@ INVERSE_FACTORIALS = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1
 _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
 
-@intrinsic
-def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """A * b + c with one rounding, on float32."""
-    del typingctx, a, b, c
+def operation(generate: Callable[..., Any], result: Any, *given: Any) -> Any:
+    """A function of one to three values of these types, for kernels: `generate(builder, *values)` writes it."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del context, signature
-        return builder.fma(*args)
+        return generate(builder, *args)
 
-    return types.float32(types.float32, types.float32, types.float32), generate
+    if len(given) == 1:
+
+        @intrinsic
+        def one(typingctx: Any, a: Any) -> Any:
+            del typingctx, a
+            return result(*given), code
+
+        return one
+    if len(given) == 2:
+
+        @intrinsic
+        def two(typingctx: Any, a: Any, b: Any) -> Any:
+            del typingctx, a, b
+            return result(*given), code
+
+        return two
+
+    @intrinsic
+    def three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+        del typingctx, a, b, c
+        return result(*given), code
+
+    return three
 
 
-@intrinsic
-def float_of(typingctx: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
-    del typingctx, bits
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def bits_of(typingctx: Any, value: Any) -> Any:
-    """The bits of a float32."""
-    del typingctx, value
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
+fma = operation(lambda builder, a, b, c: builder.fma(a, b, c), *[types.float32] * 4)
+"""a * b + c with one rounding, on float32."""
+float_of = operation(lambda builder, bits: builder.bitcast(bits, ir.FloatType()), types.float32, types.uint32)
+"""The float32 with these bits."""
+bits_of = operation(lambda builder, value: builder.bitcast(value, ir.IntType(32)), types.uint32, types.float32)
+"""The bits of a float32."""
 
 
 @inlined
