@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -29,35 +30,22 @@ _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
 
 def operation(generate: Callable[..., Any], result: Any, *given: Any) -> Any:
-    """A function of one to three values of these types, for kernels: `generate(builder, *values)` writes it."""
+    """A function for kernels that gives a `result` of values of the types `given`: `generate(builder, *values)` writes it."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return generate(builder, *args)
+        del signature
+        value = generate(builder, *args)
+        return context.get_dummy_value() if result is types.void else value
 
-    if len(given) == 1:
-
-        @intrinsic
-        def one(typingctx: Any, a: Any) -> Any:
-            del typingctx, a
-            return result(*given), code
-
-        return one
-    if len(given) == 2:
-
-        @intrinsic
-        def two(typingctx: Any, a: Any, b: Any) -> Any:
-            del typingctx, a, b
-            return result(*given), code
-
-        return two
-
-    @intrinsic
-    def three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-        del typingctx, a, b, c
+    def definition(typingctx: Any, *values: Any) -> Any:
+        del typingctx, values
         return result(*given), code
 
-    return three
+    # numba asks how many values there are
+    names = ("typingctx", *"abcde"[: len(given)])
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    cast("Any", definition).__signature__ = signature
+    return intrinsic(definition)
 
 
 fma = operation(lambda builder, a, b, c: builder.fma(a, b, c), *[types.float32] * 4)

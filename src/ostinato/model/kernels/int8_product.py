@@ -18,9 +18,9 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from ostinato.model.kernels.arithmetic import operation
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
 from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, loop, outlined, pointer, prefetch
@@ -237,25 +237,19 @@ def _vector_sums(x, step, rows, weight, words, sums_MX):
                 m += 1
 
 
-@intrinsic
-def _dequantise(typingctx: Any, sums: Any, panel: Any, scale: Any) -> Any:
-    """Replace sixteen sums of 32 bits at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
-    del typingctx, sums, panel, scale
+def _dequantised(builder: Any, place: Any, panel: Any, scale: Any) -> None:
+    total = builder.add(
+        builder.load(address_at(builder, place, 0, _WORDS), align=4),
+        builder.load(address_at(builder, panel, 0, _WORDS), align=4),
+    )
+    weights = builder.load(address_at(builder, panel, _ROW, _FLOATS), align=4)
+    factor = builder.fmul(in_all_lanes(builder, scale), weights)
+    result = builder.fmul(builder.sitofp(total, _FLOATS), factor)
+    builder.store(result, address_at(builder, place, 0, _FLOATS), align=4)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        place, panel, scale = args
-        total = builder.add(
-            builder.load(address_at(builder, place, 0, _WORDS), align=4),
-            builder.load(address_at(builder, panel, 0, _WORDS), align=4),
-        )
-        weights = builder.load(address_at(builder, panel, _ROW, _FLOATS), align=4)
-        factor = builder.fmul(in_all_lanes(builder, scale), weights)
-        result = builder.fmul(builder.sitofp(total, _FLOATS), factor)
-        builder.store(result, address_at(builder, place, 0, _FLOATS), align=4)
-        return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.float32), generate
+_dequantise = operation(_dequantised, types.void, types.intp, types.intp, types.float32)
+"""Replaces sixteen sums of 32 bits at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
 
 
 @njit(nogil=True, cache=True)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
+from numba import njit, types
 from numba.core import cgutils
 
+from ostinato.model.kernels.arithmetic import operation
 from ostinato.model.kernels.processor import cpu_features
-from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, loop, on_addresses, prefetch
+from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, loop, prefetch
 
 HAS_PAIRS = "avx512bf16" in cpu_features()
 """Whether this process may use the instruction."""
@@ -62,8 +63,7 @@ def _both(builder: Any, place: Any) -> Any:
 def _chain(rows: int) -> Any:
     """``chain(x, step, weight, pairs, out)``: store the products of `rows` rows, `step` bytes apart, and a panel at `out`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, step, weight, pairs, out = args
+    def generate(builder: Any, x: Any, step: Any, weight: Any, pairs: Any, out: Any) -> None:
         kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
         dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
         places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
@@ -81,9 +81,8 @@ def _chain(rows: int) -> Any:
         zero = ir.Constant(_FLOATS, [0.0] * WIDE)
         for at, value in enumerate(loop(builder, pairs, 1, [zero] * (2 * rows), products)):
             builder.store(value, address_at(builder, out, at * _BYTES, _FLOATS), align=4)
-        return context.get_dummy_value()
 
-    return on_addresses(generate)
+    return operation(generate, types.void, *[types.intp] * 5)
 
 
 _chain1, _chain2, _chain4, _chain8, _chain12 = (_chain(rows) for rows in (1, 2, 4, 8, 12))

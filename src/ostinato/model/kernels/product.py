@@ -19,10 +19,9 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from ostinato.model.kernels.arithmetic import load
+from ostinato.model.kernels.arithmetic import load, operation
 from ostinato.model.kernels.pairs import pair_sums
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
@@ -61,33 +60,6 @@ _WORTH_WIDENING = 24  # rows from which a bf16 panel is converted to fp32 first
 # ---------------------------------------------------------------- small numbers
 
 
-@intrinsic
-def flush_small(typingctx: Any) -> Any:
-    """Make this thread take and give numbers below 2^-126 as 0; returns its state before, for `restore`."""
-    del typingctx
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature, args
-        before = _float_state(builder)
-        _set_float_state(builder, builder.or_(before, ir.Constant(_LONG, 1 << 24 if IS_ARM else 0x8040)))
-        return before
-
-    return types.int64(), generate
-
-
-@intrinsic
-def restore(typingctx: Any, before: Any) -> Any:
-    """Undo `flush_small`."""
-    del typingctx, before
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        _set_float_state(builder, args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
 def _float_state(builder: Any) -> Any:
     """The thread's control register for floating point, as 64 bits."""
     if IS_ARM:
@@ -112,6 +84,18 @@ def _control(builder: Any, name: str, place: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer()])
     call = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}")
     builder.call(call, [builder.bitcast(place, _BYTE.as_pointer())])
+
+
+def _flushing(builder: Any) -> Any:
+    before = _float_state(builder)
+    _set_float_state(builder, builder.or_(before, ir.Constant(_LONG, 1 << 24 if IS_ARM else 0x8040)))
+    return before
+
+
+flush_small = operation(_flushing, types.int64)
+"""Makes this thread take and give numbers below 2^-126 as 0; returns its state before, for `restore`."""
+restore = operation(_set_float_state, types.void, types.int64)
+"""Undoes `flush_small`."""
 
 
 # ---------------------------------------------------------------- weights in panels
@@ -213,20 +197,13 @@ def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
     return outlined(f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}", body)
 
 
-@intrinsic
-def _widen(typingctx: Any, words: Any, out: Any) -> Any:
-    """Store the two bf16 of each of 16 words at address `words` as fp32: the first ones at `out`, the second ones PANEL later."""
-    del typingctx, words, out
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        for odd, half in enumerate(_even_and_odd(builder, args[0], 0, halves=True)):
-            builder.store(half, address_at(builder, args[1], odd * 2 * _VECTOR, _FLOATS), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
+def _widened(builder: Any, words: Any, out: Any) -> None:
+    for odd, half in enumerate(_even_and_odd(builder, words, 0, halves=True)):
+        builder.store(half, address_at(builder, out, odd * 2 * _VECTOR, _FLOATS), align=4)
 
 
+_widen = operation(_widened, types.void, types.intp, types.intp)
+"""Stores the two bf16 of each of 16 words at an address as fp32: the first ones at another, the second ones PANEL later."""
 _VECTORS = 2 if _WIDE_REGISTERS else 1
 _PART, _ROW = _VECTORS * WIDE * 4, PANEL * 4  # bytes of the outputs computed at once, and of a panel's
 _halves_most, _halves_two, _halves_one = (

@@ -78,24 +78,12 @@ def in_all_lanes(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(one, nothing, _words(0))
 
 
-def on_addresses(generate: Callable[..., Any]) -> Any:
-    """A function of five addresses or counts, without a result: `generate(context, builder, signature, args)` writes it."""
-
-    @intrinsic
-    def call(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-        del typingctx, a, b, c, d, e
-        return types.void(*[types.intp] * 5), generate
-
-    return call
-
-
 def outlined(name: str, build: Callable[[Any], None]) -> Any:
     """A function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take long
     to compile.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
+    def generate(builder: Any, *args: Any) -> None:
         function = builder.module.globals.get(name)
         if function is None:
             function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
@@ -103,9 +91,8 @@ def outlined(name: str, build: Callable[[Any], None]) -> Any:
             function.attributes.add("noinline")
             build(ir.IRBuilder(function.append_basic_block()))
         builder.call(function, args)
-        return context.get_dummy_value()
 
-    return on_addresses(generate)
+    return operation(generate, types.void, *[types.intp] * 5)
 
 
 def loop(
