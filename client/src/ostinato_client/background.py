@@ -103,11 +103,8 @@ class Background:
             return batch
         except NotAllowed as error:
             _LOG.error("%d feedback events were refused: %s", len(batch), error)
-        except (
-            ValueError,
-            TypeError,
-            RecursionError,
-        ) as error:  # refused, or no JSON: none may end the thread that sends all others
+        except (ValueError, TypeError, RecursionError) as error:
+            # refused, or no JSON: none may end the thread that sends all others
             if len(batch) > 1:  # one bad event must not take its neighbours with it
                 return [left for event in batch for left in self._send([event])]
             _LOG.error("feedback event %s was refused: %s", batch[0].id, error)

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-SOURCES = ("human", "implicit", "code", "llm")
-
 
 def _new_id() -> str:
     return uuid.uuid4().hex
@@ -41,18 +39,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """The event in the server's format."""
-        fields: dict[str, Any] = {
-            "id": self.id,
-            "target": self.target,
-            "name": self.name,
-            "value": self.value,
-            "source": self.source,
-            "correction": self.correction,
-            "comment": self.comment,
-            "occurred_at": self.occurred_at,
-            "retracts": self.retracts,
-            "lines": self.lines,
-        }
+        fields: dict[str, Any] = {"id": self.id, **vars(self)}
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.demo.tasks import TaskPrompt
-from ostinato.demo.users import SimulatedUser, UsersConfig
+from ostinato.demo.users import SimulatedUser, UsersConfig, make_user
 
 T = 0.25
 """A suggestion pays if it is accepted more often than this: 1 - T for an accepted one, -T for a rejected one, 0 for silence."""
@@ -184,14 +184,7 @@ def make_typists(lines: Sequence[Line], config: UsersConfig, seed: int) -> list[
     dice = random.Random(f"{seed}/typists")
     families = list(dict.fromkeys(line.family for line in lines))
     return [
-        SimulatedUser(
-            id=f"sim-{number:02d}",
-            families=tuple(dice.sample(families, len(families))),
-            patience_s=dice.uniform(*config.patience_s),
-            patience_chars=dice.randint(*config.patience_chars),
-            pace=dice.uniform(0.6, 1.6),
-        )
-        for number in range(config.count)
+        make_user(number, tuple(dice.sample(families, len(families))), config, dice) for number in range(config.count)
     ]
 
 

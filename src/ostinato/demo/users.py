@@ -247,16 +247,19 @@ def make_users(tasks: Sequence[UserTask], config: UsersConfig, seed: int) -> lis
     users: list[SimulatedUser] = []
     for number in range(config.count):
         chosen = dict.fromkeys(dice.choices(families, popularity, k=8))
-        users.append(
-            SimulatedUser(
-                id=f"sim-{number:02d}",
-                families=tuple(chosen),
-                patience_s=dice.uniform(*config.patience_s),
-                patience_chars=dice.randint(*config.patience_chars),
-                pace=dice.uniform(0.6, 1.6),
-            )
-        )
+        users.append(make_user(number, tuple(chosen), config, dice))
     return users
+
+
+def make_user(number: int, families: tuple[str, ...], config: UsersConfig, dice: random.Random) -> SimulatedUser:
+    """A user with these preferences and a temper drawn at random."""
+    return SimulatedUser(
+        id=f"sim-{number:02d}",
+        families=families,
+        patience_s=dice.uniform(*config.patience_s),
+        patience_chars=dice.randint(*config.patience_chars),
+        pace=dice.uniform(0.6, 1.6),
+    )
 
 
 class _Crowd(Generic[W]):

@@ -1,15 +1,17 @@
-"""The rules that every engine keeps: which requests are admitted, what text a token adds, and which requests may share a cached prefix."""
+"""The rules that every engine keeps: which requests are admitted, what text a token adds, which requests may share a cached prefix, and
+how the pauses of swaps are told.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 
-from ostinato.core.errors import BadRequest, Overloaded, TooLarge
+from ostinato.core.errors import BadRequest, NotFound, Overloaded, TooLarge
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.core.steering import Steering
@@ -66,6 +68,12 @@ def check_request(request: Generate, *, context: int, vocab_size: int, steers: S
             f"ask for at most {context - length}.",
             field="max_tokens",
         )
+
+
+def check_loaded(slot: str, loaded: Collection[str]) -> None:
+    """Raise NotFound unless a policy is loaded in the slot."""
+    if slot not in loaded:
+        raise NotFound(f"No policy is loaded in slot {slot!r}; loaded: {sorted(loaded)}.", field="model")
 
 
 def check_score(ids: Sequence[int], start: int, *, most: int, vocab_size: int) -> None:
@@ -170,3 +178,16 @@ def prefix_key(policy: str, salt: str) -> bytes:
     Example: ``prefix_key("9f2c", "acme") != prefix_key("9f2c", "evil")``
     """
     return blake2b(len(policy).to_bytes(4, "little") + policy.encode() + salt.encode(), digest_size=16).digest()
+
+
+# ---------------------------------------------------------------- pauses
+
+
+def pause_stats(pauses: Sequence[float]) -> dict[str, float]:
+    """The last pause, the median and the 99th percentile of the pauses of swaps, in seconds; 0 before the first."""
+    ordered = sorted(pauses) or [0.0]
+    return {
+        "last_pause_s": pauses[-1] if pauses else 0.0,
+        "pause_p50_s": ordered[len(ordered) // 2],
+        "pause_p99_s": ordered[len(ordered) * 99 // 100],
+    }

@@ -354,9 +354,6 @@ HERMES = _compiled(_HERMES.template(thinks=False), (), (), _HERMES)
 """Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, no reasoning."""
 
 
-# ---------------------------------------------------------------- the reader
-
-
 # ---------------------------------------------------------------- values
 
 

@@ -88,17 +88,13 @@ def capabilities() -> Mapping[str, Any]:
 
 def kernels_word(text: str) -> dict[str, Any]:
     """The first CPU of a /proc/cpuinfo: each instruction as True, `cpu_name` where there is one, and `architecture`."""
-    first = dict(_pair(line) for line in text.split("\n\n", 1)[0].splitlines() if ":" in line)
+    pairs = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines() if ":" in line)
+    first = {name.strip(): value.strip() for name, _, value in pairs}
     flags = first.get("flags", first.get("Features", "")).split()
     found: dict[str, Any] = {_TORCHS.get(name, name): True for name in flags}
     if name := first.get("model name"):
         found["cpu_name"] = name
     return found | {"architecture": platform.machine()}
-
-
-def _pair(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip(), value.strip()
 
 
 # ---------------------------------------------------------------- memory

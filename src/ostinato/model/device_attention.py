@@ -24,9 +24,8 @@ from ostinato.model.paged import PagedEntry
 _NARROWEST = 16  # elements of a head in FlexAttention's kernel
 _FEWEST = 129  # tokens: two of its blocks
 _DENSEST = 1 << 28  # pairs of a query and a key
-_OPTIONS: Any = {
-    "BACKEND": "TRITON"
-}  # its other kernel, for few queries, finds no configuration for a mask of lengths that vary
+# FlexAttention's other kernel, for few queries, finds no configuration for a mask of lengths that vary
+_OPTIONS: Any = {"BACKEND": "TRITON"}
 Sees = Callable[[Tensor, Tensor], Tensor]
 """Whether query tokens (indices) see key tokens (indices that broadcast with them), as booleans."""
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import split
 from ostinato.model.kernels.elementwise import activation_mul, activation_mul_gradients
 from ostinato.model.linear import Panels, can_lay_out, in_panels, linear, multiply
@@ -112,18 +113,17 @@ def replace_mlps(model: nn.Module) -> int:
     Whether a module computes this is tested, not guessed from its name.
     """
     known: dict[tuple[type, str], Activation | None] = {}
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if sorted(part for part, _ in child.named_children()) != sorted((*_NAMES, "act_fn")):
-                continue
-            kind = (type(child), str(child.act_fn))
-            if kind not in known:
-                known[kind] = _activation_of(child)
-            if (activation := known[kind]) is not None:
-                setattr(parent, name, GatedMLP(child, activation))
-                count += 1
-    return count
+
+    def ours(child: nn.Module) -> GatedMLP | None:
+        if sorted(part for part, _ in child.named_children()) != sorted((*_NAMES, "act_fn")):
+            return None
+        kind = (type(child), str(child.act_fn))
+        if kind not in known:
+            known[kind] = _activation_of(child)
+        activation = known[kind]
+        return None if activation is None else GatedMLP(child, activation)
+
+    return replace_parts(model, ours)
 
 
 def _activation_of(mlp: nn.Module) -> Activation | None:
@@ -207,9 +207,8 @@ def _plan(ids_Nk: Tensor, experts: int) -> _Plan:
     flat_S = ids_Nk.reshape(-1)
     order_S = torch.argsort(flat_S, stable=True)
     chosen_S = flat_S[order_S]
-    if (
-        chosen_S.is_cpu and int(chosen_S[-1]) >= experts
-    ):  # on a GPU the index below fails instead, and nothing is waited for
+    # on a GPU the index below fails instead, and nothing is waited for
+    if chosen_S.is_cpu and int(chosen_S[-1]) >= experts:
         raise BadConfig(f"the router chose expert {int(chosen_S[-1])} of {experts}: router and experts do not fit")
     ends_E = torch.searchsorted(chosen_S, torch.arange(experts, device=chosen_S.device), right=True)
     sizes_E = ends_E.diff(prepend=ends_E.new_zeros(1))

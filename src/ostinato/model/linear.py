@@ -9,7 +9,7 @@ of whole numbers have one value, by whichever instructions; that this process co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import capabilities, split, together
 from ostinato.model.kernels.decoder import project
 from ostinato.model.kernels.int8_product import (
@@ -134,9 +135,8 @@ def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
         levels = room_for_levels(len(x_MK) if how >= INT8 else 0, panels.inputs)
         biases = _NO_BIAS[panels.dtype] if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
-        together(
-            lambda: project(counters, xs, levels, panels.address, how, biases, outs)
-        )  # which keeps the panels alive
+        # the function keeps the panels alive
+        together(lambda: project(counters, xs, levels, panels.address, how, biases, outs))
     return out
 
 
@@ -185,14 +185,14 @@ class Linear(nn.Linear):
 class PanelLinear(nn.Module):
     """Linear layers for inference over a copy of their weights in panels: the same bits, without laying them out at each call."""
 
-    def __init__(self, layers: Sequence[nn.Linear | Conv1D]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear | Conv1D], lay_out: Callable[[Tensor], Panels] = in_panels) -> None:
         """One layer whose outputs are the concatenated outputs of `layers`. Raises ValueError if they cannot be combined."""
         super().__init__()
         biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
         weights = [layer.weight.t() if isinstance(layer, Conv1D) else layer.weight.detach() for layer in layers]
         if len(biases) not in (0, len(layers)) or not all(map(can_lay_out, weights)):
             raise ValueError("these layers cannot be one in panels")
-        self._panels = in_panels(torch.cat(weights) if len(weights) > 1 else weights[0])
+        self._panels = lay_out(torch.cat(weights) if len(weights) > 1 else weights[0])
         self._bias = torch.cat(biases) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,25 +206,17 @@ def replace_by_panels(model: nn.Module) -> int:
 
     A subclass of the library's may compute something else, as a router does, and stays.
     """
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            plain = type(child) in (nn.Linear, Linear) or isinstance(child, Conv1D)
-            if plain and can_lay_out(cast("Tensor", child.weight)):
-                setattr(parent, name, PanelLinear([cast("nn.Linear", child)]))
-                count += 1
-    return count
+
+    def ours(child: nn.Module) -> PanelLinear | None:
+        plain = type(child) in (nn.Linear, Linear) or isinstance(child, Conv1D)
+        return PanelLinear([cast("nn.Linear", child)]) if plain and can_lay_out(cast("Tensor", child.weight)) else None
+
+    return replace_parts(model, ours)
 
 
 def replace_linears(model: nn.Module) -> int:
     """Replace every plain linear layer of the model by `Linear`, keeping its parameters; returns how many."""
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, Linear(child))
-                count += 1
-    return count
+    return replace_parts(model, lambda child: Linear(child) if type(child) is nn.Linear else None)
 
 
 def gradient_product(a: Tensor, b: Tensor) -> Tensor:

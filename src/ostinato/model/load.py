@@ -36,19 +36,8 @@ from ostinato.core.files import write_atomic
 from ostinato.core.places import cache_directory, expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
-from ostinato.model.attention import (
-    IMPLEMENTATION,
-    OF_ITS_OWN,
-    CausalAttend,
-    Inexpressible,
-    check_config,
-    check_forward,
-    hidden,
-    logits,
-)
 from ostinato.model.backend import OWN, ComputeBackend, mark
 from ostinato.model.checkpoint_validation import SEE, check_directory, read_config
-from ostinato.model.experts import replace_mlps
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
@@ -171,36 +160,32 @@ _CHECK = "2"  # raise it with every change of this check, or of what `attention`
 _DRAWS = 3  # a router whose choice hangs by rounding may differ in one; another mechanism differs in all
 _MOST_BYTES = 1 << 16  # of a file that says that a model agreed
 _PASSED: set[str] = set()
+_STOCK = "eager", "eager"  # the library's own attention and experts
 
 Make = Callable[[Any], PreTrainedModel]
 """Makes a model from a configuration."""
 
 
-def check_agreement(file: Path, config: Any, make: Make, kernels: str = "own", kept: Path | None = None) -> None:
+def check_agreement(file: Path, config: Any, make: Make, kernels: str = "own") -> None:
     """Raise BadConfig, in one line, unless a miniature of the model that `make` builds gives the library's own logits.
 
     Computed once for each content of the configuration's `file`, kind of `kernels` and versions of the libraries; that it agreed is kept in
-    the directory `kept` (None: in the user's cache). `make` is called on copies of `config`, and must give models on the CPU in fp32.
+    the user's cache. `make` is called on copies of `config`, and must give models on the CPU in fp32.
     """
     key = _key(file, kernels)
-    place = _place(kept, key)
+    place = None
+    with suppress(BadConfig):  # without a cache it is computed each time
+        place = cache_directory() / "architectures" / f"{key}.json"
     try:
-        check_config(config.get_text_config())
+        attention.check_config(config.get_text_config())
         if key not in _PASSED and not (place and _is_kept(place)):
             with _seeded():
                 _compare(config, make)
             if place is not None:
-                _keep(place, {"model_type": config.model_type, "agrees": True})
-    except Inexpressible as error:
-        raise BadConfig(f"{_named(config)} are not supported: {error}; {SEE}") from error
+                _keep(place, config.model_type)
+    except attention.Inexpressible as error:
+        raise BadConfig(f"models of type {config.model_type!r} are not supported: {error}; {SEE}") from error
     _PASSED.add(key)
-
-
-def _place(kept: Path | None, key: str) -> Path | None:
-    try:
-        return (kept or cache_directory()) / "architectures" / f"{key}.json"
-    except BadConfig:  # then it is computed each time
-        return None
 
 
 def _compare(config: Any, make: Make) -> None:
@@ -208,16 +193,17 @@ def _compare(config: Any, make: Make) -> None:
     try:
         ours = make(copy.deepcopy(small))  # which changes its configuration
         ours.load_state_dict(theirs.state_dict())
-        check_forward(ours)
+        attention.check_forward(ours)
         _check_logits(ours, theirs, wanted)
     except (BadConfig, MemoryError):
         raise
     except Exception as error:
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise
-        own = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)  # looked up in a table of its own
-        raise Inexpressible(
-            OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
+        # the name is looked up in a table of its own
+        own = isinstance(error, KeyError) and error.args == (attention.IMPLEMENTATION,)
+        raise attention.Inexpressible(
+            attention.OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
         ) from error
 
 
@@ -229,7 +215,7 @@ def _check_logits(ours: PreTrainedModel, theirs: PreTrainedModel, wanted: Tensor
         first = _first_apart(_flattened(ours, ids), want)
         if first < 0:
             return
-    raise Inexpressible(
+    raise attention.Inexpressible(
         f"Ostinato's forward pass gives other logits than transformers' own from token {first + 1} of a sequence on{_guess(first)}"
     )
 
@@ -240,8 +226,8 @@ def _library(config: Any) -> tuple[Any, PreTrainedModel, Tensor]:
     for small in miniatures(config):
         try:
             with torch.device("meta"):
-                cut(small, depth_of(_reduced_from_config(small)))
-            model = _reduced_from_config(small)
+                cut(small, depth_of(_from_config(small, torch.float32, *_STOCK)))
+            model = _from_config(small, torch.float32, *_STOCK).eval()
             _fill(model)
             want = _stock(model, _ids(model, 0))
         except (MemoryError, KeyboardInterrupt):
@@ -252,18 +238,7 @@ def _library(config: Any) -> tuple[Any, PreTrainedModel, Tensor]:
         if want.isfinite().all() and want.std() > 0:
             return small, model, want
     why = "its logits are not finite" if problem is None else _in_a_line(problem)
-    raise Inexpressible(f"transformers {_transformers()} itself cannot compute a small one ({why})")
-
-
-def _reduced_from_config(config: Any) -> Any:
-    made: Any = AutoModelForCausalLM.from_config(
-        config,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        experts_implementation="eager",
-        trust_remote_code=False,
-    )
-    return made.eval()
+    raise attention.Inexpressible(f"transformers {version('transformers')} itself cannot compute a small one ({why})")
 
 
 @torch.no_grad()
@@ -295,7 +270,8 @@ def _stock(model: PreTrainedModel, ids: list[Tensor]) -> Tensor:
 def _flattened(model: PreTrainedModel, ids: list[Tensor]) -> Tensor:
     """Our logits [N, vocab] of sequences in one pass."""
     positions = torch.cat([torch.arange(len(part)) for part in ids])
-    return logits(model, hidden(model, torch.cat(ids), positions, CausalAttend([len(part) for part in ids])))
+    attend = attention.CausalAttend([len(part) for part in ids])
+    return attention.logits(model, attention.hidden(model, torch.cat(ids), positions, attend))
 
 
 def _first_apart(got: Tensor, want: Tensor) -> int:
@@ -320,23 +296,15 @@ def _seeded() -> Generator[None]:
         yield
 
 
-def _named(config: Any) -> str:
-    return f"models of type {config.model_type!r}"
-
-
 def _in_a_line(error: Exception) -> str:
     """An error of the library as part of a sentence: its kind and the beginning of what it says."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:120]}{'...' if len(text) > 120 else ''}"
 
 
-def _transformers() -> str:
-    return version("transformers")
-
-
 def _key(file: Path, kernels: str) -> str:
     """A hash of everything that the outcome depends on."""
-    versions = (_CHECK, kernels, _transformers(), torch.__version__, __version__)
+    versions = (_CHECK, kernels, version("transformers"), torch.__version__, __version__)
     parts = [file.read_bytes(), *(text.encode() for text in versions)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
@@ -354,11 +322,11 @@ def _is_kept(place: Path) -> bool:
     return isinstance(found, dict) and found.get("agrees") is True
 
 
-def _keep(place: Path, found: dict[str, Any]) -> None:
+def _keep(place: Path, kind: str) -> None:
     """Write for the next start. A cache that cannot be written costs a second each time, and is no error."""
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, json.dumps(found), durable=False)
+        write_atomic(place, json.dumps({"model_type": kind, "agrees": True}), durable=False)
 
 
 # ---------------------------------------------------------------- loading
@@ -494,12 +462,18 @@ def _empty(config: Any, dtype: torch.dtype, *, shallow: bool = False, backend: C
     return _ready(model, train=False, backend=backend)
 
 
-def _from_config(config: Any, dtype: torch.dtype) -> Any:
+def _from_config(
+    config: Any,
+    dtype: torch.dtype,
+    attends: str = attention.IMPLEMENTATION,
+    routes: str = experts.IMPLEMENTATION,
+) -> Any:
+    """The library's model with these implementations of attention and of experts."""
     return AutoModelForCausalLM.from_config(
         config,
         dtype=dtype,
-        attn_implementation=attention.IMPLEMENTATION,
-        experts_implementation=experts.IMPLEMENTATION,
+        attn_implementation=attends,
+        experts_implementation=routes,
         trust_remote_code=False,
     )
 
@@ -511,7 +485,7 @@ def _ready(model: Any, *, train: bool, backend: ComputeBackend) -> PreTrainedMod
     routing.install(model)
     if backend.kernels == "own":
         replace_norms(model)
-        replace_mlps(model)
+        experts.replace_mlps(model)
         replace_linears(model)
     mark(model, backend)
     return model.to(backend.device).train(train).requires_grad_(train)

@@ -122,7 +122,8 @@ class TensorSoftmax:
         tokens_M = np.zeros(len(u_M), np.int64)
         greedy, drawn = np.flatnonzero(u_M < 0), np.flatnonzero(u_M >= 0)
         if len(greedy):
-            tokens_M[greedy] = self._rows(greedy).argmax(-1).cpu().numpy()
+            at = torch.from_numpy(greedy).to(self.logits.device)
+            tokens_M[greedy] = self.logits[at].argmax(-1).cpu().numpy()
         if len(drawn):
             at = torch.from_numpy(drawn).to(self.logits.device) if len(greedy) else slice(None)
             scaled_CV = (self.logits[at].float() / self.temperatures_M[at, None]).sub_(self.totals_M[at, None])
@@ -137,9 +138,6 @@ class TensorSoftmax:
         numbers_V = torch.arange(1, logs_PV.shape[1] + 1, device=logs_PV.device)
         exponentials_PV = uniforms(keys_P1 + numbers_V * _signed(0x9E3779B97F4A7C15)).log_().neg_()
         tokens_M[rows_P] = exponentials_PV.div_(logs_PV.double().exp_()).argmin(-1).cpu().numpy()
-
-    def _rows(self, rows: NDArray[np.int64]) -> Tensor:
-        return self.logits[torch.from_numpy(rows).to(self.logits.device)]
 
 
 def _signed(number: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import split
 from ostinato.model.kernels.gradients import rms_norm_gradient
 from ostinato.model.kernels.norm import LANES, rms_norm
@@ -86,23 +87,21 @@ def replace_norms(model: nn.Module) -> int:
     epsilon `eps`; a norm of that kind without the 1 stays as it is.
     """
     known: dict[tuple[type, int], bool] = {}
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
-            zero_centered = eps is None
-            eps = getattr(child, "eps", None) if zero_centered else eps
-            if isinstance(child, RMSNorm) or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
-                continue
-            if not isinstance(eps, float):
-                continue
-            kind = (type(child), len(weight))
-            if kind not in known:
-                known[kind] = _is_same(type(child), len(weight), eps, zero_centered)
-            if known[kind]:
-                setattr(parent, name, RMSNorm(weight, eps, zero_centered=zero_centered))
-                count += 1
-    return count
+
+    def ours(child: nn.Module) -> RMSNorm | None:
+        weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
+        zero_centered = eps is None
+        eps = getattr(child, "eps", None) if zero_centered else eps
+        if isinstance(child, RMSNorm) or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
+            return None
+        if not isinstance(eps, float):
+            return None
+        kind = (type(child), len(weight))
+        if kind not in known:
+            known[kind] = _is_same(type(child), len(weight), eps, zero_centered)
+        return RMSNorm(weight, eps, zero_centered=zero_centered) if known[kind] else None
+
+    return replace_parts(model, ours)
 
 
 def _is_same(kind: type, width: int, eps: float, zero_centered: bool) -> bool:

@@ -198,16 +198,11 @@ def _compute_frequencies(module: Any) -> None:
     module.own_frequencies = False
     with contextlib.suppress(Exception), PortableOperations():
         fresh: dict[str, Tensor] = dict(type(module)(module.config).named_buffers(recurse=False))
-        if all(
-            torch.allclose(fresh[name], getattr(module, name), rtol=1e-5) for name in names if _is_real(module, name)
-        ):
+        held = {name: getattr(module, name) for name in names}
+        if all(torch.allclose(fresh[name], held[name], rtol=1e-5) for name in names if not held[name].is_meta):
             for name in names:
                 module.register_buffer(name, fresh[name], persistent=False)
             module.own_frequencies = True
-
-
-def _is_real(module: Any, name: str) -> bool:
-    return getattr(module, name).device.type != "meta"
 
 
 _known: dict[type, type] = {}

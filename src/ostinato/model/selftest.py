@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,8 @@ from ostinato.model.numerics import definitions_of
 from ostinato.model.paged import Blocks, PagedAttend, PagedEntry, WholeAttend
 from ostinato.model.portable import library_operations
 
-
-class Pack(Protocol):
-    """Converts a module to the engine's form in place; its bits stay the same."""
-
-    def __call__(self, model: nn.Module, /) -> object: ...
-
-
+Pack = Callable[[nn.Module], object]
+"""Converts a module to the engine's form in place; its bits stay the same."""
 REMEDY = 'set model.numerics = "fast"'
 
 
@@ -158,10 +153,7 @@ def _answer(
     flat = torch.cat([ids[piece.sequence, piece.start : piece.end] for piece in pieces])
     positions = torch.cat([torch.arange(piece.start, piece.end) for piece in pieces])
     routers = routing.of(model)
-    seen = None
-    with ExitStack() as stack:
-        if routers is not None and routers.can_record:
-            seen = stack.enter_context(routers.record())
+    with routers.record() if routers is not None and routers.can_record else nullcontext() as seen:
         states = hidden(model, flat, positions, attend)
     answer = logits(model, states[heads])
     return _Answer(bits_of(states), bits_of(answer), None if seen is None else seen.ids_NLk())
@@ -372,6 +364,7 @@ def _flow(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, T
 
 @contextmanager
 def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator[None]:
+    # an expert's output is in the order of experts, not of tokens
     inside = {id(part) for expert in experts_of(model) for part in expert.modules() if part is not expert}
     handles: list[Any] = []
 
@@ -379,7 +372,6 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
         handles.append(module.register_forward_hook(lambda _module, _args, answer: keep(name, answer)))
 
     for name, module in model.named_modules():
-        # an expert's output is in the order of experts, not of tokens
         if name and id(module) not in inside:
             watch(name, module)
     try:

@@ -131,9 +131,9 @@ def measure(path: Path, pack: Pack | None, cores: int, clock: Clock = time.perf_
     """
     load = os.getloadavg()[0]
     model = empty_model(path, torch.float32, shallow=True)
-    shapes = {(each.inputs, each.outputs): each.flops for each in shapes_of(model.base_model) or shapes_of(model)}
-    largest = sorted(shapes, key=lambda shape: -shapes[shape])[:_SHAPES]
-    places = [(inputs, outputs, rows) for inputs, outputs in largest for rows in (FEW, MANY)]
+    shapes = shapes_of(model.base_model) or shapes_of(model)
+    largest = sorted(shapes, key=lambda shape: -shape.flops)[:_SHAPES]
+    places = [(shape.inputs, shape.outputs, rows) for shape in largest for rows in (FEW, MANY)]
     dtypes = [each for at in places for each in _compared(*at, ("bfloat16", "float32"), (1,), pack, clock)]
     better = choose(Speeds(dtypes=tuple(dtypes), teams=(), load=load, cores=cores)).dtype
     counts = [1 << power for power in range(cores.bit_length())]

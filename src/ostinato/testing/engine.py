@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import numpy as np
 
-from ostinato.core.errors import BadWeights, NotFound, Unavailable
+from ostinato.core.errors import BadWeights, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate, Tops
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Snapshot, Swap, WeightArray
-from ostinato.engine.admission import check_request, check_score
+from ostinato.engine.admission import check_loaded, check_request, check_score
 
 STOP_ID = 256
 VOCAB_SIZE = 257
@@ -194,8 +194,7 @@ class FakeEngine:
         }
 
     def _policy(self, slot: str) -> PolicyVersion:
-        if slot not in self._slots:
-            raise NotFound(f"No policy is loaded in slot {slot!r}; loaded: {sorted(self._slots)}.", field="model")
+        check_loaded(slot, self._slots)
         return self._slots[slot]
 
     def _steps(self, request: Generate) -> list[tuple[int | None, str, Finish | None]]:

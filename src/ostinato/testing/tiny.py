@@ -42,42 +42,48 @@ def tiny_model(
     The same arguments give the same bytes. Weights are random: the model says nothing sensible, but all code that loads, serves,
     trains or publishes a model works on it. Example: ``tiny_model(tmp_path / "tiny", seed=1)``.
     """
+    own = (("intermediate_size", 2 * hidden), ("tie_word_embeddings", tied))
+    return _written(path, _files("Llama", seed, dtype, hidden, layers, heads, kv_heads, context, own))
+
+
+def _written(path: Path, files: Mapping[str, bytes]) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    for name, data in _files(seed, hidden, layers, heads, kv_heads, context, dtype, tied).items():
+    for name, data in files.items():
         (path / name).write_bytes(data)
     return path
 
 
-@lru_cache(maxsize=16)  # tests write the same few models again and again
+@lru_cache(maxsize=32)  # tests write the same few models again and again
 def _files(
+    kind: str,
     seed: int,
+    dtype: Literal["float32", "bfloat16"],
     hidden: int,
     layers: int,
     heads: int,
     kv_heads: int,
     context: int,
-    dtype: Literal["float32", "bfloat16"],
-    tied: bool,
+    own: tuple[tuple[str, int], ...],
 ) -> Mapping[str, bytes]:
-    """The directory's files, by name."""
+    """The directory's files, by name. `kind`: the library's name of the architecture; `own`: settings of its own."""
     library_logging.disable_progress_bar()
-    config = transformers.LlamaConfig(
+    make_config, make_model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
+    config = make_config(
         vocab_size=256 + len(SPECIALS),
         hidden_size=hidden,
-        intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=context,
-        tie_word_embeddings=tied,
         bos_token_id=257,
         eos_token_id=258,
         pad_token_id=259,
-        initializer_range=0.1,  # large enough that positions and neighbours matter to the logits
+        initializer_range=0.1,  # large enough that positions and neighbours matter to the logits and routers prefer some experts
+        **dict(own),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.LlamaForCausalLM(config)
+        model = make_model(config)
     return files_of(model.bfloat16() if dtype == "bfloat16" else model, byte_tokenizer(context))
 
 
@@ -112,6 +118,12 @@ def byte_tokenizer(context: int = 512) -> transformers.PreTrainedTokenizerFast:
 
 
 Kind = Literal["qwen3_moe", "olmoe", "mixtral"]
+_MIXTURES = {
+    "qwen3_moe": ("Qwen3Moe", "moe_intermediate_size", "num_experts"),
+    "olmoe": ("Olmoe", "intermediate_size", "num_experts"),
+    "mixtral": ("Mixtral", "intermediate_size", "num_local_experts"),
+}
+"""The library's name of an architecture, and its names of the width and the number of experts."""
 
 
 def tiny_moe(
@@ -134,61 +146,10 @@ def tiny_moe(
     `intermediate` is the width of one expert. The same arguments give the same bytes.
     Example: ``tiny_moe(tmp_path / "moe", "olmoe", experts=16, top_k=4)``.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    sizes = (seed, hidden, intermediate, layers, heads, kv_heads, experts, top_k, context)
-    for name, data in _moe_files(kind, dtype, *sizes).items():
-        (path / name).write_bytes(data)
-    return path
-
-
-@lru_cache(maxsize=16)  # tests write the same few models again and again
-def _moe_files(
-    kind: Kind,
-    dtype: Literal["float32", "bfloat16"],
-    seed: int,
-    hidden: int,
-    intermediate: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    experts: int,
-    top_k: int,
-    context: int,
-) -> Mapping[str, bytes]:
-    """The directory's files, by name."""
-    library_logging.disable_progress_bar()
-    common: dict[str, Any] = {
-        "vocab_size": 256 + len(SPECIALS),
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "num_experts_per_tok": top_k,
-        "max_position_embeddings": context,
-        "bos_token_id": 257,
-        "eos_token_id": 258,
-        "pad_token_id": 259,
-        "initializer_range": 0.1,  # large enough that neighbours matter to the logits and routers prefer some experts
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _model(kind, common, intermediate, experts)
-    return files_of(model.bfloat16() if dtype == "bfloat16" else model, byte_tokenizer(context))
-
-
-def _model(kind: Kind, common: dict[str, Any], intermediate: int, experts: int) -> transformers.PreTrainedModel:
-    if kind == "olmoe":
-        return transformers.OlmoeForCausalLM(
-            transformers.OlmoeConfig(**common, intermediate_size=intermediate, num_experts=experts)
-        )
-    if kind == "mixtral":
-        return transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**common, intermediate_size=intermediate, num_local_experts=experts)
-        )
-    config = transformers.Qwen3MoeConfig(
-        **common, moe_intermediate_size=intermediate, num_experts=experts, norm_topk_prob=True
-    )
-    return transformers.Qwen3MoeForCausalLM(config)
+    name, width, count = _MIXTURES[kind]
+    own = [(width, intermediate), (count, experts), ("num_experts_per_tok", top_k)]
+    own += [("norm_topk_prob", True)] if kind == "qwen3_moe" else []
+    return _written(path, _files(name, seed, dtype, hidden, layers, heads, kv_heads, context, tuple(own)))
 
 
 # ---------------------------------------------------------------- other architectures

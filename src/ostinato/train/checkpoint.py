@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.files import REFUSALS, install_directory, private, sync_directory, write_atomic
-from ostinato.train.ranks import Joined, RankPart, Ranks, SingleProcess
+from ostinato.train.ranks import ALONE, Joined, RankPart, Ranks
 
 _log = logging.getLogger(__name__)
 
@@ -92,13 +92,12 @@ class Checkpoint:
         )
 
 
-def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks | None = None) -> Path:
+def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks = ALONE) -> Path:
     """Write a checkpoint durably and point `LATEST` at it; all but the newest `keep` are removed. Returns its directory.
 
-    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk refuses
+    All of `ranks` call it together, each with its part. Raises StorageFull on all ranks if the disk refuses
     it; the earlier checkpoints stay as they were.
     """
-    ranks = ranks or SingleProcess()
     partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
     final = partial
     with _agreeing(ranks, partial, checkpoint.step):
@@ -173,13 +172,12 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
     return final
 
 
-def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
+def load(directory: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
     """The newest whole checkpoint, verified by hash, or None if there has never been one.
 
-    All of `ranks` (None: this process) call it together, verify a part of the files each, and take the same checkpoint. A torn or
+    All of `ranks` call it together, verify a part of the files each, and take the same checkpoint. A torn or
     corrupt checkpoint is logged and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
     """
-    ranks = ranks or SingleProcess()
     candidates = stored(directory)
     latest = directory / _LATEST
     if latest.exists():
@@ -235,7 +233,7 @@ def kept_steps(steps: Iterable[int], *, keep: int, every: int, ladder: int) -> s
 
 def adopt(partial: Path) -> Path:
     """Make a whole checkpoint of a fetched one (`partial_of`), which is the newest from then on. Returns its directory. Raises Corrupt."""
-    step, name = _read(partial, SingleProcess()).step, partial.name.removeprefix(_PARTIAL)
+    step, name = _read(partial, ALONE).step, partial.name.removeprefix(_PARTIAL)
     if not name.startswith(f"{step:08d}-"):
         raise Corrupt(f"a checkpoint of step {step} is called {name}")
     final = partial.with_name(name)
@@ -313,7 +311,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
     digest = blake3(max_threads=1)
     size = 0
     with open(path, "wb", buffering=0, opener=private) as file:
-        for part in (len(text).to_bytes(8, "little"), text, *(_bytes(array) for array in arrays.values())):
+        for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, arrays.values())):
             digest.update(part)
             size += len(part)
             view = memoryview(part)
@@ -329,7 +327,7 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 def _is_whole(path: Path) -> bool:
     try:
-        _read(path, SingleProcess())
+        _read(path, ALONE)
     except Corrupt:
         return False
     return True

@@ -11,25 +11,17 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned
+from ostinato.model.renderer import HFRenderer
 from ostinato.train.trainer import PolicyTrainer
 
 
-class Speaker(Protocol):
-    """The part of a renderer that imitation needs."""
-
-    def said(self, conversation: Conversation) -> tuple[list[int], list[int]]:
-        """A conversation that ends with the assistant's message as (prompt ids, answer ids). Raises BadRequest."""
-        ...
-
-
-def shown_turns(demonstration: Conversation, speaker: Speaker) -> tuple[Turn, ...]:
+def shown_turns(demonstration: Conversation, renderer: HFRenderer) -> tuple[Turn, ...]:
     """The assistant's messages of one demonstration as turns of one episode, without log-probabilities.
 
     Raises BadRequest if there is none, or one cannot be rendered.
@@ -41,7 +33,7 @@ def shown_turns(demonstration: Conversation, speaker: Speaker) -> tuple[Turn, ..
     episode = hashlib.blake2b(told, digest_size=8).hexdigest()
     turns: list[Turn] = []
     for number, place in enumerate(places):
-        prompt, answer = speaker.said(replace(demonstration, messages=demonstration.messages[: place + 1]))
+        prompt, answer = renderer.said(replace(demonstration, messages=demonstration.messages[: place + 1]))
         turns.append(_turn(f"{episode}-{number}:0", episode, prompt, answer))
     return tuple(turns)
 

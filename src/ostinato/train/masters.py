@@ -1,4 +1,4 @@
-"""fp32 master weights, their gradients and AdamW: the interface, and all of them in one process (over several ranks: `sharding.masters`).
+"""fp32 master weights, their gradients and AdamW, in one process (over several ranks: `sharding.masters`).
 
 Data flow: backward adds each parameter's gradient into `sums` (fp32, across micro-batches) -> `update` -> the masters move ->
 `round_into_model` -> `publish`. The compute copy is always the rounding that is published, in bf16 and in fp32 compute alike:
@@ -10,84 +10,26 @@ In one process all masters lie in one flat tensor, so the norm, AdamW and a chec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
-from ostinato.core.weights import WeightPart, Weights
+from ostinato.core.weights import Weights
 from ostinato.model.tensors import bytes_of, named_tensors, on_host, put_array, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
-from ostinato.train.ranks import RankPart
 
-# ---------------------------------------------------------------- the interface
+if TYPE_CHECKING:
+    from ostinato.train.sharding.masters import ShardedMasters
 
+MasterWeights: TypeAlias = "Masters | ShardedMasters"
+"""fp32 weights, their summed gradients and AdamW's moments, beside the compute model that holds the published rounding.
 
-class MasterWeights(Protocol):
-    """fp32 weights, their summed gradients and AdamW's moments, beside the compute model that holds the published rounding.
-
-    Where there are several ranks, all of them call the same methods in the same order.
-    """
-
-    def clear_grads(self) -> None:
-        """Forget gradient sums, half-finished ones included."""
-        ...
-
-    def grad_norm(self) -> float:
-        """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
-        ...
-
-    def momentum_product(self) -> float:
-        """Inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
-        ...
-
-    def update(self, *, learning_rate: float, scale: float) -> None:
-        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding."""
-        ...
-
-    def set_steps(self, steps: int) -> None:
-        """Tell AdamW how many steps its moments have seen."""
-        ...
-
-    def forget_mean(self) -> None:
-        """Drop the momentum, AdamW's first moment."""
-        ...
-
-    def put(self, weights: Weights) -> None:
-        """Write other weights into the compute model until `round_into_model`. Raises BadWeights, with the model unchanged."""
-        ...
-
-    def round_into_model(self) -> None:
-        """Write the published rounding of the masters into the compute model."""
-        ...
-
-    def take_from_model(self) -> None:
-        """Make the compute model's weights the masters."""
-        ...
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape of the whole."""
-        ...
-
-    def arrays(self) -> tuple[Arrays, Arrays, RankPart | None]:
-        """Views of the masters and of AdamW's moments, and which rows of them this rank has; None: all."""
-        ...
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
-        ...
-
-    def publish(self) -> Weights | WeightPart:
-        """The masters in the published dtypes as fresh bytes; with several ranks, this rank's part of them."""
-        ...
-
-    def gather(self) -> Weights:
-        """The masters in the published dtypes, all of them; on a rank other than the first there are none."""
-        ...
-
+Where there are several ranks, all of them call the same methods in the same order.
+"""
 
 # ---------------------------------------------------------------- the norm
 
@@ -124,7 +66,16 @@ def inner_product(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 # ---------------------------------------------------------------- the masters
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's names for its two moments."""
+
+
+def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
+    """The optimizer. It decays no weights, because `update` decays the matrices."""
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, betas=betas, eps=config.epsilon, weight_decay=0.0, fused=True
+    )
 
 
 class Masters:
@@ -145,14 +96,7 @@ class Masters:
             self.weights[name].copy_(parameter.detach())
             parameter.requires_grad_(True)
             parameter.register_post_accumulate_grad_hook(_Sink(self.sums[name]))
-        self._optimizer = torch.optim.AdamW(
-            [self.flat],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            weight_decay=0.0,  # `update` decays the matrices
-            fused=True,
-        )
+        self._optimizer = adamw([self.flat], config)
         self.moments = (torch.zeros_like(self.flat.data), torch.zeros_like(self.flat.data))
         self.set_steps(0)
         self.round_into_model()
@@ -183,14 +127,14 @@ class Masters:
 
     def arrays(self) -> tuple[Arrays, Arrays, None]:
         """Views (from a GPU: copies) of the masters, and of the moments in the order of the weights; None: this process has all rows."""
-        moments = {name: moment.cpu().numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
+        moments = {name: moment.cpu().numpy() for name, moment in zip(MOMENTS, self.moments, strict=True)}
         return {name: view.cpu().numpy() for name, view in self.weights.items()}, moments, None
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
         for name, view in self.weights.items():
             put_array(view, checkpoint.rows("weights", name, 0, len(view)))
-        for kind, flat in zip(_MOMENTS, self.moments, strict=True):
+        for kind, flat in zip(MOMENTS, self.moments, strict=True):
             for name, view in self._views(flat).items():
                 put_array(view, checkpoint.rows(kind, name, 0, len(view)))
         self.set_steps(checkpoint.step)
@@ -259,7 +203,7 @@ class Masters:
         return {name: bytes_of(name, tensor) for name, tensor in on_host(tensors, self._served).items()}
 
     def gather(self) -> Weights:
-        """Same as `publish`: this process has all weights."""
+        """The masters in the published dtypes, all of them, as `publish` gives them here."""
         return self.publish()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ostinato.core.records import PolicyVersion, Turn, logit_divisor
 from ostinato.core.samples import Sample
 from ostinato.model.logit_edits import Edit, Edits
+from ostinato.train.config import TrainConfig
 from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.replay import Routes
 from ostinato.train.tree_attention import TreeAttention
@@ -68,24 +69,27 @@ class Microbatch:
         return others_M == before_M
 
 
+def packed_trees(turns: Sequence[TokenTurn], config: TrainConfig) -> Iterator[tuple[list[int], PackedBatch]]:
+    """The micro-batches of some turns (`packing.microbatches`): which turns are in one, and their token tree."""
+    for chosen in microbatches(turns, config.microbatch_tokens, largest=config.largest_microbatch):
+        yield chosen, pack([turns[index] for index in chosen])
+
+
 def make_microbatches(
     samples: Sequence[Sample],
-    budget: int,
-    largest: int,
+    config: TrainConfig,
     foreign: Callable[[Turn], bool],
     routes: Callable[[PackedBatch, Sequence[Turn]], Routes | None],
     edits: Callable[[Sequence[Turn], int, int], Mapping[int, Edit]],
     on_layer: Callable[[], None],
 ) -> list[Microbatch]:
-    """Cut samples into micro-batches of about `budget` packed tokens (`packing.microbatches`).
+    """Cut samples into micro-batches.
 
     `foreign` labels turns, `routes` lays out the experts that they are sent through, `edits` replays the changes to their logits,
     `on_layer` is called at each layer of each pass.
     """
-    tokens = token_turns([sample.turn for sample in samples])
     work: list[Microbatch] = []
-    for chosen in microbatches(tokens, budget, largest=largest):
-        packed = pack([tokens[index] for index in chosen])
+    for chosen, packed in packed_trees(token_turns([sample.turn for sample in samples]), config):
         turns = [samples[index].turn for index in chosen]
         credit = [samples[index].advantages for index in chosen]
         prompts = [samples[index].hinted for index in chosen]

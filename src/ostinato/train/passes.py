@@ -23,8 +23,8 @@ from ostinato.model.cpu import GIVE_BACK_EVERY, give_back
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import policy_loss, sequence_mask
 from ostinato.train.masters import MasterWeights
-from ostinato.train.microbatch import Microbatch
-from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
+from ostinato.train.microbatch import Microbatch, packed_trees
+from ostinato.train.packing import PackedBatch, TokenTurn
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks
 from ostinato.train.references import penalties
@@ -58,7 +58,7 @@ class BrokenPromise(NoSignal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class PassResult:
     """The loss over all turns, whether the promise of exact mode was found broken, and the metrics of hints, if there were any."""
 
     loss: float
@@ -92,7 +92,7 @@ class Passes:
         anchor_beta: float,
         laps: Laps,
         check: Callable[[], None],
-    ) -> Passed:
+    ) -> PassResult:
         """Run all micro-batches, the demonstrations `shown` and the turns with hints `hinted`. `held`: the policy numbers whose weights the
         trainer holds; `step`: the step about to be taken; `check`: called before each micro-batch, and may end the step.
 
@@ -100,29 +100,21 @@ class Passes:
         turn: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
         """
         exact = self._contract is not None and self._contract.mode == "exact"
+        loss, broken = 0.0, False
         try:
             loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps, check)
-            return Passed(loss=loss, broken=False, hints=self._beside(work, shown, hinted, laps, check))
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
                 raise
+            broken = True
             _LOG.error("%s; this step is taken as in fast mode", str(error))
         # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
-        self._experts.start_over()
-        loss = self._accumulate(work, None, step, anchor_beta, laps, check)
-        return Passed(loss=loss, broken=True, hints=self._beside(work, shown, hinted, laps, check))
-
-    def _beside(
-        self,
-        work: Sequence[Microbatch],
-        shown: Sequence[Microbatch],
-        hinted: Sequence[Microbatch],
-        laps: Laps,
-        check: Callable[[], None],
-    ) -> dict[str, float]:
+        if broken:
+            self._experts.start_over()
+            loss = self._accumulate(work, None, step, anchor_beta, laps, check)
         normaliser = normaliser_of(work, self._config)
         self._imitate(shown, normaliser, laps, check)
-        return self._distil(hinted, normaliser, laps, check)
+        return PassResult(loss=loss, broken=broken, hints=self._distil(hinted, normaliser, laps, check))
 
     def _distil(
         self, hinted: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]
@@ -290,8 +282,7 @@ def surprise(policy: Policy, pieces: Sequence[Sequence[int]], config: TrainConfi
 
 def _packed(pieces: Sequence[Sequence[int]], config: TrainConfig) -> Iterator[PackedBatch]:
     turns = [TokenTurn(prompt=(piece[0],), sampled=tuple(piece[1:])) for piece in pieces]
-    for chosen in microbatches(turns, config.microbatch_tokens, largest=config.largest_microbatch):
-        yield pack([turns[index] for index in chosen])
+    return (packed for _, packed in packed_trees(turns, config))
 
 
 def _logprobs(policy: Policy, packed: PackedBatch) -> Tensor:

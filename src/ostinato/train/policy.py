@@ -127,9 +127,8 @@ class _HintDivergence(torch.autograd.Function):
         )
         open_M = (teacher_MV - student_MV).gather(1, targets_M[:, None])[:, 0] < 0
         chances_MV = teacher_MV.exp()
-        nats_MV = torch.where(
-            chances_MV > 0, chances_MV * (teacher_MV - student_MV), 0.0
-        )  # both -inf where an edit forbids a token
+        # both are -inf where an edit forbids a token
+        nats_MV = torch.where(chances_MV > 0, chances_MV * (teacher_MV - student_MV), 0.0)
         ctx.save_for_backward((student_MV.exp_() - chances_MV) * (open_M / temperatures_M)[:, None])
         ctx.mark_non_differentiable(open_M)
         return nats_MV.sum(-1) * open_M, open_M

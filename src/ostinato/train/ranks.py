@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +17,22 @@ from ostinato.core.errors import Corrupt
 from ostinato.train.microbatch import Microbatch
 
 
-class Ranks(Protocol):
-    """The processes that share one model's training. Every rank calls the same methods in the same order."""
+class Ranks:
+    """The processes that share one model's training: this one alone. `sharding.group` has several.
 
-    @property
-    def count(self) -> int:
-        """The number of ranks."""
-        ...
+    Every rank calls the same methods in the same order. `rank` counts from 0; the first rank writes to log and store.
+    """
 
-    @property
-    def rank(self) -> int:
-        """This process's rank, from 0 on; the first rank writes to log and store."""
-        ...
+    count = 1
+    rank = 0
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
         """The micro-batches that this rank computes, equally many on every rank; the last ones may teach nothing."""
-        ...
+        return list(work)
 
     def any(self, mine: bool) -> bool:
         """Whether `mine` is True on any rank."""
-        ...
+        return mine
 
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
@@ -45,36 +41,15 @@ class Ranks(Protocol):
 
         For a micro-batch with M sampled tokens it has ``each * M + extra`` entries in fp32.
         """
-        ...
-
-    def gather(self, said: bytes) -> list[bytes]:
-        """The bytes of every rank, on every rank, in rank order. No rank continues before all have called it."""
-        ...
-
-
-class SingleProcess:
-    """One process, which computes everything."""
-
-    count, rank = 1, 0
-
-    def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """All micro-batches."""
-        return list(work)
-
-    def any(self, mine: bool) -> bool:
-        """`mine` itself."""
-        return mine
-
-    def exchange(
-        self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
-    ) -> list[Tensor]:
-        """This process's own tensors."""
         del work, each, extra
         return list(mine)
 
     def gather(self, said: bytes) -> list[bytes]:
-        """This process's own bytes."""
+        """The bytes of every rank, on every rank, in rank order. No rank continues before all have called it."""
         return [said]
+
+
+ALONE = Ranks()
 
 
 # ---------------------------------------------------------------- tensors over ranks

@@ -6,35 +6,19 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ostinato.core.errors import BadWeights, Cancelled, NoSignal
 from ostinato.core.records import PolicyVersion, SteeringBasis
-from ostinato.core.samples import Sample, TrainingBatch
+from ostinato.core.samples import TrainingBatch
 from ostinato.core.weights import Learned, Snapshot, Weights
 from ostinato.train.references import References
 
+if TYPE_CHECKING:
+    from ostinato.train.sharding.trainer import ShardedTrainer
+    from ostinato.train.trainer import PolicyTrainer
+
 _PATIENCE_S = 0.2  # between two checks for cancellation while weights are being fetched
-
-
-class StepTaker(Protocol):
-    """The part of a trainer that a stepper needs (`PolicyTrainer`, or several processes that act as one)."""
-
-    def set_bases(self, rows: Sequence[SteeringBasis]) -> None:
-        """See `PolicyTrainer.set_bases`."""
-        ...
-
-    def step(self, samples: Sequence[Sample], references: References | None, stop: Callable[[], bool]) -> Learned:
-        """See `PolicyTrainer.step`."""
-        ...
-
-    def go_back(self, weights: Weights, number: int | None = None) -> None:
-        """See `PolicyTrainer.go_back`."""
-        ...
-
-    def skip_step(self) -> None:
-        """See `PolicyTrainer.skip_step`."""
-        ...
 
 
 class Stepper:
@@ -52,7 +36,7 @@ class Stepper:
 
     def __init__(
         self,
-        trainer: StepTaker,
+        trainer: PolicyTrainer | ShardedTrainer,
         snapshot: Callable[[PolicyVersion], Awaitable[Snapshot]],
         on_learned: Callable[[Learned], None],
         anchor: Callable[[], Awaitable[PolicyVersion | None]] | None = None,

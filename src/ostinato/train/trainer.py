@@ -10,7 +10,7 @@ A step either happens or leaves weights, moments and step count as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,11 @@ from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
 from ostinato.train.linear_gradients import sum_gradients_into
 from ostinato.train.masters import Masters, MasterWeights
-from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
-from ostinato.train.packing import TokenTurn, microbatches, pack
+from ostinato.train.microbatch import Microbatch, make_microbatches, packed_trees, temperatures, token_turns
+from ostinato.train.packing import TokenTurn
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
 from ostinato.train.policy import Policy
-from ostinato.train.ranks import Ranks, SingleProcess
+from ostinato.train.ranks import ALONE, Ranks
 from ostinato.train.references import References, consult, reader
 from ostinato.train.replay import AnswerEdits, Experts
 from ostinato.train.step_metrics import judge
@@ -74,41 +74,36 @@ class Admission:
 
         Raises NoSignal if none is left.
         """
-        shown = [sample for sample in samples if sample.shown]
-        samples = [sample for sample in samples if not sample.beside]
-        full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
-        if not full:
-            raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
-        own = [sample for sample in full if not (self._refuse and self.foreign(sample.turn))]
-        if not own:
-            raise NoSignal(
-                f"none of {len(full)} turns was made under the trainer's numerics contract "
-                f"{self._contract.id if self._contract else ''}: give engine and trainer the same one (`ostinato status` shows "
-                "both), or set train.foreign_numerics to 'label'"
-            )
-        edited = [sample for sample in own if self._edits.admits(sample.turn)]
-        if not edited:
-            raise NoSignal(
-                f"none of {len(own)} turns follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; "
-                "see the log"
-            )
-        known = [sample for sample in edited if self._edits.knows_basis(sample.turn)]
-        if not known:
-            raise NoSignal(f"none of {len(edited)} turns was steered by a basis that is in the log; see the log")
-        routed = [sample for sample in known if self._experts.admits(sample.turn)]
-        if not routed:
-            raise NoSignal(
-                f"none of {len(known)} turns has routes that can be replayed; train.router_replay=false does without"
-            )
-        return routed, {
-            "turns": float(len(routed)),
-            "demonstrations": float(len(shown)),
-            "turns_empty": float(len(samples) - len(full)),
-            "refused_turns": float(len(full) - len(own)),
-            "grammar_refused": float(len(own) - len(edited)),
-            "basis_refused": float(len(edited) - len(known)),
-            "router_refused": float(len(known) - len(routed)),
+        shown = sum(sample.shown for sample in samples)
+        kept = [sample for sample in samples if not sample.beside]
+        contract = self._contract.id if self._contract else ""
+        reasons: Mapping[str, tuple[Callable[[Turn], bool], str]] = {
+            "turns_empty": (
+                lambda turn: bool(turn.prompt_ids and turn.sampled_ids),
+                "has a sampled token: hold such turns back, do not batch them",
+            ),
+            "refused_turns": (
+                lambda turn: not (self._refuse and self.foreign(turn)),
+                f"was made under the trainer's numerics contract {contract}: give engine and trainer the same one (`ostinato status` "
+                "shows both), or set train.foreign_numerics to 'label'",
+            ),
+            "grammar_refused": (
+                self._edits.admits,
+                "follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; see the log",
+            ),
+            "basis_refused": (self._edits.knows_basis, "was steered by a basis that is in the log; see the log"),
+            "router_refused": (
+                self._experts.admits,
+                "has routes that can be replayed; train.router_replay=false does without",
+            ),
         }
+        dropped: dict[str, float] = {}
+        for name, (admits, wanted) in reasons.items():
+            before, kept = kept, [sample for sample in kept if admits(sample.turn)]
+            if not kept:
+                raise NoSignal(f"none of {len(before)} turns {wanted}")
+            dropped[name] = float(len(before) - len(kept))
+        return kept, {"turns": float(len(kept)), "demonstrations": float(shown), **dropped}
 
 
 # ---------------------------------------------------------------- the trainer
@@ -212,8 +207,7 @@ class PolicyTrainer:
             beside = self._beside(samples, {sample.turn.id for sample in usable}, check_layer)
             work = make_microbatches(
                 valued.samples,
-                self.config.microbatch_tokens,
-                self.config.largest_microbatch,
+                self.config,
                 self._admission.foreign,
                 self._experts.lay_out,
                 self._edits.replay,
@@ -252,8 +246,7 @@ class PolicyTrainer:
             return ValuedTurns(samples=list(usable), lessons={}, metrics={})
         asked = [TokenTurn(prompt=each.turn.prompt_ids, sampled=each.turn.sampled_ids[:1]) for each in usable]
         states: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(asked)
-        for chosen in microbatches(asked, self.config.microbatch_tokens, largest=self.config.largest_microbatch):
-            packed = pack([asked[index] for index in chosen])
+        for chosen, packed in packed_trees(asked, self.config):
             found_SD = self._policy.states(packed, TreeAttention(packed, on_layer=on_layer)).numpy()
             for index, state in zip(chosen, found_SD, strict=True):
                 states[index] = state
@@ -272,8 +265,7 @@ class PolicyTrainer:
         shown, hints = (
             make_microbatches(
                 some,
-                self.config.microbatch_tokens,
-                self.config.largest_microbatch,
+                self.config,
                 lambda turn: False,
                 lambda packed, turns: None,
                 self._edits.replay,
@@ -287,9 +279,7 @@ class PolicyTrainer:
         """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler would record them."""
         results: list[tuple[float, ...]] = [()] * len(turns)
         known = [index for index, turn in enumerate(turns) if turn.prompt_ids and turn.sampled_ids]
-        tokens = token_turns([turns[index] for index in known])
-        for chosen in microbatches(tokens, self.config.microbatch_tokens, largest=self.config.largest_microbatch):
-            packed = pack([tokens[index] for index in chosen])
+        for chosen, packed in packed_trees(token_turns([turns[index] for index in known]), self.config):
             asked = [turns[known[i]] for i in chosen]
             with torch.no_grad():
                 scored = self._policy.logprobs(
@@ -517,7 +507,7 @@ def _whole(path: Path, config: TrainConfig, backend: ComputeBackend) -> tuple[Po
     policy = Policy(path, _arithmetic(config), config, backend)
     masters = Masters(policy.model, config, policy.served)
     sum_gradients_into(policy.model, masters.sums)
-    return policy, masters, SingleProcess()
+    return policy, masters, ALONE
 
 
 def _divided(path: Path, config: TrainConfig, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:

@@ -53,14 +53,12 @@ class TreeAttention:
         """Built when our kernels need it; torch's operations read the tree itself (`policy.MaskedTree`)."""
         return Layout(self.packed)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Attention, the same for every layer; `layer` is part of the seam and not used."""
         del layer
         self.on_layer()
         result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self.on_layer)  # pyright: ignore[reportAssignmentType]
         return result
-
-    __call__ = attend
 
 
 class Layout:

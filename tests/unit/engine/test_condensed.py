@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from ostinato.engine.embedded import condensed
+from ostinato.engine.embedded import condensed, fused
 from ostinato.engine.embedded.condensed import condense, is_condensed
 from ostinato.engine.embedded.form import prepack
 from ostinato.model.attention import CausalAttend, hidden, logits
@@ -43,7 +43,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(condensed, "_known", {})
+    monkeypatch.setattr(fused, "_known", {})
 
 
 @torch.inference_mode()
@@ -83,7 +83,7 @@ def test_a_pass_of_the_trainer_has_the_bits_of_the_condensed_engine(tmp_path, ki
     """One pass under autograd, against all layers in one call with a cache in company: `check_exact` raises on any difference."""
     model = moved(load_model(tiny_of(tmp_path / "m", KINDS[kind]()), torch.bfloat16))
     check_exact(model, pack=prepack)
-    assert list(condensed._known.values()) != [None]
+    assert all(fused._known.values()), "condensed, not fused"
 
 
 @pytest.mark.parametrize("kind", SUPPORTED)
@@ -162,8 +162,8 @@ def test_a_form_that_an_earlier_process_has_tried_is_not_tried_again(tmp_path, m
         assert prepack(model, keep=keep) == 2 * 7 + 1
         assert is_condensed(model)
         assert torch.equal(answer(model, 9), answer(plain, 9))
-        monkeypatch.setattr(condensed, "_known", {})  # as in another process
-        monkeypatch.setattr(condensed, "answers", lambda *_: pytest.fail("it was tried"))
+        monkeypatch.setattr(fused, "_known", {})  # as in another process
+        monkeypatch.setattr(fused, "answers", lambda *_: pytest.fail("it was tried"))
     assert trials == ["condensed"]
 
 
@@ -175,7 +175,7 @@ def test_a_form_that_does_not_fit_is_tried_once_in_each_process(tmp_path, monkey
             model = half(load_model(path, torch.bfloat16))
             assert condense(model, keep=lambda *about: kept.append(about[-1]()) or kept[-1]) == 0
         assert caplog.text.count("is not condensed") == said
-        monkeypatch.setattr(condensed, "_known", {})  # as in another process
+        monkeypatch.setattr(fused, "_known", {})  # as in another process
     assert not kept
 
 
@@ -200,7 +200,7 @@ def test_what_is_kept_about_weights_that_tell_nothing_is_nothing(tmp_path, value
     kept = []
     assert condense(model, keep=lambda *about: kept.append(about[-1]()) or kept[-1]) == 0
     assert not kept
-    assert not condensed._known
+    assert not fused._known
 
 
 def test_widths_that_panels_of_gates_do_not_fill_are_left_to_others(tmp_path):

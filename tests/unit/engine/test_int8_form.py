@@ -9,7 +9,7 @@ from torch import nn
 from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
-from ostinato.engine.embedded import condensed, form, fused
+from ostinato.engine.embedded import form, fused
 from ostinato.engine.embedded.condensed import condense, is_condensed
 from ostinato.engine.embedded.form import Int8Linear, prepack, quantise, times_as_fast
 from ostinato.engine.embedded.fused import FusedLayer, fuse
@@ -119,8 +119,7 @@ def test_the_form_is_tried_once_on_a_machine(tmp_path, integers, monkeypatch, tr
     if tried == "fused":
         monkeypatch.setattr(form, "condense", lambda model, lay_out, keep: 0)
     for _ in range(2):
-        monkeypatch.setattr(condensed, "_known", {})  # as in another process
-        monkeypatch.setattr(fused, "_known", {})
+        monkeypatch.setattr(fused, "_known", {})  # as in another process
         model = load_model(path, torch.float32)
         prepack(model, integers, keep)
         found.append(states(model))

@@ -3,56 +3,17 @@
 import asyncio
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.engine.paced_clock import PacedClock
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded.worker import Deadlines
 from ostinato.testing.tiny import tiny_moe
 from ostinato.testing.tiny_engine import tiny_engine
 
 LONG = Generate(
     id="r", slot="live", prompt_ids=tuple(b"some prompt"), sampling=Sampling(max_tokens=400, temperature=1.0, seed=3)
 )
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("put"), st.integers(0, 40)),
-            st.tuples(st.just("end"), st.integers(0, 60)),
-            st.tuples(st.just("pass"), st.integers(0, 40)),
-        ),
-        max_size=200,
-    )
-)
-def test_deadlines_find_what_a_look_at_all_would(steps):
-    deadlines, open_, now, made = Deadlines(), {}, 0.0, 0
-    for kind, number in steps:
-        if kind == "put":
-            deadlines.put(made, now + number)
-            open_[made] = now + number
-            made += 1
-        elif kind == "end":
-            deadlines.discard(number)
-            open_.pop(number, None)
-        else:
-            now += number
-            over = sorted((at, sample) for sample, at in open_.items() if at <= now)
-            assert deadlines.passed(now) == [sample for _, sample in over]
-            open_ = {sample: at for sample, at in open_.items() if at > now}
-
-
-def test_what_ended_by_itself_is_not_remembered():
-    deadlines = Deadlines()
-    for sample in range(10_000):
-        deadlines.put(sample, 1e9)
-        deadlines.discard(sample)
-    assert len(deadlines._heap) < 100
-    assert deadlines.passed(2e9) == []
 
 
 async def collect(engine, request):

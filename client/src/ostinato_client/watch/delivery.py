@@ -43,9 +43,8 @@ class Delivery:
                 return False
             try:
                 self._send(waiting)
-            except (NotTaken, NotAllowed, ValueError, LookupError, TypeError) as error:
-                known = isinstance(error, (NotTaken, NotAllowed))
-                self.trouble = str(error) if known else f"{self._sender.url} answers as no gateway does"
+            except (NotTaken, NotAllowed, ValueError) as error:  # the last for a key that a header cannot hold
+                self.trouble = str(error)
                 self._not_before = self._clock() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
                 return False

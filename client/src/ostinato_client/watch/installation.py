@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ostinato_client.connect import settings_files
-from ostinato_client.connect.agent_settings import Json, Scope, Surroundings, edited_json
+from ostinato_client.connect.agent_settings import AGENTS, Json, Scope, Surroundings, edited_json
 from ostinato_client.connect.errors import BadConfig, NotFound
 from ostinato_client.connect.settings_files import diff
 from ostinato_client.connect.terminal import Terminal
@@ -96,14 +96,7 @@ def _opencode(text: str | None) -> str:
 
 
 HOOKS: Mapping[str, Hook] = {
-    "claude-code": Hook(
-        places={
-            "user": lambda at: at.named("CLAUDE_CONFIG_DIR", lambda: at.home / ".claude") / "settings.json",
-            "project": lambda at: at.directory / ".claude" / "settings.local.json",
-        },
-        put=_claude_code,
-        taken=_without_claude_code,
-    ),
+    "claude-code": Hook(places=AGENTS["claude-code"].places, put=_claude_code, taken=_without_claude_code),
     "opencode": Hook(
         places={
             "user": lambda at: at.configs("opencode") / "plugins" / "ostinato-watch.js",

@@ -45,11 +45,7 @@ class Edit:
 
     def line(self) -> bytes:
         """The edit as a line of the spool."""
-        fields = {
-            "v": 1, "agent": self.agent, "call": self.call, "file": self.file,
-            "before": self.before, "after": self.after, "at": self.at, "text": self.text,
-        }  # fmt: skip
-        return b"\n" + json.dumps(fields).encode() + b"\n"
+        return b"\n" + json.dumps({"v": 1, **vars(self)}).encode() + b"\n"
 
 
 def append(directory: Path, edit: Edit) -> bool:

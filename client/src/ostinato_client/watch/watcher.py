@@ -25,9 +25,8 @@ _REMEMBERED_S = 30 * _DAY_S
 _MOST_FILES = 2000
 _SEARCH_S = 60.0  # between two searches for lost files while nothing happens: a search reads the whole directory
 _MOST_CANDIDATES = 200  # files that are read to find a lost file's new name
-_OUR_CALL = re.compile(
-    r"call_(?:[a-z]+-[0-9a-f-]+_[0-9]{1,4}|[cmrt][0-9A-Za-z]{1,40})_[0-9]{1,6}"
-)  # the gateway's own ids: only those lead to a turn
+# the gateway's own ids: only those lead to a turn
+_OUR_CALL = re.compile(r"call_(?:[a-z]+-[0-9a-f-]+_[0-9]{1,4}|[cmrt][0-9A-Za-z]{1,40})_[0-9]{1,6}")
 
 
 class Watcher:

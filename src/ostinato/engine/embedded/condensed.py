@@ -7,7 +7,6 @@ differs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -18,19 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.core.memory import is_short
-from ostinato.engine.embedded.fused import (
-    Found,
-    Keep,
-    Reach,
-    answers,
-    count_linears,
-    have_same_bits,
-    is_telling,
-    norm_of,
-    sandwich_of,
-    tried_once,
-)
+from ostinato.engine.embedded.fused import Keep, Reach, count_linears, norm_of, sandwich_of, tried_once
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
 from ostinato.model.experts import GatedMLP
@@ -41,7 +28,6 @@ from ostinato.model.kernels.vector import WIDE
 from ostinato.model.linear import Panels, in_panels, room_for_levels
 from ostinato.model.paged import PagedCache, WholeAttend, array
 
-_LOG = logging.getLogger(__name__)
 _TABLE = 1 << 15  # positions whose rotations are cached
 _BLOCK = 32  # tokens of a block: in calls without attention any will do, and this one is compiled anyway
 LayOut = Callable[..., Panels]
@@ -211,32 +197,30 @@ def _stacked(norms: list[Any]) -> NDArray[Any]:
     return array(torch.stack([norm.weight.detach() for norm in norms]))
 
 
-_known: Found = {}
-
-
 @torch.inference_mode()
 def condense(model: PreTrainedModel, lay_out: LayOut = in_panels, keep: Keep | None = None) -> int:
     """Replace a CPU model's body by a condensed one, in place; returns how many linear layers it took over.
 
-    A model with unsupported parts or another dtype, and a model that gives other bits, stay as they are. Tried once per process
-    for each configuration, with weights by `in_panels`, because those by another `lay_out` may give other bits; `keep` as for `tried_once`.
+    A model with unsupported parts or another dtype, and a model that gives other bits, stay as they are; `keep` as for `tried_once`.
     """
+    plain: Any = model.base_model
     if (
         model.dtype not in (torch.bfloat16, torch.float32)
         or model.device.type != "cpu"
-        or not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList)
+        or not isinstance(getattr(plain, "layers", None), nn.ModuleList)
     ):
         return 0
-    before, plain = count_linears(model), model.base_model
+    before = count_linears(model)
 
-    def attempt() -> tuple[tuple[Reach, ...] | None, bool]:
-        reaches, telling = _try(model)
-        if reaches is not None and lay_out is not in_panels:
-            setattr(model, model.base_model_prefix, plain)
-            _exchange(model, reaches, lay_out)
-        return reaches, telling
+    def exchange(reaches: Sequence[Reach], layout: LayOut) -> None:
+        setattr(model, model.base_model_prefix, CondensedBody(plain, reaches, layout))
 
-    tried_once(_known, model, attempt, lambda reaches: _exchange(model, reaches, lay_out), keep, "condensed")
+    def restore() -> None:
+        setattr(model, model.base_model_prefix, plain)
+
+    tried_once(
+        "condensed", model, len(plain.layers), exchange, restore, lay_out, panels=in_panels, also=_whole, keep=keep
+    )
     return before - count_linears(model)
 
 
@@ -245,26 +229,5 @@ def is_condensed(model: PreTrainedModel) -> bool:
     return isinstance(model.base_model, CondensedBody)
 
 
-def _exchange(model: PreTrainedModel, reaches: Sequence[Reach], lay_out: LayOut = in_panels) -> None:
-    setattr(model, model.base_model_prefix, CondensedBody(model.base_model, reaches, lay_out))
-
-
-def _try(model: PreTrainedModel) -> tuple[tuple[Reach, ...] | None, bool]:
-    """The `attempt` of `tried_once`: tries it layer by layer around external attention, and all at once with the kernel's own."""
-    plain, telling = model.base_model, True
-    try:
-        want, reaches = answers(model)
-        telling = is_telling(want)
-        if telling and len(reaches) == len(cast("Any", plain).layers):
-            _exchange(model, reaches)
-            ways = answers(model)[0], answers(model, lambda count: WholeAttend([count]))[0]
-            if all(have_same_bits(want, got) for got in ways):
-                return reaches, True
-            _LOG.warning(
-                "%s is not condensed, and slower for it: its layers in one call give other bits", type(model).__name__
-            )
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        # unsupported parts, or parts with another calling convention, unless it may fit once there is memory
-        telling = telling and not is_short(error)
-    setattr(model, model.base_model_prefix, plain)
-    return None, telling
+def _whole(tokens: int) -> WholeAttend:
+    return WholeAttend([tokens])

@@ -8,19 +8,19 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import NotFound, Unavailable
+from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.interpreter import take_short_turns
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
-from ostinato.engine.admission import check_request, check_room, check_score
+from ostinato.engine.admission import check_loaded, check_request, check_room, check_score, pause_stats
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack, round_to_fp8
 from ostinato.engine.embedded.fused import Keep
@@ -87,7 +87,6 @@ class TorchEngine:
         self._open = 0
         # by request: its stream, once the thread has taken it, and its chunks; None among them: a sample was ended by its caller
         self._streams: dict[str, tuple[list[OpenStream], asyncio.Queue[Chunk | None]]] = {}
-        self._last_pause_s = 0.0
         self._blocks = self.config.kv_tokens // self.config.block
 
     async def start(self) -> None:
@@ -191,13 +190,12 @@ class TorchEngine:
                     )
             policy = LoadedPolicy(version=snapshot.policy, model=model)
             swap, _ = await self._call(lambda: worker.exchange(slot, policy))
-        self._last_pause_s = swap.pause_s
         return swap
 
     async def unload(self, slot: str) -> None:
         """Empty a slot; its open streams end with `Finish.ERROR`. Raises NotFound."""
         worker = self._running()
-        self._policy(worker, slot)
+        check_loaded(slot, worker.policies)
         await self._call(lambda: worker.unload(slot))
 
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
@@ -205,7 +203,7 @@ class TorchEngine:
         open streams and share their prefix cache. Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
         """
         worker, can = self._running(), self.capabilities()
-        self._policy(worker, slot)
+        check_loaded(slot, worker.policies)
         check_score(ids, start, most=can.context, vocab_size=can.vocab_size)
         if start == len(ids):
             return []
@@ -254,7 +252,7 @@ class TorchEngine:
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
         worker = self._running()
-        scheduler, pauses = worker.scheduler, sorted(worker.pauses.copy())
+        scheduler = worker.scheduler
         return {
             **worker.counters,
             "running": len(scheduler.running),
@@ -266,9 +264,7 @@ class TorchEngine:
             "prefix_hit_tokens": scheduler.prefix_hits,
             "preemptions": scheduler.preemptions,
             "swaps": worker.swaps,
-            "last_pause_s": self._last_pause_s,
-            "pause_p50_s": pauses[len(pauses) // 2] if pauses else 0.0,
-            "pause_p99_s": pauses[len(pauses) * 99 // 100] if pauses else 0.0,
+            **pause_stats(worker.pauses.copy()),
         }
 
     def _steering(self, request: Generate) -> Callable[[], AnswerSteering] | None:
@@ -294,41 +290,25 @@ class TorchEngine:
             raise Unavailable(CLOSED) from failure
         return self._worker
 
-    def _policy(self, worker: EngineThread, slot: str) -> LoadedPolicy:
-        policy = worker.policies.get(slot)
-        if policy is None:
-            raise NotFound(f"No policy is loaded in slot {slot!r}; loaded: {sorted(worker.policies)}.", field="model")
-        return policy
-
     def _admit(self, worker: EngineThread, request: Generate) -> None:
-        self._policy(worker, request.slot)
+        check_loaded(request.slot, worker.policies)
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
         check_room(request.n, self._open, self.config.max_waiting)
 
     async def _call(self, order: Callable[[], T]) -> T:
         """Run `order` on the worker thread between two steps and return what it returns or raises."""
-        worker, loop = self._running(), asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: Exception | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # pyright: ignore[reportArgumentType]
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # the order is carried out even if its caller is cancelled
 
         def run() -> None:
             try:
-                result = order()
+                answer.set_result(order())
             except Exception as error:  # noqa: BLE001 (it is raised again where the order came from)
-                loop.call_soon_threadsafe(settle, None, error)
-            else:
-                loop.call_soon_threadsafe(settle, result, None)
+                answer.set_exception(error)
 
-        worker.post(run)
-        return await answer
+        self._running().post(run)
+        return await asyncio.wrap_future(answer)
 
     def _flush(self, outbox: list[tuple[Callable[[Chunk], None], Chunk]]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -28,9 +28,10 @@ from ostinato.engine.embedded.condensed import condense
 from ostinato.engine.embedded.fused import Keep, fuse
 from ostinato.model import routing
 from ostinato.model.attention import hidden
+from ostinato.model.backend import replace_parts
 from ostinato.model.cpu import team
 from ostinato.model.experts import lay_out_experts
-from ostinato.model.linear import Integers, in_int8_panels, multiply, replace_by_panels
+from ostinato.model.linear import Integers, PanelLinear, in_int8_panels, replace_by_panels
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import filled, vocabulary_of
@@ -94,20 +95,11 @@ NO_LINEARS = (
 )
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(PanelLinear):
     """`nn.Linear` for inference, rounded to `integers`; may combine several layers with concatenated outputs. Keeps the input's dtype."""
 
     def __init__(self, layers: Sequence[nn.Linear], integers: Integers) -> None:
-        super().__init__()
-        biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
-        if len(biases) not in (0, len(layers)):
-            raise ValueError("these layers cannot be one")
-        self._panels = in_int8_panels(integers, torch.cat([layer.weight for layer in layers]))
-        self._bias = torch.cat(biases) if biases else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return multiply(x, self._panels, self._bias)
+        super().__init__(layers, partial(in_int8_panels, integers))
 
 
 @torch.inference_mode()
@@ -127,10 +119,7 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False, 
 
     if not condense(model, partial(in_int8_panels, integers), keep):
         fuse(model, make, keep)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child is not top:
-                setattr(parent, name, make([child]))
+    replace_parts(model, lambda child: make([child]) if isinstance(child, nn.Linear) and child is not top else None)
     if head and isinstance(top, nn.Linear):
         model.set_output_embeddings(make([top]))
     left = {id(part) for part in model.modules()}
@@ -205,12 +194,14 @@ def round_to_fp8(model: PreTrainedModel) -> int:
             f"engine.products = 'fp8': {torch.cuda.get_device_name(model.device)} has no products of 8-bit floats: set "
             "engine.products = 'plain'"
         )
-    found, top = 0, model.get_output_embeddings()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child is not top and not any(n % _MULTIPLE for n in child.weight.shape):
-                setattr(parent, name, Fp8Linear(child))
-                found += 1
+    top = model.get_output_embeddings()
+
+    def ours(child: nn.Module) -> Fp8Linear | None:
+        if not isinstance(child, nn.Linear) or child is top or any(n % _MULTIPLE for n in child.weight.shape):
+            return None
+        return Fp8Linear(child)
+
+    found = replace_parts(model, ours)
     if not found:
         raise BadConfig(
             f"engine.products = 'fp8' rounds linear layers whose sizes are multiples of {_MULTIPLE}, and this model's decoder has none: "

@@ -1,9 +1,10 @@
 """Operator fusion: a decoder layer in eleven calls instead of some sixty, since a token's overhead beyond its arithmetic is mostly calls.
 
 It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), or with a norm after each of the two as well, with
-the same bits: the first time that a model is fused it is compared with its original form, and if any bit differs it is left unchanged.
+the same bits.
 
-Checks whether a model in another form computes the same bits: it is compared with its original form, once per configuration.
+Trial: once per configuration a model in another form, fused or `condensed`, is compared with its original form, and if any bit differs
+it is left unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,8 +35,10 @@ from ostinato.model.selftest import bits_of, vocabulary_of
 # ---------------------------------------------------------------- trial
 
 
+_LOG = logging.getLogger(__name__)
 _COUNTS = (1, 2, 3, 5)  # of tokens, at which models are compared
 _LOCK = threading.Lock()
+L = TypeVar("L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,6 @@ class EngineForm:
     reaches: tuple[Reach, ...]
 
 
-Found = dict[tuple[str, torch.dtype], tuple[Reach, ...] | None]
-"""`EngineForm.reaches` by configuration and dtype; None: the form does not fit."""
 Keep = Callable[[str, str, torch.dtype, Callable[[], EngineForm]], EngineForm]
 """Called with a form's name, a configuration, a dtype and a trial. Returns what the trial finds on this machine, or found in an earlier
 process. It passes on what the trial raises.
@@ -73,18 +74,35 @@ def count_linears(part: nn.Module) -> int:
     return sum(isinstance(each, nn.Linear) for each in part.modules())
 
 
-def tried_once(
-    known: Found,
-    model: PreTrainedModel,
-    attempt: Callable[[], tuple[tuple[Reach, ...] | None, bool]],
-    exchange: Callable[[tuple[Reach, ...]], None],
-    keep: Keep | None = None,
-    form: str = "",
-) -> None:
-    """Replace a model's parts: by `attempt` for a configuration that is not yet `known`, later by `exchange` with its result, if any.
+_known: dict[tuple[str, str, torch.dtype], tuple[Reach, ...] | None] = {}
+"""`EngineForm.reaches` by form, configuration and dtype; None: the form does not fit."""
+_DESCRIBED = {"fused": "fused layers", "condensed": "its layers in one call"}
 
-    `attempt` returns each layer's attention parameters, or None if it left the parts unchanged; and whether the result is valid for
-    other weights too. `keep` knows forms that fitted in earlier processes by the name of the `form`; None: each process tries it.
+
+def tried_once(
+    form: str,
+    model: PreTrainedModel,
+    layers: int,
+    exchange: Callable[[Sequence[Reach], L], None],
+    restore: Callable[[], None],
+    layout: L,
+    *,
+    panels: L,
+    also: Callable[[int], Attend] | None = None,
+    keep: Keep | None = None,
+) -> None:
+    """Bring a model into a form if that changes no bit, which is tried once per process for each configuration.
+
+    Args:
+        form: its name in `_DESCRIBED`.
+        model: the model.
+        layers: how many layers it has, each of which must call our attention.
+        exchange: replaces the model's parts, given each layer's attention parameters and a layout of weights.
+        restore: undoes it.
+        layout: how weights are laid out.
+        panels: how they are laid out in the trial, because another layout may give other bits.
+        also: makes another attention over a number of tokens with which the bits must be the same.
+        keep: knows forms that fitted in earlier processes; None: each process tries it.
     """
     key = (model.config.to_json_string(use_diff=False), model.dtype)
     tried = False
@@ -92,22 +110,54 @@ def tried_once(
     def trial() -> EngineForm:
         nonlocal tried
         tried = True
-        found, telling = attempt()
+        found, telling = _try(form, model, layers, lambda reaches: exchange(reaches, panels), restore, also)
+        if found is not None and layout is not panels:
+            restore()
+            exchange(found, layout)
         if telling:
-            known[key] = found
+            _known[form, *key] = found
         if found is None:
             raise _NothingToKeep
         return EngineForm(found)
 
     with _LOCK, contextlib.suppress(_NothingToKeep):
-        if key not in known:
+        if (form, *key) not in _known:
             reaches = (trial() if keep is None else keep(form, *key, trial)).reaches
             if not tried:
-                known[key] = reaches
-                exchange(reaches)
+                _known[form, *key] = reaches
+                exchange(reaches, layout)
                 _compute(model)
-        elif (reaches := known[key]) is not None:
+        elif (reaches := _known[form, *key]) is not None:
+            exchange(reaches, layout)
+
+
+def _try(
+    form: str,
+    model: PreTrainedModel,
+    layers: int,
+    exchange: Callable[[Sequence[Reach]], None],
+    restore: Callable[[], None],
+    also: Callable[[int], Attend] | None,
+) -> tuple[tuple[Reach, ...] | None, bool]:
+    """Each layer's attention parameters, or None if the model was left unchanged; and whether that is valid for other weights, too."""
+    telling = True
+    try:
+        want, reaches = answers(model)
+        telling = is_telling(want)
+        if telling and len(reaches) == layers:
             exchange(reaches)
+            got, asked = answers(model)
+            same = asked == reaches and have_same_bits(want, got)
+            if same and (also is None or have_same_bits(want, answers(model, also)[0])):
+                return reaches, True
+            _LOG.warning(
+                "%s is not %s, and slower for it: %s give other bits", type(model).__name__, form, _DESCRIBED[form]
+            )
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        # unsupported parts, or parts with another calling convention, unless it may fit once there is memory
+        telling = telling and not is_short(error)
+    restore()
+    return None, telling
 
 
 def _compute(model: PreTrainedModel) -> None:
@@ -178,7 +228,6 @@ def _first_lengths(config: Any) -> set[int]:
 # ---------------------------------------------------------------- fused layers
 
 
-_LOG = logging.getLogger(__name__)
 _UNREAD = np.empty(0, np.float32)  # a norm's scales are only for a backward pass, and there is none
 Make = Callable[[Sequence[nn.Linear]], nn.Module]
 """Makes one layer of several, with concatenated outputs. Raises ValueError if they cannot be combined."""
@@ -299,15 +348,11 @@ def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDAr
     return array(norm.weight)[None], np.float32(norm.eps), norm.zero_centered
 
 
-_known: Found = {}
-
-
 @torch.inference_mode()
 def fuse(model: PreTrainedModel, make: Make = PanelLinear, keep: Keep | None = None) -> int:
     """Replace the decoder layers of a CPU model by fused ones, in place; returns how many linear layers they took over.
 
-    All or none: a model with unsupported parts, or a model that gives other bits, stays as it is. Tried once per process
-    for each configuration, with linear layers in panels, because those of `make` may give other bits; `keep` as for `tried_once`.
+    All or none: a model with unsupported parts, or a model that gives other bits, stays as it is; `keep` as for `tried_once`.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
@@ -315,45 +360,14 @@ def fuse(model: PreTrainedModel, make: Make = PanelLinear, keep: Keep | None = N
         return 0
     before, plain = count_linears(layers), list(layers)
 
-    def attempt() -> tuple[tuple[Reach, ...] | None, bool]:
-        reaches, telling = _try(model, layers)
-        if reaches is not None and make is not PanelLinear:
-            _put(layers, plain)
-            _exchange(layers, reaches, make)
-        return reaches, telling
+    def exchange(reaches: Sequence[Reach], layout: Make) -> None:
+        rotations = Rotations()
+        for number, reach in enumerate(reaches):
+            layers[number] = FusedLayer(layers[number], reach, rotations, layout)
 
-    tried_once(_known, model, attempt, lambda reaches: _exchange(layers, reaches, make), keep, "fused")
+    def restore() -> None:
+        for number, layer in enumerate(plain):
+            layers[number] = layer
+
+    tried_once("fused", model, len(plain), exchange, restore, make, panels=PanelLinear, keep=keep)
     return before - count_linears(layers)
-
-
-def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach], make: Make = PanelLinear) -> None:
-    rotations = Rotations()
-    for number, reach in enumerate(reaches):
-        layers[number] = FusedLayer(layers[number], reach, rotations, make)
-
-
-def _put(layers: nn.ModuleList, these: Sequence[nn.Module]) -> None:
-    for number, layer in enumerate(these):
-        layers[number] = layer
-
-
-def _try(model: PreTrainedModel, layers: nn.ModuleList) -> tuple[tuple[Reach, ...] | None, bool]:
-    """Fuse the layers if that changes no bit.
-
-    Returns each layer's attention parameters, or None if they were left unchanged; and whether the comparison was conclusive.
-    """
-    plain, telling = list(layers), True
-    try:
-        want, reaches = answers(model)
-        telling = is_telling(want)
-        if telling and len(reaches) == len(plain):
-            _exchange(layers, reaches)
-            got, asked = answers(model)
-            if asked == reaches and have_same_bits(want, got):
-                return reaches, True
-            _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        # a layer with unsupported parts, or with another calling convention, unless it may fit once there is memory
-        telling = telling and not is_short(error)
-    _put(layers, plain)
-    return None, telling

@@ -14,13 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ostinato.model.attention import Attend
 from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.model.device_attention import CacheAttend, cached_layer
 from ostinato.model.device_step import Decoding
@@ -41,34 +39,6 @@ class KVShape:
     backend: ComputeBackend = OWN
 
 
-class KVStore(Protocol):
-    """Holds the blocks' keys and values for every layer."""
-
-    shape: KVShape
-    block: int
-
-    def copy(self, source: int, target: int) -> None:
-        """Give `target` the content of `source`."""
-        ...
-
-    def wipe(self, blocks: Sequence[int]) -> None:
-        """Zero these blocks: they may hold a NaN."""
-        ...
-
-    def attend(self, entries: Sequence[PagedEntry]) -> Attend:
-        """Attention for one flattened forward over `entries`, which writes its keys and values here."""
-        ...
-
-    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
-        """The final states [R, hidden] of one token per entry, from a recorded pass; None if this store records none."""
-        ...
-
-
-def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
-    """An empty store for the backend that the shape names."""
-    return Store(shape, blocks, block) if shape.backend.kernels == "own" else DeviceStore(shape, blocks, block)
-
-
 class DeviceStore:
     """A store on the backend's device, using torch operations. All of its memory is allocated at once, with a spare block for padding."""
 
@@ -81,7 +51,7 @@ class DeviceStore:
         self._decoding = Decoding(self._layers, block, blocks) if self._layers[0].keys.is_cuda else None
 
     def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
-        """As `KVStore.decoded`, on a GPU."""
+        """The final states [R, hidden] of one token per entry, from a recorded pass; None off a GPU, where none is recorded."""
         return None if self._decoding is None else self._decoding.run(model, ids, entries)
 
     def copy(self, source: int, target: int) -> None:
@@ -98,7 +68,7 @@ class DeviceStore:
                     held[self._tokens(block)] = 0
 
     def attend(self, entries: Sequence[PagedEntry]) -> CacheAttend:
-        """Attention for one flattened forward over `entries`."""
+        """Attention for one flattened forward over `entries`, which writes its keys and values here."""
         return CacheAttend(self._layers, self.block, entries, self._layers[0].keys.device)
 
     def _tokens(self, block: int) -> slice:
@@ -125,11 +95,23 @@ class Store:
             layer.values[list(blocks)] = 0
 
     def attend(self, entries: Sequence[PagedEntry]) -> PagedAttend:
-        """Attention for one flattened forward over `entries`. A policy of another shape is not loaded, so every layer's blocks fit."""
+        """Attention for one flattened forward over `entries`, which writes its keys and values here.
+
+        A policy of another shape is not loaded, so every layer's blocks fit.
+        """
         return PagedAttend(entries, self.block, lambda layer, kv_heads, dim, dtype: self.layers[layer])
 
     def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> None:
         """None: on a CPU there is nothing to gain."""
+
+
+KVStore = Store | DeviceStore
+"""Holds the blocks' keys and values for every layer."""
+
+
+def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
+    """An empty store for the backend that the shape names."""
+    return Store(shape, blocks, block) if shape.backend.kernels == "own" else DeviceStore(shape, blocks, block)
 
 
 # ---------------------------------------------------------------- blocks

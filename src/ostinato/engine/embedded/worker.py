@@ -14,12 +14,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -121,7 +120,7 @@ class LanePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class LaneOutput:
     """A part's results: the final state of each piece's last token, each piece's experts per token [n, L, k], if any, and by piece the
     log-probabilities of the targets behind its tokens, and whether all of its states are finite.
 
@@ -154,7 +153,7 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 
 
 @torch.inference_mode()
-def forward(part: LanePart, store: KVStore) -> Ran:
+def forward(part: LanePart, store: KVStore) -> LaneOutput:
     """Run the part's pieces through the model; afterwards their keys and values are in the store."""
     pieces, router = part.pieces, routing.of(part.model)
     device = part.model.device
@@ -163,7 +162,7 @@ def forward(part: LanePart, store: KVStore) -> Ran:
     if len(tokens) == len(pieces) and router is None:
         states_RD = store.decoded(part.model, tokens, entries)
         if states_RD is not None:
-            return Ran(states_RD, None, _scores(part, states_RD), _sound(pieces, states_RD), recorded=True)
+            return LaneOutput(states_RD, None, _scores(part, states_RD), _sound(pieces, states_RD), recorded=True)
     ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)
@@ -172,7 +171,7 @@ def forward(part: LanePart, store: KVStore) -> Ran:
     ends = np.cumsum([p.end - p.start for p in pieces])
     routes = None if recording is None else np.split(recording.ids_NLk().cpu().numpy(), ends[:-1])
     last_RD = states_ND[torch.from_numpy(ends - 1).to(device)]
-    return Ran(last_RD, routes, _scores(part, states_ND), _sound(pieces, states_ND))
+    return LaneOutput(last_RD, routes, _scores(part, states_ND), _sound(pieces, states_ND))
 
 
 def _sound(pieces: Sequence[Scheduled], states_ND: Tensor) -> list[bool]:
@@ -219,14 +218,8 @@ def draw_rows(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], l
             return draw(own_MV, rows[start:stop], kernels)
 
     parts = lanes.map(part, starts)
-    return Drawn(
-        tokens=[token for drawn in parts for token in drawn.tokens],
-        logprobs=[logprob for drawn in parts for logprob in drawn.logprobs],
-        sound=[sound for drawn in parts for sound in drawn.sound],
-        tops=[tops for drawn in parts for tops in drawn.tops],
-        nuclei=[nucleus for drawn in parts for nucleus in drawn.nuclei],
-        steered=[steered for drawn in parts for steered in drawn.steered],
-    )
+    names = [field.name for field in fields(Drawn)]
+    return Drawn(**{name: [each for drawn in parts for each in getattr(drawn, name)] for name in names})
 
 
 def _edit(sample: Generation) -> Edit | None:
@@ -234,56 +227,6 @@ def _edit(sample: Generation) -> Edit | None:
     edit = None if sample.editor is None else sample.editor.edit()
     steering = None if sample.steering is None else sample.steering.row()
     return edit if steering is None else replace(edit or UNEDITED, steering=steering)
-
-
-# ---------------------------------------------------------------- deadlines
-
-
-S = TypeVar("S", bound=Hashable)
-_SLACK = 64  # the heap may hold this many entries beyond twice the number of open samples before ended ones are removed
-
-
-class Deadlines(Generic[S]):
-    """Samples by deadline, in seconds of any single clock. A sample that ended by itself may leave only a pair of numbers behind.
-
-    Example::
-
-        deadlines.put(sample, 12.5)
-        deadlines.passed(12.5)  # [sample]
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []  # deadline, number
-        self._samples: dict[int, S] = {}
-        self._numbers: dict[S, int] = {}
-        self._put = 0
-
-    def put(self, sample: S, at: float) -> None:
-        """Set a sample's deadline."""
-        self._put += 1
-        self._samples[self._put], self._numbers[sample] = sample, self._put
-        heappush(self._heap, (at, self._put))
-
-    def discard(self, sample: S) -> None:
-        """Drop a sample that has ended. A sample without a deadline is ignored."""
-        number = self._numbers.pop(sample, None)
-        if number is None:
-            return
-        del self._samples[number]
-        if len(self._heap) > 2 * len(self._samples) + _SLACK:
-            self._heap = [place for place in self._heap if place[1] in self._samples]
-            heapify(self._heap)
-
-    def passed(self, now: float) -> list[S]:
-        """Remove and return the samples whose deadline has passed, the earliest first."""
-        found: list[S] = []
-        while self._heap and self._heap[0][0] <= now:
-            _, number = heappop(self._heap)
-            if number in self._samples:
-                sample = self._samples.pop(number)
-                del self._numbers[sample]
-                found.append(sample)
-        return found
 
 
 # ---------------------------------------------------------------- the thread
@@ -342,7 +285,7 @@ class EngineThread(threading.Thread):
         self._lanes, self._recompute = Lanes(threads, wide=wide), recompute
         self._store: KVStore | None = None
         self._streams: dict[Generation, OpenStream] = {}
-        self._deadlines: Deadlines[Generation] = Deadlines()
+        self._deadlines: dict[Generation, float] = {}  # of those open samples that have one, by the clock
         self._clock = clock
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -383,24 +326,24 @@ class EngineThread(threading.Thread):
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
         samples = [
             Generation(
-                request=request, index=i, seed=seed, ids=list(request.prompt_ids), policy=version, targets=targets
+                request=request,
+                index=i,
+                seed=seed,
+                ids=list(request.prompt_ids),
+                policy=version,
+                editor=None if editor is None else editor.copy(),
+                steering=None if steering is None else steering(),
+                targets=targets,
             )
             for i in range(request.n)
         ]
         for sample in samples[1:]:
             sample.leader = samples[0]
-        if editor is not None:
-            for sample in samples:
-                sample.editor = editor.copy()
-        if steering is not None:
-            for sample in samples:
-                sample.steering = steering()
         texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
         stream = OpenStream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
         if until is not None:
-            for sample in samples:
-                self._deadlines.put(sample, until)
+            self._deadlines |= dict.fromkeys(samples, until)
         self.scheduler.add(samples)
         if policy is None:
             self._end_slot(request.slot)
@@ -410,7 +353,7 @@ class EngineThread(threading.Thread):
         """Stop the request's open samples without a last chunk."""
         for sample in stream.samples:
             if self._streams.pop(sample, None) is not None:
-                self._deadlines.discard(sample)
+                self._deadlines.pop(sample, None)
                 self.scheduler.remove(sample)
 
     def end(self, stream: OpenStream, index: int, tokens: int) -> bytes | None:
@@ -420,7 +363,7 @@ class EngineThread(threading.Thread):
         sample = stream.samples[index]
         if self._streams.pop(sample, None) is None:
             return None
-        self._deadlines.discard(sample)
+        self._deadlines.pop(sample, None)
         found = self._routes(sample, sample.prompt + tokens)
         self.scheduler.remove(sample)
         return found
@@ -445,7 +388,7 @@ class EngineThread(threading.Thread):
 
     def _end_slot(self, slot: str) -> None:
         for sample in [s for s in self.scheduler.samples() if s.request.slot == slot]:
-            self._emit(sample, (), (), "", Finish.ERROR)
+            self._emit(sample, Finish.ERROR)
         self._send()
 
     def stop(self) -> None:
@@ -478,7 +421,7 @@ class EngineThread(threading.Thread):
                 _LOG.exception("an order failed while the engine's thread ended")
         self._lanes.close()
         for sample in list(self._streams):
-            self._emit(sample, (), (), "", finish)
+            self._emit(sample, finish)
         self._send()
 
     def _obey(self) -> None:
@@ -511,11 +454,12 @@ class EngineThread(threading.Thread):
 
     def _end_overdue(self) -> None:
         """End the samples whose deadline has passed, waiting and running alike; nothing more is computed for them."""
+        now = self._clock()
         # samples that wait for a leader's prompt end before the leader
-        for sample in reversed(self._deadlines.passed(self._clock())):
+        for sample in reversed([sample for sample, until in self._deadlines.items() if until <= now]):
             text = self._streams[sample].texts[sample.index]
             rest = text.flush()
-            self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)
+            self._emit(sample, Finish.STOP if text.stopped else Finish.DEADLINE, text=rest)
 
     def _cut(self, pieces: Sequence[Scheduled]) -> list[LanePart]:
         model = self.policies[pieces[0].sample.request.slot].model
@@ -523,8 +467,7 @@ class EngineThread(threading.Thread):
 
     def _run(self, parts: Sequence[LanePart]) -> None:
         store = self._store
-        if store is None:
-            raise RuntimeError("a policy is loaded, so the store exists")
+        assert store is not None, "a policy is loaded"
         drawing: dict[PreTrainedModel, list[tuple[list[Generation], Tensor]]] = {}
         for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store), parts), strict=True):
             samples: list[Generation] = []
@@ -537,9 +480,8 @@ class EngineThread(threading.Thread):
                 if ran.routes is not None:
                     piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
                 self.scheduler.advance(piece)
-                if not ran.sound[
-                    at
-                ]:  # now, before the sample is put back or cancelled: others would get its blocks as they are
+                # now, before the sample is put back or cancelled: others would get its blocks as they are
+                if not ran.sound[at]:
                     self._spoiled(piece.sample)
                 elif piece.sample.targets:
                     self._score(piece, ran.scores[at])
@@ -561,7 +503,7 @@ class EngineThread(threading.Thread):
         if np.isnan(found).any():
             self._spoiled(sample)
         elif piece.last:
-            self._emit(sample, tuple(sample.targets), tuple(sample.logprobs), "", Finish.LENGTH)
+            self._emit(sample, Finish.LENGTH, tuple(sample.targets), tuple(sample.logprobs))
 
     def _fork(self, leader: Generation, store: KVStore) -> list[Generation]:
         started = self.scheduler.fork(leader) if leader.request.n > 1 else []
@@ -596,28 +538,28 @@ class EngineThread(threading.Thread):
             # the compiler's message quotes the whole grammar, which is the client's text
             _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
             # only tokens that the mask allows are drawn, so it is the grammar that has reached its limits; this token means nothing
-            self._emit(sample, (), (), "", Finish.GRAMMAR)
+            self._emit(sample, Finish.GRAMMAR)
             return
         sample.ids.append(token)
         self.counters["tokens"] += 1
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else (), nucleus)
+        self._emit(sample, finish, (token,), (logprob,), text, (tops,) if tops else (), nucleus)
 
     def _spoiled(self, sample: Generation) -> None:
         _LOG.error("request %s: the numbers are not finite; the stream ends", sample.request.id)
         if self._store is not None:
             self._store.wipe(self.scheduler.spoil(sample))
-        self._emit(sample, (), (), "", Finish.ERROR)
+        self._emit(sample, Finish.ERROR)
 
     def _emit(
         self,
         sample: Generation,
-        ids: tuple[int, ...],
-        logprobs: tuple[float, ...],
-        text: str,
         finish: Finish | None,
+        ids: tuple[int, ...] = (),
+        logprobs: tuple[float, ...] = (),
+        text: str = "",
         tops: tuple[Tops, ...] = (),
         nucleus: bytes = b"",
     ) -> None:
@@ -637,7 +579,7 @@ class EngineThread(threading.Thread):
         self._outbox.append((self._streams[sample].deliver, chunk))
         if finish is not None:
             del self._streams[sample]
-            self._deadlines.discard(sample)
+            self._deadlines.pop(sample, None)
             self.scheduler.remove(sample)
 
     def _routes(self, sample: Generation, length: int) -> bytes:

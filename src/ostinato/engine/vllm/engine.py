@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from ostinato.core.errors import BadConfig, NotFound, OstinatoError, Unavailable
+from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, Finish, PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap
-from ostinato.engine.admission import check_request, check_room, check_score, prefix_key
+from ostinato.engine.admission import check_loaded, check_request, check_room, check_score, pause_stats, prefix_key
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.vllm.fleet import Replica, VllmFleet
 from ostinato.engine.vllm.loans import Loans
@@ -364,7 +364,7 @@ class VllmEngine:
     async def unload(self, slot: str) -> None:
         """Empty a slot; its open streams end with `Finish.ERROR`. The servers keep their weights. Raises NotFound."""
         self._check_running()
-        self._check_loaded(slot)
+        check_loaded(slot, self._fleet.slots)
         self._fleet.unload(slot)
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.slot == slot))
 
@@ -374,7 +374,7 @@ class VllmEngine:
         Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
         """
         self._check_running()
-        self._check_loaded(slot)
+        check_loaded(slot, self._fleet.slots)
         can = self.capabilities()
         check_score(ids, start, most=can.context - 1, vocab_size=can.vocab_size)  # a server must sample a token, too
         if start == len(ids):
@@ -383,7 +383,7 @@ class VllmEngine:
         tried: list[Replica] = []
         while True:
             self._check_running()
-            self._check_loaded(slot)
+            check_loaded(slot, self._fleet.slots)
             replica, key = self._replica_for(slot, ids, cache_salt, 1, tried)
             try:
                 found = await self._scored(slot, replica, ids, start, key)
@@ -443,16 +443,13 @@ class VllmEngine:
         the time and tokens that rollouts got from them, `lent_cut` the samples that were cut off. Raises Unavailable when closed.
         """
         self._check_running()
-        pauses, replicas, loans = self._fleet.pauses, self._fleet.replicas, self.loans.standing()
-        ordered, running = sorted(pauses), self._running()
+        replicas, loans, running = self._fleet.replicas, self.loans.standing(), self._running()
         return {
             **self._counts,
             "swaps": self._fleet.swaps,
             "running": running.total(),
             "waiting": 0,
-            "last_pause_s": pauses[-1] if pauses else 0.0,
-            "pause_p50_s": ordered[len(ordered) // 2] if pauses else 0.0,
-            "pause_p99_s": ordered[len(ordered) * 99 // 100] if pauses else 0.0,
+            **pause_stats(self._fleet.pauses),
             "servers": len(replicas),
             "servers_well": sum(each.well for each in replicas),
             "servers_draining": sum(each.draining for each in replicas),
@@ -481,14 +478,9 @@ class VllmEngine:
         if self._watch is None or self._watch.done() or self._closed:
             raise Unavailable(_CLOSED)
 
-    def _check_loaded(self, slot: str) -> None:
-        loaded = self._fleet.slots
-        if slot not in loaded:
-            raise NotFound(f"No policy is loaded in slot {slot!r}; loaded: {sorted(loaded)}.", field="model")
-
     def _admit(self, request: Generate) -> None:
         self._check_running()
-        self._check_loaded(request.slot)
+        check_loaded(request.slot, self._fleet.slots)
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size, steers=can.steers)
         check_room(request.n, self._running().total(), self._config.max_waiting)

@@ -43,7 +43,7 @@ class Loan:
         return {"lent": self.to, "back": self.home}.get(self.stage)
 
 
-class Driving:
+class BusyLock:
     """A lock that knows whether it is held or waited for. Example: ``async with replica.driving: ...``"""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Replica:
     draining: bool = False
     failures: int = 0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    driving: Driving = field(default_factory=Driving)
+    driving: BusyLock = field(default_factory=BusyLock)
     loan: Loan | None = None
     absent: bool = False
 
@@ -506,10 +506,8 @@ class VllmFleet:
                 return slot, policy
         if replica.slots or not replica.usable or replica in self._promised:
             return None
-        return next(((slot, policy) for slot, policy in self.slots.items() if self._short(slot)), None)
-
-    def _short(self, slot: str) -> bool:
-        return len(self._usable(slot)) < self._wanted(slot)
+        short = (slot for slot in self.slots if len(self._usable(slot)) < self._wanted(slot))
+        return next(((slot, self.slots[slot]) for slot in short), None)
 
     def _usable(self, slot: str) -> list[Replica]:
         return [each for each in self.replicas if slot in each.slots and each.usable and each.loan is None]

@@ -15,7 +15,6 @@ import logging
 import math
 import tokenize
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import aiohttp
@@ -154,21 +153,6 @@ class VllmSettings(BaseModel):
     aux_output_config: _AuxiliaryOutput = Field(default_factory=_AuxiliaryOutput)
 
     @property
-    def returns_routes(self) -> bool:
-        """True if its answers say which experts each token went to, for a mixture of experts."""
-        return self.aux_output_config.enable_return_routed_experts
-
-    @property
-    def logprobs_mode(self) -> str:
-        """The kind of log-probabilities that it reports."""
-        return self.model_config_.logprobs_mode
-
-    @property
-    def reads_lark(self) -> bool:
-        """True if llguidance reads its grammars: xgrammar, which "auto" prefers, accepts the same text but ignores parts of it."""
-        return self.structured_outputs_config.backend == "guidance"
-
-    @property
     def dies_of_seeds(self) -> bool:
         """True if a chunked prompt of a request with a seed crashes it: a CPU's random generator has no offset to reset."""
         return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
@@ -214,21 +198,6 @@ def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
     if None in found:
         raise Unavailable("the vLLM server left a token without its log-probability")
     return [entry.logprob for entry in found if entry is not None]
-
-
-def read_context(body: bytes) -> int:
-    """The context length (prompt and answer together, in tokens), from the list of models."""
-    return _read(_Cards, body).data[0].max_model_len
-
-
-def read_about(body: bytes) -> VllmServerInfo:
-    """The server's settings and system."""
-    return _read(VllmServerInfo, body)
-
-
-def read_version(body: bytes) -> str:
-    """The version of vLLM."""
-    return _read(_Version, body).version
 
 
 _BAD_HEADER = (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
@@ -319,9 +288,17 @@ class OpenAnswer:
         if finish is not None and not self._as_told(sample, choice):
             finish = Finish.ERROR
         sample.ended = finish is not None
-        tops = choice.tops(self._request.tops)[:used]
-        chunk = self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
-        return chunk if finish in (None, Finish.ERROR) else replace(chunk, routes=choice.routes)
+        return Chunk(
+            index=choice.index,
+            ids=tuple(choice.ids[:used]),
+            logprobs=tuple(choice.values[:used]),
+            policy=policy,
+            text=text,
+            finish=finish,
+            seed=self._seed,
+            routes=b"" if finish in (None, Finish.ERROR) else choice.routes,
+            tops=choice.tops(self._request.tops)[:used],
+        )
 
     def constrained(self, chunk: Chunk) -> Sequence[int] | None:
         """The tokens of the sample that this chunk ends, if it claims to be a whole answer that follows the request's grammar."""
@@ -343,7 +320,9 @@ class OpenAnswer:
             if finish is Finish.DEADLINE:
                 text = sample.text.flush()
                 last = Finish.ERROR if len(sample.runs) > 1 else Finish.STOP if sample.text.stopped else finish
-            chunks.append(self._chunk(index, (), (), policy, text, last))
+            chunks.append(
+                Chunk(index=index, ids=(), logprobs=(), policy=policy, text=text, finish=last, seed=self._seed)
+            )
         return chunks
 
     def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:
@@ -365,27 +344,6 @@ class OpenAnswer:
                 sample.spans(),
             )
         return told == sample.spans()
-
-    def _chunk(
-        self,
-        index: int,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        policy: PolicyVersion,
-        text: str,
-        finish: Finish | None,
-        tops: tuple[Tops, ...] = (),
-    ) -> Chunk:
-        return Chunk(
-            index=index,
-            ids=tuple(ids),
-            logprobs=tuple(logprobs),
-            policy=policy,
-            text=text,
-            finish=finish,
-            seed=self._seed,
-            tops=tops,
-        )
 
 
 # ---------------------------------------------------------------- a server
@@ -464,28 +422,30 @@ class ServerClient:
         ends = asyncio.get_running_loop().time() + within_s
         while True:
             try:
-                context = read_context(await self._ask("/v1/models"))
+                context = _read(_Cards, await self._ask("/v1/models")).data[0].max_model_len
                 break
             except Unavailable:
                 if asyncio.get_running_loop().time() >= ends:
                     raise
                 await asyncio.sleep(_LOOK_S)
-        about = read_about(await self._ask("/server_info?config_format=json"))
-        version, settings = read_version(await self._ask("/version")), about.vllm_config
-        if settings.logprobs_mode != _MODE:
-            raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
+        about = _read(VllmServerInfo, await self._ask("/server_info?config_format=json"))
+        version, settings = _read(_Version, await self._ask("/version")).version, about.vllm_config
+        if (mode := settings.model_config_.logprobs_mode) != _MODE:
+            raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START}")
         if settings.dies_of_seeds:
             raise BadConfig(
                 f"{self.url} runs on a CPU with chunked prefill, where one long prompt with a seed ends it; start it with "
                 f"--no-enable-chunked-prefill --max-num-batched-tokens {context} (its context)"
             )
-        if self._experts and not settings.returns_routes:
+        if self._experts and not settings.aux_output_config.enable_return_routed_experts:
             _LOG.warning(
                 "%s does not say which experts a token went to, so the trainer leaves its answers out: start it with "
                 "--enable-return-routed-experts, or set train.router_replay = false",
                 self.url,
             )
-        self.follows_grammars, self.told = settings.reads_lark, (version, about)
+        # xgrammar, which "auto" prefers, accepts our grammars but ignores parts of them
+        self.follows_grammars = settings.structured_outputs_config.backend == "guidance"
+        self.told = version, about
         return context
 
     async def check_health(self) -> None:

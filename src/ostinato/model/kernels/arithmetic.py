@@ -8,7 +8,9 @@ vectorise but not reorder: the result is the same at every vector width, in ever
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -27,40 +29,31 @@ INVERSE_FACTORIALS = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1
 _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
 
-@intrinsic
-def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """A * b + c with one rounding, on float32."""
-    del typingctx, a, b, c
+def operation(generate: Callable[..., Any], result: Any, *given: Any) -> Any:
+    """A function for kernels that gives a `result` of values of the types `given`: `generate(builder, *values)` writes it."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return builder.fma(*args)
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        value = generate(builder, *args)
+        return context.get_dummy_value() if result is types.void else value
 
-    return types.float32(types.float32, types.float32, types.float32), generate
+    def definition(typingctx: Any, *values: Any) -> Any:
+        del typingctx, values
+        return result(*given), code
 
-
-@intrinsic
-def float_of(typingctx: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
-    del typingctx, bits
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
+    # numba asks how many values there are
+    names = ("typingctx", *"abcde"[: len(given)])
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    cast("Any", definition).__signature__ = signature
+    return intrinsic(definition)
 
 
-@intrinsic
-def bits_of(typingctx: Any, value: Any) -> Any:
-    """The bits of a float32."""
-    del typingctx, value
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
+fma = operation(lambda builder, a, b, c: builder.fma(a, b, c), *[types.float32] * 4)
+"""a * b + c with one rounding, on float32."""
+float_of = operation(lambda builder, bits: builder.bitcast(bits, ir.FloatType()), types.float32, types.uint32)
+"""The float32 with these bits."""
+bits_of = operation(lambda builder, value: builder.bitcast(value, ir.IntType(32)), types.uint32, types.float32)
+"""The bits of a float32."""
 
 
 @inlined

@@ -34,13 +34,8 @@ logger = logging.getLogger(__name__)
 KEPT = 8
 """How many versions of the kernels a user keeps; beyond that the one that was used longest ago is removed."""
 _PACKAGE = Path(__file__).parents[2]
-_SWITCHES = (
-    "OPT",
-    "LOOP_VECTORIZE",
-    "SLP_VECTORIZE",
-    "BOUNDSCHECK",
-    "DEBUGINFO_DEFAULT",
-)  # of numba: they change the code
+# of numba: they change the code
+_SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")
 _PATIENCE_S = 300.0  # how long another process may compile one kernel; then this one does, too
 _NOTICE = "compiling kernels, once for this user and version: about a minute"
 _NOWHERE = (

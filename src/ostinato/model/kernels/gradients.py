@@ -21,8 +21,6 @@ from ostinato.model.kernels.attention import ROWS, accumulate
 from ostinato.model.kernels.norm import factor16
 from ostinato.model.kernels.vector import WIDE, all16, div16, exp16, fma16, load16, mul16, store16, sub16, sum16
 
-# pyright: basic, reportCallIssue=false
-
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm_gradient(x_ND, weight_1D, zero_centered, scales_N, grad_ND, out_ND, weight_total_1D):
@@ -65,9 +63,6 @@ def logprob_gradient(logits_MV, temperatures_M, log_totals_M, targets_M, grads_M
 
 
 # ---------------------------------------------------------------- attention
-
-
-# pyright: basic, reportCallIssue=false
 
 
 _HEIGHT = 48  # rows of a tile: its queries times the query heads that share a key head

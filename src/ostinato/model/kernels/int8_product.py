@@ -18,12 +18,12 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from ostinato.model.kernels.arithmetic import operation
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
-from ostinato.model.kernels.vector import PANEL, WIDE, address_at, call_outlined, in_all_lanes, pointer, prefetch
+from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, loop, outlined, pointer, prefetch
 
 INT8, INT8_TILES = 3, 4
 """How integer products are computed, beside `product`'s ways: in vectors or in tiles. Both give the same bits."""
@@ -166,33 +166,26 @@ def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
     """See `integer_sums`."""
     x, step, weight, words, out = builder.function.args
     places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
-    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(_LONG)
-    sums = [builder.phi(_WORDS) for _ in range(rows * vectors)]
-    grown: list[Any] = list(sums)
-    at = builder.mul(index, ir.Constant(_LONG, 4 * dots.words))
-    here = builder.add(weight, builder.mul(index, ir.Constant(_LONG, _ROW)))
-    for i in range(_UNROLLED):
-        weights: list[list[Any]] = []
-        for vector in range(vectors):
-            prefetch(builder, here, _AHEAD + i * _ROW + vector * _VECTOR)
-            place = address_at(builder, here, i * _ROW + vector * _VECTOR, _WORDS)
-            weights.append(dots.weights(builder, builder.load(place, align=4)))
-        for row, start in enumerate(places):
-            moved = ir.Constant(_LONG, 4 * dots.words * i)
-            levels = dots.levels(builder, builder.add(builder.add(start, at), moved))
+
+    def products(index: Any, sums: list[Any]) -> list[Any]:
+        grown = list(sums)
+        at = builder.mul(index, ir.Constant(_LONG, 4 * dots.words))
+        here = builder.add(weight, builder.mul(index, ir.Constant(_LONG, _ROW)))
+        for i in range(_UNROLLED):
+            weights: list[list[Any]] = []
             for vector in range(vectors):
-                number = row * vectors + vector
-                grown[number] = dots.add(builder, grown[number], levels, weights[vector])
-    following = builder.add(index, ir.Constant(_LONG, _UNROLLED))
-    firsts = [ir.Constant(_LONG, 0), *[_constant(_WORDS, 0)] * len(sums)]
-    for phi, first, value in zip([index, *sums], firsts, [following, *grown], strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
-    builder.position_at_end(after)
+                prefetch(builder, here, _AHEAD + i * _ROW + vector * _VECTOR)
+                place = address_at(builder, here, i * _ROW + vector * _VECTOR, _WORDS)
+                weights.append(dots.weights(builder, builder.load(place, align=4)))
+            for row, start in enumerate(places):
+                moved = ir.Constant(_LONG, 4 * dots.words * i)
+                levels = dots.levels(builder, builder.add(builder.add(start, at), moved))
+                for vector in range(vectors):
+                    number = row * vectors + vector
+                    grown[number] = dots.add(builder, grown[number], levels, weights[vector])
+        return grown
+
+    grown = loop(builder, words, _UNROLLED, [_constant(_WORDS, 0)] * (rows * vectors), products)
     for number, value in enumerate(grown):
         offset = number // vectors * _ROW + number % vectors * _VECTOR
         builder.store(value, address_at(builder, out, offset, _WORDS), align=4)
@@ -205,19 +198,8 @@ def integer_sums(rows: int, vectors: int, instructions: str) -> Any:
     Row i of levels, as `levels_in_line` leaves it, begins at address x + i * step, the panel's weights at `weight`, and row i of the
     sums, in 32 bits, at out + i * 4 * PANEL. `words`, a multiple of 4 above 0, counts words of four inputs.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        name = f"ostinato_integer_sums_{rows}_{vectors}_{instructions}"
-        call_outlined(builder, name, args, lambda inner: _body(inner, rows, vectors, _DotProducts(instructions)))
-        return context.get_dummy_value()
-
-    @intrinsic
-    def sums(typingctx: Any, x: Any, step: Any, weight: Any, words: Any, out: Any) -> Any:
-        del typingctx, x, step, weight, words, out
-        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
-
-    return sums
+    name = f"ostinato_integer_sums_{rows}_{vectors}_{instructions}"
+    return outlined(name, lambda builder: _body(builder, rows, vectors, _DotProducts(instructions)))
 
 
 INSTRUCTIONS = possible_instructions()[0]
@@ -255,25 +237,19 @@ def _vector_sums(x, step, rows, weight, words, sums_MX):
                 m += 1
 
 
-@intrinsic
-def _dequantise(typingctx: Any, sums: Any, panel: Any, scale: Any) -> Any:
-    """Replace sixteen sums of 32 bits at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
-    del typingctx, sums, panel, scale
+def _dequantised(builder: Any, place: Any, panel: Any, scale: Any) -> None:
+    total = builder.add(
+        builder.load(address_at(builder, place, 0, _WORDS), align=4),
+        builder.load(address_at(builder, panel, 0, _WORDS), align=4),
+    )
+    weights = builder.load(address_at(builder, panel, _ROW, _FLOATS), align=4)
+    factor = builder.fmul(in_all_lanes(builder, scale), weights)
+    result = builder.fmul(builder.sitofp(total, _FLOATS), factor)
+    builder.store(result, address_at(builder, place, 0, _FLOATS), align=4)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        place, panel, scale = args
-        total = builder.add(
-            builder.load(address_at(builder, place, 0, _WORDS), align=4),
-            builder.load(address_at(builder, panel, 0, _WORDS), align=4),
-        )
-        weights = builder.load(address_at(builder, panel, _ROW, _FLOATS), align=4)
-        factor = builder.fmul(in_all_lanes(builder, scale), weights)
-        result = builder.fmul(builder.sitofp(total, _FLOATS), factor)
-        builder.store(result, address_at(builder, place, 0, _FLOATS), align=4)
-        return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.float32), generate
+_dequantise = operation(_dequantised, types.void, types.intp, types.intp, types.float32)
+"""Replaces sixteen sums of 32 bits at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
 
 
 @njit(nogil=True, cache=True)

@@ -13,10 +13,10 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from ostinato.model.kernels.arithmetic import operation
 from ostinato.model.kernels.processor import cpu_features
-from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, prefetch
+from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, loop, prefetch
 
 HAS_PAIRS = "avx512bf16" in cpu_features()
 """Whether this process may use the instruction."""
@@ -63,45 +63,26 @@ def _both(builder: Any, place: Any) -> Any:
 def _chain(rows: int) -> Any:
     """``chain(x, step, weight, pairs, out)``: store the products of `rows` rows, `step` bytes apart, and a panel at `out`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, step, weight, pairs, out = args
+    def generate(builder: Any, x: Any, step: Any, weight: Any, pairs: Any, out: Any) -> None:
         kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
         dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
         places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        pair = builder.phi(_LONG)
-        sums = [builder.phi(_FLOATS) for _ in range(2 * rows)]
-        halves = _weights(builder, builder.add(weight, builder.mul(pair, ir.Constant(_LONG, 2 * _BYTES))), ask=rows < 8)
-        grown: list[Any] = []
-        for row in range(rows):
-            both = _both(
-                builder,
-                address_at(builder, builder.add(places[row], builder.shl(pair, ir.Constant(_LONG, 2))), 0, _WORD),
-            )
-            grown += [builder.call(dot, [sums[2 * row + i], both, halves[i]]) for i in (0, 1)]
-        following = builder.add(pair, ir.Constant(_LONG, 1))
-        for phi, first, value in zip(
-            [pair, *sums],
-            [ir.Constant(_LONG, 0), *[ir.Constant(_FLOATS, [0.0] * WIDE)] * len(sums)],
-            [following, *grown],
-            strict=True,
-        ):
-            phi.add_incoming(first, before)
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed("<", following, pairs), loop, after)
-        builder.position_at_end(after)
-        for at, value in enumerate(grown):
+
+        def products(pair: Any, sums: list[Any]) -> list[Any]:
+            here = builder.add(weight, builder.mul(pair, ir.Constant(_LONG, 2 * _BYTES)))
+            halves = _weights(builder, here, ask=rows < 8)
+            grown: list[Any] = []
+            for row in range(rows):
+                at = builder.add(places[row], builder.shl(pair, ir.Constant(_LONG, 2)))
+                both = _both(builder, address_at(builder, at, 0, _WORD))
+                grown += [builder.call(dot, [sums[2 * row + i], both, halves[i]]) for i in (0, 1)]
+            return grown
+
+        zero = ir.Constant(_FLOATS, [0.0] * WIDE)
+        for at, value in enumerate(loop(builder, pairs, 1, [zero] * (2 * rows), products)):
             builder.store(value, address_at(builder, out, at * _BYTES, _FLOATS), align=4)
-        return context.get_dummy_value()
 
-    @intrinsic
-    def chain(typingctx: Any, x: Any, step: Any, weight: Any, pairs: Any, out: Any) -> Any:
-        del typingctx, x, step, weight, pairs, out
-        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
-
-    return chain
+    return operation(generate, types.void, *[types.intp] * 5)
 
 
 _chain1, _chain2, _chain4, _chain8, _chain12 = (_chain(rows) for rows in (1, 2, 4, 8, 12))

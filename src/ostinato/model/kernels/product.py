@@ -19,10 +19,9 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from ostinato.model.kernels.arithmetic import load
+from ostinato.model.kernels.arithmetic import load, operation
 from ostinato.model.kernels.pairs import pair_sums
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
@@ -30,10 +29,11 @@ from ostinato.model.kernels.vector import (
     PANEL,
     WIDE,
     address_at,
-    call_outlined,
     fused,
     in_all_lanes,
     load16,
+    loop,
+    outlined,
     pointer,
     prefetch,
     store16,
@@ -60,33 +60,6 @@ _WORTH_WIDENING = 24  # rows from which a bf16 panel is converted to fp32 first
 # ---------------------------------------------------------------- small numbers
 
 
-@intrinsic
-def flush_small(typingctx: Any) -> Any:
-    """Make this thread take and give numbers below 2^-126 as 0; returns its state before, for `restore`."""
-    del typingctx
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature, args
-        before = _float_state(builder)
-        _set_float_state(builder, builder.or_(before, ir.Constant(_LONG, 1 << 24 if IS_ARM else 0x8040)))
-        return before
-
-    return types.int64(), generate
-
-
-@intrinsic
-def restore(typingctx: Any, before: Any) -> Any:
-    """Undo `flush_small`."""
-    del typingctx, before
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        _set_float_state(builder, args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
 def _float_state(builder: Any) -> Any:
     """The thread's control register for floating point, as 64 bits."""
     if IS_ARM:
@@ -111,6 +84,18 @@ def _control(builder: Any, name: str, place: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer()])
     call = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}")
     builder.call(call, [builder.bitcast(place, _BYTE.as_pointer())])
+
+
+def _flushing(builder: Any) -> Any:
+    before = _float_state(builder)
+    _set_float_state(builder, builder.or_(before, ir.Constant(_LONG, 1 << 24 if IS_ARM else 0x8040)))
+    return before
+
+
+flush_small = operation(_flushing, types.int64)
+"""Makes this thread take and give numbers below 2^-126 as 0; returns its state before, for `restore`."""
+restore = operation(_set_float_state, types.void, types.int64)
+"""Undoes `flush_small`."""
 
 
 # ---------------------------------------------------------------- weights in panels
@@ -168,29 +153,20 @@ def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors
 def _chains_of_block(builder: Any, xs: list[Any], panel: Any, *, vectors: int, halves: bool, ask: bool) -> list[Any]:
     """The finished chains of one block."""
     size, zero = _pair_bytes(halves), ir.Constant(_FLOATS, [0.0] * WIDE)
-    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    builder.branch(body)
-    builder.position_at_end(body)
-    index = builder.phi(_LONG)
-    chains = [builder.phi(_FLOATS) for _ in range(2 * len(xs) * vectors)]
-    here = builder.add(panel, builder.mul(index, ir.Constant(_LONG, size)))
-    starts = [builder.add(x, builder.shl(index, ir.Constant(_LONG, 3))) for x in xs]
-    grown: list[Any] = list(chains)
-    for i in range(_UNROLLED):
-        if ask:
-            for line in range(0, size, 64):
-                prefetch(builder, here, _AHEAD + i * size + line)
-        moved = [builder.add(start, ir.Constant(_LONG, 8 * i)) for start in starts]
-        place = builder.add(here, ir.Constant(_LONG, size * i))
-        grown = _pair(builder, moved, place, grown, vectors=vectors, halves=halves)
-    following = builder.add(index, ir.Constant(_LONG, _UNROLLED))
-    firsts = [ir.Constant(_LONG, 0), *[zero] * len(chains)]
-    for phi, first, value in zip([index, *chains], firsts, [following, *grown], strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(value, body)
-    builder.cbranch(builder.icmp_signed("<", following, ir.Constant(_LONG, BLOCK // 2)), body, after)
-    builder.position_at_end(after)
-    return grown
+
+    def pairs(index: Any, chains: list[Any]) -> list[Any]:
+        here = builder.add(panel, builder.mul(index, ir.Constant(_LONG, size)))
+        starts = [builder.add(x, builder.shl(index, ir.Constant(_LONG, 3))) for x in xs]
+        for i in range(_UNROLLED):
+            if ask:
+                for line in range(0, size, 64):
+                    prefetch(builder, here, _AHEAD + i * size + line)
+            moved = [builder.add(start, ir.Constant(_LONG, 8 * i)) for start in starts]
+            place = builder.add(here, ir.Constant(_LONG, size * i))
+            chains = _pair(builder, moved, place, chains, vectors=vectors, halves=halves)
+        return chains
+
+    return loop(builder, ir.Constant(_LONG, BLOCK // 2), _UNROLLED, [zero] * (2 * len(xs) * vectors), pairs)
 
 
 def _pair_bytes(halves: bool) -> int:
@@ -208,44 +184,26 @@ def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
             for row in range(rows)
             for vector in range(vectors)
         ]
-        with cgutils.for_range(builder, blocks) as loop:
-            xs = [builder.add(place, builder.mul(loop.index, ir.Constant(_LONG, BLOCK * 4))) for place in places]
+        with cgutils.for_range(builder, blocks) as block:
+            xs = [builder.add(place, builder.mul(block.index, ir.Constant(_LONG, BLOCK * 4))) for place in places]
             skip = ir.Constant(_LONG, BLOCK // 2 * _pair_bytes(halves))
-            panel = builder.add(weight, builder.mul(loop.index, skip))
+            panel = builder.add(weight, builder.mul(block.index, skip))
             grown = _chains_of_block(builder, xs, panel, vectors=vectors, halves=halves, ask=rows < 3)
             for number, place in enumerate(outs):
                 both = builder.fadd(grown[2 * number], grown[2 * number + 1])
                 builder.store(builder.fadd(builder.load(place, align=4), both), place, align=4)
         builder.ret_void()
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        name = f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}"
-        call_outlined(builder, name, args, body)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def add(typingctx: Any, x: Any, step: Any, weight: Any, blocks: Any, out: Any) -> Any:
-        del typingctx, x, step, weight, blocks, out
-        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
-
-    return add
+    return outlined(f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}", body)
 
 
-@intrinsic
-def _widen(typingctx: Any, words: Any, out: Any) -> Any:
-    """Store the two bf16 of each of 16 words at address `words` as fp32: the first ones at `out`, the second ones PANEL later."""
-    del typingctx, words, out
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        for odd, half in enumerate(_even_and_odd(builder, args[0], 0, halves=True)):
-            builder.store(half, address_at(builder, args[1], odd * 2 * _VECTOR, _FLOATS), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
+def _widened(builder: Any, words: Any, out: Any) -> None:
+    for odd, half in enumerate(_even_and_odd(builder, words, 0, halves=True)):
+        builder.store(half, address_at(builder, out, odd * 2 * _VECTOR, _FLOATS), align=4)
 
 
+_widen = operation(_widened, types.void, types.intp, types.intp)
+"""Stores the two bf16 of each of 16 words at an address as fp32: the first ones at another, the second ones PANEL later."""
 _VECTORS = 2 if _WIDE_REGISTERS else 1
 _PART, _ROW = _VECTORS * WIDE * 4, PANEL * 4  # bytes of the outputs computed at once, and of a panel's
 _halves_most, _halves_two, _halves_one = (

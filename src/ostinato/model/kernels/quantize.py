@@ -35,9 +35,6 @@ from ostinato.model.kernels.vector import (
 # ---------------------------------------------------------------- Hadamard rotation
 
 
-# pyright: basic, reportCallIssue=false
-
-
 @njit(nogil=True, cache=True)
 def block(width):
     """The number b of entries in a block; 1, which rotates nothing, for a width that is no multiple of 16."""
@@ -73,9 +70,6 @@ def rotate(x_ND, y_ND):
 
 
 # ---------------------------------------------------------------- levels
-
-
-# pyright: basic, reportCallIssue=false
 
 
 LEVELS = 127  # to either side of zero

@@ -20,35 +20,28 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
-from ostinato.model.kernels.arithmetic import inlined, log64
+from ostinato.model.kernels.arithmetic import inlined, log64, operation
 from ostinato.model.kernels.softmax import highest
 
 TILE, LANES = 512, 8
 STEPS = 12
 """Bisections of the scale. It is one of 0, 1 / 4096, ..., 1."""
-_LOG2E, _ROUND = (
-    1.4426950408889634,
-    6755399441055744.0,
-)  # 1.5 * 2^52: adding it leaves a rounded integer in the low mantissa bits
+_LOG2E = 1.4426950408889634
+_ROUND = 6755399441055744.0  # 1.5 * 2^52: adding it leaves a rounded integer in the low mantissa bits
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _C2, _C3, _C4, _C5, _C6, _C7 = 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040
 _C8, _C9, _C10, _C11, _C12, _C13 = 1 / 40320, 1 / 362880, 1 / 3628800, 1 / 39916800, 1 / 479001600, 1 / 6227020800
 
 
-@intrinsic
-def _scaled(typingctx: Any, value: Any, shifted: Any) -> Any:
-    """`value` times 2 to the power of the integer in the low mantissa bits of `shifted`, for normal float64 results."""
-    del typingctx, value, shifted
+def _times_power(builder: Any, value: Any, shifted: Any) -> Any:
+    word = ir.IntType(64)
+    bits, power = (builder.bitcast(arg, word) for arg in (value, shifted))
+    return builder.bitcast(builder.add(bits, builder.shl(power, ir.Constant(word, 52))), ir.DoubleType())
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        word = ir.IntType(64)
-        bits, power = (builder.bitcast(arg, word) for arg in args)
-        return builder.bitcast(builder.add(bits, builder.shl(power, ir.Constant(word, 52))), ir.DoubleType())
 
-    return types.float64(types.float64, types.float64), generate
+_scaled = operation(_times_power, *[types.float64] * 3)
+"""A value times 2 to the power of the integer in the low mantissa bits of another, for normal float64 results."""
 
 
 @inlined

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ostinato.model.kernels.arithmetic import inlined
+from ostinato.model.kernels.arithmetic import inlined, operation
 from ostinato.model.kernels.processor import IS_ARM
 
 TAKEN, DONE = 0, 8  # columns: a cache line each
@@ -53,26 +53,21 @@ def _look(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
     return types.int64(counters, types.int64, types.int64), generate
 
 
-@intrinsic
-def _rest(typingctx: Any, yielding: Any) -> Any:
-    """A short pause; if `yielding`, the core is offered to other threads."""
-    del typingctx, yielding
+def _resting(builder: Any, yielding: Any) -> None:
+    if IS_ARM:
+        hint = ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
+        wait = cgutils.get_or_insert_function(builder.module, hint, "llvm.aarch64.hint")
+        builder.call(wait, [ir.Constant(ir.IntType(32), 1)])  # yield
+    else:
+        pause = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, pause, "llvm.x86.sse2.pause"), [])
+    with builder.if_then(builder.trunc(yielding, ir.IntType(1))):
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        if IS_ARM:
-            hint = ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
-            wait = cgutils.get_or_insert_function(builder.module, hint, "llvm.aarch64.hint")
-            builder.call(wait, [ir.Constant(ir.IntType(32), 1)])  # yield
-        else:
-            pause = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, pause, "llvm.x86.sse2.pause"), [])
-        with builder.if_then(builder.trunc(args[0], ir.IntType(1))):
-            kind = ir.FunctionType(ir.IntType(32), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
-        return context.get_dummy_value()
 
-    return types.void(types.boolean), generate
+_rest = operation(_resting, types.void, types.boolean)
+"""A short pause; if its argument is true, the core is offered to other threads."""
 
 
 @inlined

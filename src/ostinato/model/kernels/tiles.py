@@ -16,14 +16,14 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from ostinato.model.kernels.arithmetic import operation
 from ostinato.model.kernels.processor import cpu_features
-from ostinato.model.kernels.vector import PANEL
+from ostinato.model.kernels.vector import PANEL, prefetch
 
 HAS_TILES = {"amx-tile", "amx-bf16", "amx-int8"} <= cpu_features()
 """Whether the kernel is compiled; the system must also allow it (`processor.tiles_allowed`)."""
-_BYTE, _WORD, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_BYTE = ir.IntType(8)
 _TILE = 16  # rows
 _ROW = 4 * PANEL  # bytes of a pair in a panel, and of a row of sums
 _BLOCK = 16 * _ROW  # bytes
@@ -38,52 +38,16 @@ def _call(builder: Any, name: str, args: list[Any]) -> None:
 def _operation(name: str, *tiles: int, address: bool = False, step: bool = False) -> Any:
     """An instruction on tiles with these numbers, and on memory at an address, whose rows are `step` bytes apart."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
+    def generate(builder: Any, *args: Any) -> None:
         values = [ir.Constant(_BYTE, tile) for tile in tiles]
         if address:
             values.append(builder.inttoptr(args[0], _BYTE.as_pointer()))
         _call(builder, f"llvm.x86.{name}", [*values, *args[1:]])
-        return context.get_dummy_value()
 
-    if step:
-
-        @intrinsic
-        def strided(typingctx: Any, address: Any, step: Any) -> Any:
-            del typingctx, address, step
-            return types.void(types.intp, types.intp), generate
-
-        return strided
-    if address:
-
-        @intrinsic
-        def addressed(typingctx: Any, address: Any) -> Any:
-            del typingctx, address
-            return types.void(types.intp), generate
-
-        return addressed
-
-    @intrinsic
-    def alone(typingctx: Any) -> Any:
-        del typingctx
-        return types.void(), generate
-
-    return alone
+    return operation(generate, types.void, *[types.intp] * (address + step))
 
 
-@intrinsic
-def _fetch(typingctx: Any, address: Any) -> Any:
-    del typingctx, address
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del signature
-        flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
-        _call(builder, "llvm.prefetch.p0", [builder.inttoptr(args[0], _BYTE.as_pointer()), *flags])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
-
-
+_fetch = operation(lambda builder, place: prefetch(builder, place, 0), types.void, types.intp)
 # tiles 0 to 3 are sums (upper rows, lower rows, by two halves of the outputs), 4 and 5 rows, 6 and 7 weights
 _configure, _release = _operation("ldtilecfg", address=True), _operation("tilerelease")
 _zero0, _zero1, _zero2, _zero3 = (_operation("tilezero", tile) for tile in range(4))

@@ -19,7 +19,16 @@ from numba.core.datamodel.models import PrimitiveModel
 from numba.core.datamodel.registry import register_default
 from numba.extending import intrinsic
 
-from ostinato.model.kernels.arithmetic import INVERSE_FACTORIALS, LN2_HIGH, LN2_LOW, LOG2E, LOWEST, ROUND, inlined
+from ostinato.model.kernels.arithmetic import (
+    INVERSE_FACTORIALS,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2E,
+    LOWEST,
+    ROUND,
+    inlined,
+    operation,
+)
 
 WIDE = 16
 PANEL = 2 * WIDE
@@ -49,30 +58,6 @@ def _words(*each: int) -> ir.Constant:
     return ir.Constant(_WORDS, list(each if len(each) > 1 else each * WIDE))
 
 
-def _operation(generate: Callable[..., ir.Value], count: int) -> Any:
-    """A function of `count` vectors that gives a vector: `generate(builder, *vectors)`."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return generate(builder, *args)
-
-    if count == 2:
-
-        @intrinsic
-        def two(typingctx: Any, a: Any, b: Any) -> Any:
-            del typingctx, a, b
-            return v16(v16, v16), code
-
-        return two
-
-    @intrinsic
-    def three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-        del typingctx, a, b, c
-        return v16(v16, v16, v16), code
-
-    return three
-
-
 def address_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
     """The pointer to a value of this kind, `offset` bytes beyond an address."""
     return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
@@ -93,17 +78,40 @@ def in_all_lanes(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(one, nothing, _words(0))
 
 
-def call_outlined(builder: Any, name: str, args: Any, build: Callable[[Any], None]) -> None:
-    """Call a function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take
-    long to compile.
+def outlined(name: str, build: Callable[[Any], None]) -> Any:
+    """A function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take long
+    to compile.
     """
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
-        function.linkage = "internal"
-        function.attributes.add("noinline")
-        build(ir.IRBuilder(function.append_basic_block()))
-    builder.call(function, args)
+
+    def generate(builder: Any, *args: Any) -> None:
+        function = builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            build(ir.IRBuilder(function.append_basic_block()))
+        builder.call(function, args)
+
+    return operation(generate, types.void, *[types.intp] * 5)
+
+
+def loop(
+    builder: Any, count: Any, step: int, firsts: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """Values in registers after a loop from 0 to a `count` above 0 by `step`, `firsts` before it: `body(index, values)` gives the next."""
+    before, inside, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(inside)
+    builder.position_at_end(inside)
+    index, values = builder.phi(_LONG), [builder.phi(first.type) for first in firsts]
+    grown = body(index, values)
+    following = builder.add(index, ir.Constant(_LONG, step))
+    starts = [ir.Constant(_LONG, 0), *firsts]
+    for phi, first, value in zip([index, *values], starts, [following, *grown], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(value, inside)
+    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+    builder.position_at_end(after)
+    return grown
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -125,19 +133,53 @@ def _tail(builder: Any, y: Any, x: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, lowest), y, rest)
 
 
-fma16 = _operation(fused, 3)
-add16 = _operation(lambda builder, a, b: builder.fadd(a, b), 2)
-sub16 = _operation(lambda builder, a, b: builder.fsub(a, b), 2)
-mul16 = _operation(lambda builder, a, b: builder.fmul(a, b), 2)
-div16 = _operation(lambda builder, a, b: builder.fdiv(a, b), 2)
-max16 = _operation(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a), 2)
+def _folded(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Lane 0 after joining lanes that are 8, 4, 2 and 1 apart."""
+    for apart in (8, 4, 2, 1):
+        other = builder.shuffle_vector(value, value, _words(*((lane + apart) % WIDE for lane in range(WIDE))))
+        value = join(value, other)
+    return builder.extract_element(value, ir.Constant(_INT, 0))
+
+
+def _hadamard(builder: Any, value: Any) -> Any:
+    for apart in (1, 2, 4, 8):
+        other = builder.shuffle_vector(value, value, _words(*(lane ^ apart for lane in range(WIDE))))
+        signs = ir.Constant(_FLOATS, [-1.0 if lane & apart else 1.0 for lane in range(WIDE)])
+        value = fused(builder, value, signs, other)
+    return value
+
+
+_ONE, _TWO, _THREE = ([v16] * (1 + count) for count in (1, 2, 3))  # types: of the result and of so many vectors
+fma16 = operation(fused, *_THREE)
+add16 = operation(lambda builder, a, b: builder.fadd(a, b), *_TWO)
+sub16 = operation(lambda builder, a, b: builder.fsub(a, b), *_TWO)
+mul16 = operation(lambda builder, a, b: builder.fmul(a, b), *_TWO)
+div16 = operation(lambda builder, a, b: builder.fdiv(a, b), *_TWO)
+max16 = operation(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a), *_TWO)
 """b where b > a, else a: a NaN in b is ignored."""
-pick16 = _operation(
-    lambda builder, x, a, b: builder.select(builder.fcmp_ordered("<", x, ir.Constant(_FLOATS, [0.0] * WIDE)), a, b), 3
+pick16 = operation(
+    lambda builder, x, a, b: builder.select(builder.fcmp_ordered("<", x, ir.Constant(_FLOATS, [0.0] * WIDE)), a, b),
+    *_THREE,
 )
 """a where x < 0, else b."""
-_power16 = _operation(_times_power, 2)
-_tail16 = _operation(_tail, 2)
+_power16 = operation(_times_power, *_TWO)
+_tail16 = operation(_tail, *_TWO)
+all16 = operation(in_all_lanes, v16, types.float32)
+"""A float32 in all lanes."""
+away16 = operation(
+    lambda builder, value: builder.bitcast(builder.or_(builder.bitcast(value, _WORDS), _words(1 << 31)), _FLOATS), *_ONE
+)
+"""-|value|: every sign bit set."""
+hadamard16 = operation(_hadamard, *_ONE)
+"""The sixteen lanes times the 16 x 16 Hadamard matrix of +1 and -1 (Sylvester's order), joined 1, 2, 4 and 8 apart."""
+sum16 = operation(lambda builder, value: _folded(builder, value, builder.fadd), types.float32, v16)
+"""The sum of the lanes, folded 8, 4, 2, 1."""
+top16 = operation(
+    lambda builder, value: _folded(builder, value, lambda a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a)),
+    types.float32,
+    v16,
+)
+"""The largest lane."""
 
 
 def _place(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
@@ -226,81 +268,6 @@ def round16(typingctx: Any, array: Any, value: Any) -> Any:
         return builder.bitcast(builder.shl(builder.zext(halves, _WORDS), _words(16)), _FLOATS)
 
     return v16(array, v16), generate
-
-
-@intrinsic
-def all16(typingctx: Any, scalar: Any) -> Any:
-    """The scalar in all lanes."""
-    del typingctx, scalar
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        one = builder.insert_element(nothing, args[0], ir.Constant(_INT, 0))
-        return builder.shuffle_vector(one, nothing, _words(0))
-
-    return v16(types.float32), generate
-
-
-def _folded(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """Lane 0 after joining lanes that are 8, 4, 2 and 1 apart."""
-    for apart in (8, 4, 2, 1):
-        other = builder.shuffle_vector(value, value, _words(*((lane + apart) % WIDE for lane in range(WIDE))))
-        value = join(value, other)
-    return builder.extract_element(value, ir.Constant(_INT, 0))
-
-
-@intrinsic
-def away16(typingctx: Any, value: Any) -> Any:
-    """-|value|: every sign bit set."""
-    del typingctx, value
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return builder.bitcast(builder.or_(builder.bitcast(args[0], _WORDS), _words(1 << 31)), _FLOATS)
-
-    return v16(v16), generate
-
-
-@intrinsic
-def hadamard16(typingctx: Any, value: Any) -> Any:
-    """The sixteen lanes times the 16 x 16 Hadamard matrix of +1 and -1 (Sylvester's order), joined 1, 2, 4 and 8 apart."""
-    del typingctx, value
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        value = args[0]
-        for apart in (1, 2, 4, 8):
-            other = builder.shuffle_vector(value, value, _words(*(lane ^ apart for lane in range(WIDE))))
-            signs = ir.Constant(_FLOATS, [-1.0 if lane & apart else 1.0 for lane in range(WIDE)])
-            value = fused(builder, value, signs, other)
-        return value
-
-    return v16(v16), generate
-
-
-@intrinsic
-def sum16(typingctx: Any, value: Any) -> Any:
-    """The sum of the lanes, folded 8, 4, 2, 1."""
-    del typingctx, value
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return _folded(builder, args[0], builder.fadd)
-
-    return types.float32(v16), generate
-
-
-@intrinsic
-def top16(typingctx: Any, value: Any) -> Any:
-    """The largest lane."""
-    del typingctx, value
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        del context, signature
-        return _folded(builder, args[0], lambda a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a))
-
-    return types.float32(v16), generate
 
 
 @intrinsic

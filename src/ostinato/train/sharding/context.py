@@ -37,21 +37,22 @@ class ContextGroup:
     def gather(self, mine: Tensor) -> Tensor:
         """[R, ...] of each rank -> [count * R, ...] in the order of the ranks, bit for bit."""
         found = torch.empty((self.count * len(mine), *mine.shape[1:]), dtype=mine.dtype)
-        dist.all_gather(list(_bytes(found).chunk(self.count)), _bytes(mine.contiguous()), self._group)
+        dist.all_gather(list(flat_bytes(found).chunk(self.count)), flat_bytes(mine.contiguous()), self._group)
         return found
 
     def own_sum(self, parts: Tensor) -> Tensor:
         """The sum over the ranks of [count * R, ...], of which this rank gets its own [R, ...]; summed in rank order."""
         found = torch.empty_like(parts)
-        dist.all_to_all_single(_bytes(found), _bytes(parts), group=self._group)
+        dist.all_to_all_single(flat_bytes(found), flat_bytes(parts), group=self._group)
         first, *others = found.chunk(self.count)
         for other in others:
             first += other
         return first.clone()
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's memory."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,9 @@ from ostinato.core.errors import BadConfig
 from ostinato.model.backend import OWN, ComputeBackend
 from ostinato.train.config import TrainConfig
 from ostinato.train.microbatch import Microbatch, idle_microbatch
+from ostinato.train.ranks import Ranks
 from ostinato.train.sharding.balance import balanced, rounds
-from ostinato.train.sharding.context import ContextGroup
+from ostinato.train.sharding.context import ContextGroup, flat_bytes
 
 _PATIENCE = timedelta(hours=1)  # timeout of a collective: longer than any rank computes between two of them
 _GPU_PATIENCE = timedelta(minutes=10)  # the same between GPUs, which exchange only within a micro-batch
@@ -49,8 +50,8 @@ def check_ranks(config: TrainConfig, backend: ComputeBackend) -> None:
         )
 
 
-class RankGroup:
-    """This process's place among the ranks, and the loop's `Ranks` over them.
+class RankGroup(Ranks):
+    """This process's place among several ranks.
 
     `mesh`: the devices over which FSDP2 divides the weights, one for each rank; `backend`: this rank's.
 
@@ -154,12 +155,8 @@ class RankGroup:
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to another rank, which must call `receive`."""
-        dist.send(_flat_bytes(tensor), rank)
+        dist.send(flat_bytes(tensor), rank)
 
     def receive(self, into: Tensor, rank: int) -> None:
         """Fill a contiguous tensor with the one that another rank sends."""
-        dist.recv(_flat_bytes(into), rank)
-
-
-def _flat_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+        dist.recv(flat_bytes(into), rank)

@@ -33,7 +33,7 @@ from ostinato.core.weights import (
 from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, put_array, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
-from ostinato.train.masters import inner_product, sum_of_squares
+from ostinato.train.masters import MOMENTS, adamw, inner_product, sum_of_squares
 from ostinato.train.ranks import RankPart
 from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.group import RankGroup
@@ -141,9 +141,6 @@ def _first_element(shape: tuple[int, ...], group: RankGroup) -> int:
 # ---------------------------------------------------------------- the masters
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
 class ShardedMasters:
     """This rank's rows of the `MasterWeights`. Only the first rank is given other weights; each rank publishes its part."""
 
@@ -160,15 +157,8 @@ class ShardedMasters:
         self._forms = {name: (dtype_name(self._served[name]), shape) for name, shape in self.shapes().items()}
         self._dealing = TensorDealing(self._forms, group)
         self._stashed: dict[str, Tensor] | None = None
-        self._moments = {kind: {name: torch.zeros_like(rows) for name, rows in beside.items()} for kind in _MOMENTS}
-        self._optimizer = torch.optim.AdamW(
-            [rows for rows in self._masters.values() if rows.numel()],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            weight_decay=0.0,  # `update` decays the matrices
-            fused=True,
-        )
+        self._moments = {kind: {name: torch.zeros_like(rows) for name, rows in beside.items()} for kind in MOMENTS}
+        self._optimizer = adamw([rows for rows in self._masters.values() if rows.numel()], config)
         self.set_steps(0)
         self.round_into_model()
 
@@ -179,7 +169,7 @@ class ShardedMasters:
         """Tell AdamW how many steps its moments have seen."""
         for name, rows in self._masters.items():
             if rows.numel():
-                kinds = {kind: self._moments[kind][name] for kind in _MOMENTS}
+                kinds = {kind: self._moments[kind][name] for kind in MOMENTS}
                 self._optimizer.state[rows] = {"step": torch.tensor(float(steps), device=rows.device), **kinds}
 
     def forget_mean(self) -> None:
@@ -316,7 +306,7 @@ class ShardedMasters:
         """Views (from a GPU: copies) of this rank's rows of the masters and of the moments, and which rows they are."""
         weights = {name: rows.detach().cpu().numpy() for name, rows in self._masters.items()}
         moments = {
-            f"{kind}/{name}": rows.cpu().numpy() for kind in _MOMENTS for name, rows in self._moments[kind].items()
+            f"{kind}/{name}": rows.cpu().numpy() for kind in MOMENTS for name, rows in self._moments[kind].items()
         }
         shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         firsts = {name: rows_of(shape[0], self._group.count, self._group.rank)[0] for name, shape in shapes.items()}
@@ -327,7 +317,7 @@ class ShardedMasters:
         for name, parameter in self._parameters.items():
             span = rows_of(len(parameter), self._group.count, self._group.rank)
             put_array(self._masters[name].detach(), checkpoint.rows("weights", name, *span))
-            for kind in _MOMENTS:
+            for kind in MOMENTS:
                 put_array(self._moments[kind][name], checkpoint.rows(kind, name, *span))
         self.set_steps(checkpoint.step)
         self._stashed = None
