@@ -13,7 +13,8 @@ class FakeOutside:
 
     Controls: a `status` other than 200 refuses; `finish` is the finish reason; `raw` are bytes sent instead of events; `stall` stops for a
     minute after each piece; `cut` breaks the connection after the first piece; `kind` is the content type; `gate` holds each call
-    until it is set, `pace` each piece but the first until it is released. Observations: `bodies`, `headers` of all calls, `left` (clients that left before the end).
+    until it is set, `pace` each piece but the first until it is released. Observations: `bodies`, `headers` of all calls, `left` (clients
+    that left before the end).
     """
 
     def __init__(self):

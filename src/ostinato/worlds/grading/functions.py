@@ -52,7 +52,7 @@ class IsolatedPrograms:
     async def run(
         self, program: str, spec: SandboxSpec, *, stdin: bytes, timeout: float, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a program of `inside/` in a fresh sandbox of `spec`, which gets no network and may output as much as a grader needs.
+        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, which may output as much as a grader needs.
 
         Background processes die with the sandbox, before the output is read. If the files clash, nothing runs and the exit code is 126.
         Raises what `Backend.start` raises.
@@ -61,7 +61,7 @@ class IsolatedPrograms:
             said = f"{clash} would have to be a file and a directory".encode("utf-8", "replace")
             return ExecResult(code=126, stdout=b"", stderr=said, timed_out=False, killed_reason=None, seconds=0.0)
         limits = replace(spec.limits, output_bytes=max(spec.limits.output_bytes, _OUTPUT_BYTES))
-        sandbox = await self.backend.start(replace(spec, hosts=(), limits=limits))
+        sandbox = await self.backend.start(replace(spec, hosts=(), mounts={}, limits=limits))
         try:
             argv = (self.python, "-s", "-B", "-c", _text(program))
             return await sandbox.exec(argv, stdin=stdin, env=env, timeout=timeout)
@@ -211,7 +211,7 @@ class FunctionGrader:
         if asked.path not in files and not task.spec.layers:
             return []
         job = {"module": asked.path.removesuffix(".py").replace("/", "."), "name": asked.name, "inputs": inputs}
-        result = await self._run(task, replace(task.spec, files=files, mounts={}), job)
+        result = await self._run(task, replace(task.spec, files=files), job)
         lines = await asyncio.to_thread(lines_of, result.stdout)  # millions, if the model's code wants
         return [line for line in lines[: len(inputs)] if isinstance(line, list) and len(line) == 3]
 

@@ -228,7 +228,7 @@ async def run_suite(
     }
     result = await apart.run(
         "witnessing",
-        replace(task.spec, files=files, mounts={}),
+        replace(task.spec, files=files),
         stdin=json.dumps(job).encode(),
         timeout=task.grading.timeout_s if seconds is None else seconds,
         env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 from ostinato.core.sandbox import ExecResult, SandboxSpec
 from ostinato.worlds.grading import suites
-from ostinato.worlds.grading.functions import IsolatedPrograms, clashing
+from ostinato.worlds.grading.functions import FunctionGrader, IsolatedPrograms, clashing
 from ostinato.worlds.grading.hidden_values import Claim, Site
 from ostinato.worlds.grading.suites import PytestGrader, PytestGrading, Rehearsal
 from ostinato.worlds.grading.test_report import TestHeard, Testimony, deeper, lines_of
@@ -98,6 +99,39 @@ async def test_millions_of_lines_hold_up_no_other_rollout():
     )
     assert testimony.forged == 250_000
     assert stood < 1.0
+
+
+class Seen(ManyLines):
+    """Remembers what its sandboxes started from."""
+
+    def __init__(self):
+        self.specs = []
+
+    async def start(self, spec):
+        self.specs.append(spec)
+        return self
+
+    async def exec(self, argv, *, stdin=b"", cwd=None, env=None, timeout):
+        return ExecResult(code=0, stdout=b"[[1], 1]\n", stderr=b"", timed_out=False, killed_reason=None, seconds=1.0)
+
+
+async def test_graded_code_reaches_neither_the_hosts_nor_the_mounts_that_its_task_may_reach(tmp_path):
+    backend = Seen()
+    apart = IsolatedPrograms(backend=backend, python="python3")
+    spec = SandboxSpec(
+        files={"f.py": b"def f(): ..."}, hosts=("pypi.org:443",), mounts={"/data": str(tmp_path)}, env={"A": "b"}
+    )
+    function = {"entry": "f.py:f", "draw": "def draw(random): return 1,", "reference": "def f(x): return x", "draws": 1}
+    rollout = Rollout(task="t", harness="single@h", ended=Ended.SUBMITTED, messages=(), turns=("c:0",))
+    task = Task(id="t", family="f", messages=(), spec=spec, grading=Grading(grader="function", data=function))
+    await FunctionGrader(apart).grade(task, rollout)
+    tests = PytestGrading(fail_to_pass=("test_f.py::test_it",))
+    hidden = {"test_f.py": b"def test_it(): ..."}
+    await suites.run_suite(
+        apart, replace(task, grading=Grading(grader="pytest", data={}, hidden=hidden)), tests, {}, open_places={}
+    )
+    assert any("f.py" in each.files for each in backend.specs)
+    assert {(each.hosts, *each.mounts) for each in backend.specs} == {((),)}
 
 
 async def graded(monkeypatch, pattern: str, *messages: str):
