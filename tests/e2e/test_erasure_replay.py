@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from tests.e2e.test_cycle import config_at, served, worker_of
 
+from ostinato.app import erasure
 from ostinato.app.erasure import ErasureFiles, ErasureReplay, ErasureRequest, OwnVersions, open_refold
 from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import model_path, open_run
@@ -303,7 +304,7 @@ class Kills:
             (Candidates, "publish"),
             (RewardDesk, "restart"),
             (ErasureReplay, "_certify"),
-            (ErasureReplay, "_name"),
+            (erasure, "point_ref"),
             (Candidates, "offer"),
         ):
             monkeypatch.setattr(owner, name, self.around(getattr(owner, name)))
