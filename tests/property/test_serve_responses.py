@@ -20,7 +20,7 @@ ITEMS = st.fixed_dictionaries(
     {"type": st.sampled_from([*TYPES, "additional_tools", "item_reference"])},
     optional={
         "role": st.sampled_from(["user", "assistant", "system", "developer", "x"]),
-        **dict.fromkeys(("call_id", "name", "arguments", "input", "summary", "tools"), TEXT),
+        **dict.fromkeys(("id", "call_id", "name", "arguments", "input", "summary", "tools"), TEXT),
         **dict.fromkeys(("content", "output"), PARTS | TEXT),
     },
 )
@@ -43,7 +43,7 @@ def test_any_body_is_a_request_or_a_bad_request(body):
         request = parse_responses(body)
     except BadRequest:
         return
-    assert request.conversation.messages
+    assert request.conversation.messages or request.refers
     assert request.sampling(5).max_tokens == 5
 
 

@@ -507,7 +507,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     previous_chars: int = Field(
         default=64_000_000,
         ge=0,
-        description="Characters of past answers and their inputs kept in memory for calls that refer to them (previous_response_id).",
+        description="Characters of past answers and their inputs kept in memory for calls that refer to them (previous_response_id, "
+        "item_reference).",
     )
     next_message: bool = Field(
         default=False,

@@ -161,6 +161,7 @@ TABLES: dict[str, list[Object]] = {
         _item("A `compaction` item", responses_items.CompactionItem,
               {"type": "compaction", "encrypted_content": packed_token(BLOCK, b"")}),
         _item("A `message` item", responses_items.MessageItem, {"type": "message", **HI}),
+        _item("An `item_reference`", responses_items.ReferenceItem, {"type": "item_reference", "id": "msg_resp-3f_0"}),
         _item("A `function_call` item", responses_items.CallItem,
               {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}),
         _item("A `custom_tool_call` item", responses_items.CustomCallItem,

@@ -233,6 +233,16 @@ def test_what_costs_more_than_everything_may_is_not_kept_and_drops_nothing():
     assert (memo.get("a"), memo.get("b")) == (1, None)
 
 
+def test_what_is_dropped_makes_room():
+    memo = Memo[int, int](10)
+    for number in range(5):
+        memo.put(number, number, cost=2)
+    memo.drop(lambda value: value % 2 == 0)
+    assert [memo.get(number) for number in range(5)] == [None, 1, None, 3, None]
+    memo.put(7, 7, cost=6)
+    assert [memo.get(number) for number in (1, 3, 7)] == [1, 3, 7]
+
+
 def test_threads_may_share_a_memo():
     memo, wrong = Memo[int, int](50), []
 

@@ -109,7 +109,7 @@ def test_items_become_messages_that_take_turns():
     ("fields", "field"),
     [
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input"),
         ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "compaction_trigger"}, {"role": "user", "content": "x"}]}, "input"),

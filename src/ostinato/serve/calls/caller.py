@@ -435,7 +435,9 @@ ROUTES = (
         field="input",
         form="text.format",
         parse=responses.parse_responses,
-        writer=lambda request, heading, renderer: responses.Responses(heading, request.offered, request.repeated),
+        writer=lambda request, heading, renderer: responses.Responses(
+            heading, request.offered, request.repeated, request.told
+        ),
         errors=responses.ERRORS,
         overflow=lambda request, heading, error: responses.Responses(
             heading, request.offered, request.repeated

@@ -215,7 +215,7 @@ class Prompts:
             return await self._of_completion(asked, request)
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         ours, request = told is not None, cast("ConversationRequest", request)
-        told = previous.conversation(request) if told is None else told
+        told = previous.conversation(request, asked.caller.user) if told is None else told
         said = asked.exchange.received
         if told is not request.conversation:  # it goes on from an answer that is kept, or from a summary
             said += sum(message.chars for message in told.messages)

@@ -1,4 +1,5 @@
-"""Earlier answers that a call may continue by id (`previous_response_id`): their messages, kept in memory while there is room.
+"""Earlier answers that a call may refer to by id: whole (`previous_response_id`) or item by item (`item_reference`), kept in memory while
+there is room.
 
 Idempotency keys: a repeated call gets the answer of the first, also after a restart.
 
@@ -11,21 +12,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Message
-from ostinato.core.errors import BadRequest, Conflict
+from ostinato.core.errors import BadRequest, Conflict, NotFound
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Log
 from ostinato.serve.dialects.compaction_blocks import block_message
-from ostinato.serve.dialects.dialect import ConversationRequest, Request
+from ostinato.serve.dialects.dialect import ConversationRequest, Json, Request
+from ostinato.serve.dialects.items import Memo
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses import ResponsesRequest
+from ostinato.serve.dialects.responses_items import ReferenceMessage, messages_of
 
 _OVERHEAD = 500  # the cost of a message or an entry besides its characters, in characters
 
@@ -34,6 +37,12 @@ class PreviousGone(BadRequest):
     """The named previous answer is not in memory."""
 
     code = "previous_response_not_found"
+
+
+class ItemGone(NotFound):
+    """The named item of an earlier answer is not in memory, or somebody else's, which is told alike."""
+
+    code = "item_not_found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +58,62 @@ class _Kept:
         return sum(message.chars for message in self.said) + _OVERHEAD * (1 + len(self.said))
 
 
+@dataclass(slots=True)
+class _Items:
+    """The items of an answer to `user`, as they were told, to which the answer's writer may still add."""
+
+    user: str
+    told: list[Json]
+    _read: dict[str, tuple[Message, ...]] = field(default_factory=dict[str, tuple[Message, ...]])
+
+    def messages(self, id: str) -> tuple[Message, ...] | None:
+        """The messages of an item, the same objects each time; None if there is no such item."""
+        if len(self._read) < len(self.told):
+            self._read = {item["id"]: messages_of(item) for item in self.told}
+        return self._read.get(id)
+
+
 class ResponseStore:
-    """One tenant's answers by id, each linked to the answer before it. The least recently used are dropped.
+    """One tenant's answers by id, each linked to the answer before it, and their items. The least recently used are dropped.
 
     Args:
-        budget: about how many characters are held at most.
+        budget: about how many characters are held at most: a quarter for items, which so outlive the long inputs of their calls.
 
     Example::
 
-        conversation = previous.conversation(request)  # what its answer named is before what it says
+        conversation = previous.conversation(request, "ann")  # what its answer named is before what it says
         ...  # the answer is sampled and stored as a turn
         previous.keep(request, turn, answer)
     """
 
     def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._held = 0
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept = Memo[str, _Kept](budget - budget // 4)
+        self._items = Memo[str, _Items](budget // 4)
 
-    def conversation(self, request: ConversationRequest) -> Conversation:
-        """The request's conversation, preceded by the messages up to the answer that it names. Raises PreviousGone, BadRequest."""
-        if not isinstance(request, ResponsesRequest) or request.previous_response_id is None:
+    def conversation(self, request: ConversationRequest, user: str) -> Conversation:
+        """The request's conversation: the messages up to the answer that it names come first, and those of items stand where it refers to
+        them. An item that is there already is not repeated.
+
+        Raises PreviousGone, ItemGone, BadRequest.
+        """
+        if not isinstance(request, ResponsesRequest) or not request.refers:
             return request.conversation
-        steps = list(self._back(request.previous_response_id))
-        # moves the first answer last, so that of a conversation the newest answers are dropped first
-        for step in steps:
-            self._kept.move_to_end(step)
-        return request.after([message for step in reversed(steps) for message in self._kept[step].said])
+        # the first answer is asked for last, so that of a conversation the newest answers are dropped first
+        steps = dict(self._back(request.previous_response_id))
+        parts = [message for kept in reversed(steps.values()) for message in kept.said]
+        there, messages = set[str](), list[Message]()
+        for part in (*parts, *request.read.parts):
+            if not isinstance(part, ReferenceMessage):
+                messages.append(part)
+            elif part.id not in there and _answer_of(part.id) not in steps:
+                there.add(part.id)
+                messages += self._item(part.id, user)
+        return request.going_on(messages)
 
-    def known(self, request: ConversationRequest) -> Conversation:
+    def known(self, request: ConversationRequest, user: str) -> Conversation:
         """The same without what is no longer kept."""
-        with suppress(PreviousGone):
-            return self.conversation(request)
+        with suppress(PreviousGone, ItemGone):
+            return self.conversation(request, user)
         return request.conversation
 
     def keep(
@@ -89,38 +122,58 @@ class ResponseStore:
         """Keep an answer, and the summary that the call began with, unless the client sent `store` false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
-        said = (*request.read.parts, *([] if block is None else [block_message(block)]), answer)
-        self._put(turn.id.rpartition(":")[0], _Kept(turn.user, request.previous_response_id, said))
+        told = (*([] if block is None else [block_message(block)]), answer)
+        kept = _Kept(turn.user, request.previous_response_id, (*request.read.parts, *told))
+        self._keep(request, turn.id.rpartition(":")[0], kept, told)
 
     def keep_block(self, request: Request, id: str, user: str, block: CompactionBlock) -> None:
         """Keep a summary, with which a conversation that goes on from this answer begins."""
         if isinstance(request, ResponsesRequest) and request.store is not False:
-            self._put(id, _Kept(user, None, (block_message(block),)))
+            told = (block_message(block),)
+            self._keep(request, id, _Kept(user, None, told), told)
 
     def forget(self, row: Forgotten) -> None:
         """Drop the answers of somebody who was forgotten."""
-        for id in [id for id, kept in self._kept.items() if row.covers((row.tenant, kept.user))]:
-            self._held -= self._kept.pop(id).cost
+        self._kept.drop(lambda kept: row.covers((row.tenant, kept.user)))
+        self._items.drop(lambda items: row.covers((row.tenant, items.user)))
 
-    def _put(self, id: str, kept: _Kept) -> None:
-        self._held += kept.cost - (self._kept[id].cost if id in self._kept else 0)
-        self._kept[id] = kept
-        while self._held > self._budget:
-            _, dropped = self._kept.popitem(last=False)
-            self._held -= dropped.cost
+    def _keep(self, request: ResponsesRequest, id: str, kept: _Kept, told: Sequence[Message]) -> None:
+        """Keep an answer that consists of the messages `told`. Its last items may be written after this, so their size is that of these."""
+        self._kept.put(id, kept, cost=kept.cost)
+        items = _Items(kept.user, request.told.setdefault(id, []))
+        parts = sum(bool(message.text) + bool(message.reasoning) + len(message.calls) for message in told)
+        self._items.put(id, items, cost=sum(message.chars for message in told) + _OVERHEAD * (1 + parts))
 
-    def _back(self, id: str) -> Iterator[str]:
-        at: str | None = id
-        while at is not None:
-            kept = self._kept.get(at)
+    def _back(self, id: str | None) -> Iterator[tuple[str, _Kept]]:
+        """The answers of a conversation, the last one first. Raises PreviousGone."""
+        while id is not None:
+            kept = self._kept.get(id)
             if kept is None:
                 raise PreviousGone(
                     f"Previous response with id {id[:200]!r} not found. Answers are kept in memory, until the server restarts "
                     "or needs the room (serve.previous_chars), and not with store=false; send the whole input.",
                     field="previous_response_id",
                 )
-            yield at
-            at = kept.before
+            yield id, kept
+            id = kept.before
+
+    def _item(self, id: str, user: str) -> Sequence[Message]:
+        """The messages of an item of an answer to this user. Raises ItemGone."""
+        items = self._items.get(_answer_of(id))
+        if items is not None and items.user == user and (found := items.messages(id)) is not None:
+            return found
+        raise ItemGone(
+            f"Item with id {id[:200]!r} not found. Items are not persisted when `store` is set to false, and otherwise kept in memory, "
+            "until the server restarts or needs the room (serve.previous_chars). Send the item itself, which the AI SDK does with "
+            "`store` set to false, or remove it from your input.",
+            field="input",
+        )
+
+
+def _answer_of(item: str) -> str:
+    """The id of the answer that an item's id names, as `Responses` writes them; any other text for other ids."""
+    kind, _, rest = item.partition("_")
+    return rest if kind == "cmp" else rest.rpartition("_")[0]
 
 
 # ---------------------------------------------------------------- idempotency

@@ -173,6 +173,12 @@ class Memo(Generic[_K, _V]):
             self._kept.clear()
             self._held = 0
 
+    def drop(self, gone: Callable[[_V], bool]) -> None:
+        """Drop the values for which `gone` is true."""
+        with self._lock:
+            for key in [key for key, (value, _) in self._kept.items() if gone(value)]:
+                self._held -= self._kept.pop(key)[1]
+
     def put(self, key: _K, value: _V, *, cost: int) -> None:
         """Keep a value, unless it costs more than all may."""
         with self._lock:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Message, Piece, Role, ToolCall
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError
@@ -50,7 +50,7 @@ from ostinato.serve.dialects.field_rules import Cached, Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems, WithItems, joined
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
+from ostinato.serve.dialects.responses_items import Offered, Read, ReferenceMessage, read_items, read_tools
 
 _Served = Annotated[Any, Ignored("all calls are served alike")]
 _LOGPROBS = "message.output_text.logprobs"
@@ -148,6 +148,7 @@ class ResponsesRequest(OneAnswer, WithItems):
     moderation: Annotated[Any, Only()] = None
     prompt: Annotated[Any, Only(why="is not supported: send instructions and input")] = None
     top_logprobs: Annotated[Any, Only(0, why="is not supported: ask for logprobs in chat completions")] = None
+    _told: dict[str, list[Json]] = PrivateAttr(default_factory=dict[str, list[Json]])
 
     @field_validator("include")
     @classmethod
@@ -185,21 +186,31 @@ class ResponsesRequest(OneAnswer, WithItems):
         return InCallCompaction(field=field, trigger=self.context_management[0].compact_threshold)
 
     @cached_property
-    def conversation(self) -> Conversation:
-        """This call's messages, the tools, and the constraint on the answer. Raises BadRequest."""
-        return self.after(())
+    def refers(self) -> bool:
+        """True if the conversation goes on from earlier answers, which `previous_response_id` or references to their items name."""
+        return self.previous_response_id is not None or any(
+            isinstance(part, ReferenceMessage) for part in self.read.parts
+        )
 
-    def after(self, earlier: Sequence[Message]) -> Conversation:
-        """The conversation with `earlier` messages before this call's input. Instructions come first; only this call's count.
+    @cached_property
+    def conversation(self) -> Conversation:
+        """The messages, the tools, and the constraint on the answer; what the call `refers` to is missing. Raises BadRequest."""
+        own = [part for part in self.read.parts if not isinstance(part, ReferenceMessage)]
+        return self._conversation(own, whole=not self.refers)
+
+    def going_on(self, parts: Sequence[Message]) -> Conversation:
+        """The whole conversation of a call that `refers`: `parts` are all messages but instructions, those of this call last.
 
         Raises BadRequest.
         """
-        if not self.read.parts:
+        return self._conversation(parts, whole=True)
+
+    def _conversation(self, parts: Sequence[Message], *, whole: bool) -> Conversation:
+        if not self.read.parts or (whole and not parts):
             raise BadRequest("input contains nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
-        said = self.read.parts[:-1] if self.compacts else self.read.parts
-        parts, block = replaced([*told, *earlier, *said])
-        messages = tuple(joined(parts, self._items))
+        said, block = replaced([*told, *(parts[:-1] if self.compacts else parts)])
+        messages = tuple(joined(said, self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
         tools = tuple(self.read.tools)
         demand = demanded(
@@ -221,9 +232,7 @@ class ResponsesRequest(OneAnswer, WithItems):
                 "text.format": form is not None and form.type != "text",
             }
         )
-        if self.previous_response_id is not None and not earlier:  # not known yet
-            return replace(conversation, summarises=True)
-        return summarised(conversation, None, "input")
+        return summarised(conversation, None, "input") if whole else replace(conversation, summarises=True)
 
     @property
     def omitted(self) -> Sequence[str]:
@@ -252,6 +261,11 @@ class ResponsesRequest(OneAnswer, WithItems):
             "truncation": "disabled",
             "user": self.user,
         }
+
+    @property
+    def told(self) -> dict[str, list[Json]]:
+        """The items of the answers to this request, by the answer's id. Their writers add each when it is done."""
+        return self._told
 
     @property
     def offered(self) -> Mapping[str, Offered]:
@@ -333,16 +347,21 @@ class Responses(Writer):
         heading: the answer's metadata.
         offered: how the client knows the tools, by the names that the model knows them by.
         echo: the request's fields to repeat.
+        told: where the answer's items are put under its id, each when it is done.
     """
 
     def __init__(
-        self, heading: Heading, offered: Mapping[str, Offered] | None = None, echo: Json = _NOTHING_ASKED
+        self,
+        heading: Heading,
+        offered: Mapping[str, Offered] | None = None,
+        echo: Json = _NOTHING_ASKED,
+        told: dict[str, list[Json]] | None = None,
     ) -> None:
         self._heading = heading
         self._offered = offered or {}
         self._echo = echo
         self._events = 0
-        self._items: list[Json] = []  # done
+        self._items: list[Json] = [] if told is None else told.setdefault(heading.id, [])  # done
         self._open: _Open | None = None
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
@@ -521,8 +540,10 @@ def compaction_answer(
             for place, text in enumerate(texts)
         ]
         head: Json = {"id": heading.id, "object": "response.compaction", "created_at": int(heading.created)}
-        return json_bytes({**head, "output": [*said, item], "usage": _usage(counts), "ostinato": ostinato})
-    return Responses(heading, request.offered, request.repeated).compacted(
+        output = request.told.setdefault(heading.id, [])
+        output += [*said, item]
+        return json_bytes({**head, "output": output, "usage": _usage(counts), "ostinato": ostinato})
+    return Responses(heading, request.offered, request.repeated, request.told).compacted(
         item, counts, ostinato, stream=bool(request.stream)
     )
 

@@ -34,6 +34,7 @@ _HOSTED = frozenset(
         "web_search_call",
     ]
 )
+_REFERENCE = "item_reference"
 # Other fields of an item (its id, status, phase) are its producer's notes and are ignored.
 _ITEM = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -61,6 +62,13 @@ class Read:
         return within[0] if len(within) == 1 else name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceMessage(Message):
+    """The place of an item of an earlier answer, which is known only where answers are kept."""
+
+    id: str
+
+
 def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None = None) -> None:
     """Add the messages of the input items, and their tools. `items`: those of earlier requests. Raises BadRequest naming the field."""
     known = items or ReadItems()
@@ -70,6 +78,11 @@ def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None =
             read.parts += known.read(_item, item, where, read.omissions)
         except _HoldsTools as found:
             read_tools(found.tools, read, f"{where}.tools")
+
+
+def messages_of(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The messages of an item of an answer, as they would be if its client sent it back."""
+    return tuple(_item(item, "input", Omissions()))
 
 
 class _HoldsTools(Exception):
@@ -82,7 +95,8 @@ class _HoldsTools(Exception):
 
 def _item(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
     """The messages of an input item. Raises _HoldsTools."""
-    given = _kind(item, where, default="message")
+    named = isinstance(item, dict) and "id" in item and "role" not in item
+    given = _kind(item, where, default=_REFERENCE if named else "message")
     if given in _TOOLS_IN_ITEMS:
         raise _HoldsTools(item.get("tools") or [])
     if given in _HOSTED:
@@ -133,6 +147,13 @@ class CompactionItem(BaseModel):
 
     model_config = _ITEM
     encrypted_content: str
+
+
+class ReferenceItem(BaseModel):
+    """An item of an earlier answer, by its id. Its type may be left out."""
+
+    model_config = _ITEM
+    id: Name
 
 
 class CallItem(BaseModel):
@@ -243,6 +264,10 @@ def _trigger(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
     yield TriggerMessage(role=Role.USER)
 
 
+def _reference(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
+    yield ReferenceMessage(role=Role.ASSISTANT, id=validate(ReferenceItem, item, where).id)
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any], str, Omissions], Iterator[Message]]] = {
     "message": _message,
     "function_call": _call,
@@ -250,6 +275,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str, Omissions], Iterator[Messa
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
     "reasoning": _reasoning,
+    _REFERENCE: _reference,
     "compaction": _compaction,
     "compaction_trigger": _trigger,
     "local_shell_call": _client_call,
