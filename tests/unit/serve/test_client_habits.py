@@ -126,6 +126,18 @@ def test_a_field_that_must_be_there_may_not_be_null(dialect):
     assert caught.value.field == "model"
 
 
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg-3f"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_wants_the_server_to_hold_its_messages_is_told_so_that_it_goes_on_without(thread, stream):
+    """Anthropic's `tool_runner` asks for it by default, and goes on with whole histories after this code alone."""
+    asked = {"model": "m", "max_tokens": 9, "messages": HI, "thread": thread, "stream": stream}
+    async with world("hello") as w:
+        status, _, body = await w.post("/v1/messages", asked)
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        assert body["error"]["details"]["error_code"] == "thread_unsupported_request"
+        assert "send all messages with each request" in body["error"]["message"]
+
+
 async def test_a_client_that_wants_usage_in_every_event_gets_it_in_the_last():
     async with world("hello") as w:
         options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}

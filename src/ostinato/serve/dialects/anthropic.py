@@ -451,7 +451,7 @@ class _Asked(WithItems):
     mcp_servers: Annotated[
         Any, Only([], why="is not supported: connect to MCP servers yourself and offer their tools under tools")
     ] = None
-    thread: Annotated[Any, Only()] = None
+    thread: Annotated[Any, Only(why="is not supported: send all messages with each request")] = None
 
     @cached_property
     def _read(self) -> tuple[Conversation, Sequence[str]]:

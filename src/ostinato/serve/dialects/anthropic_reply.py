@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.core.conversation import CompactionBlock, Piece, ToolCall
-from ostinato.core.errors import OstinatoError, Overloaded
+from ostinato.core.errors import BadRequest, OstinatoError, Overloaded
 from ostinato.core.lines import json_line, one_line
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.dialect import (
@@ -233,6 +233,8 @@ def error_body(error: OstinatoError) -> Json:
     told: Json = {"type": _ERROR_TYPES.get(error.status, other), "message": message}
     if error.code.startswith("compaction_"):
         told["details"] = {"error_code": error.code}  # by which Anthropic's clients choose the exception
+    elif isinstance(error, BadRequest) and error.field == "thread":  # they go on without one, by these words
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": told}
 
 
