@@ -1,4 +1,4 @@
-"""`make agents`: installs six unmodified coding agents and the official JavaScript clients under .agents/, in the versions measured."""
+"""`make agents`: installs six unmodified coding agents and the JavaScript clients under .agents/, in the versions measured."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.agents.running import AGENTS
 
-CLIENTS = ("openai@7.57.0", "@anthropic-ai/sdk@1.12.0")
+CLIENTS = ("openai@7.57.0", "@anthropic-ai/sdk@1.12.0", "ai@7.0.173", "@ai-sdk/openai@4.0.118")
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".agents"
 
