@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from pathlib import Path
 
 import pytest
@@ -118,34 +117,6 @@ async def test_a_step_that_gives_other_weights_under_changed_settings_is_not_pub
     async with at_work(slower) as worker:
         assert worker.parts.trainer.step_count == 5
     assert await bases(config) == [None, None, None, 3, None], "decided once"
-
-
-async def test_an_older_log_beside_a_newer_store_gives_no_number_twice(config, tmp_path):
-    """As where the log is restored, and the weights are in a bucket, or were copied after it."""
-    here, kept = config.run.directory, ("log", "folds", "checkpoints")
-    async with at_work(config) as worker:
-        await train(worker, 2)
-    root = published(config)[2]
-    for name in kept:
-        shutil.copytree(here / name, tmp_path / "backup" / name)
-    async with at_work(config) as worker:
-        await train(worker, 4)
-    before = published(config)
-    for name in kept:
-        shutil.rmtree(here / name)
-        shutil.copytree(tmp_path / "backup" / name, here / name)
-    with open_run(config) as run:
-        base = await run.follower.resolve("base")
-        for number in range(40, 60):
-            await run.log.append(*served(number, base))
-    for _ in range(2):
-        async with at_work(config) as worker:
-            assert worker.parts.trainer.step_count == 4
-            assert weights_root(worker.parts.trainer.weights()) == root, "what its own log teaches"
-    async with at_work(config) as worker:
-        await train(worker, 5)
-    assert set(published(config)) == {*before, 5}
-    assert await bases(config) == [None, None, 2, 2, None], "decided once"
 
 
 async def test_a_trainer_killed_while_it_decides_decides_the_same_again(config, monkeypatch):

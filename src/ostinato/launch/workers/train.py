@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -129,7 +128,6 @@ class TrainWorker:
                     await parts.stored.begin(learned)
             self._refuse_older_log()
             await self._settle()
-            await self._pass_published()
 
     def _refuse_older_log(self) -> None:
         """Raise BadConfig if the checkpoint holds steps that are not in the log: its next batches would be trained under other numbers."""
@@ -164,38 +162,17 @@ class TrainWorker:
         await self._settle()
         row = await parts.desk.last_batch()
         if row.turns:  # otherwise a killed trainer decided the same
-            row = await parts.desk.restart(last + 1, *await self._standing(last))
+            base = next(reversed(await versions_between(self._run.store, 0, last, self._run.name)), None)
+            await parts.releases.refresh()
+            live = await parts.released.refresh()
+            if base is None or await parts.ancestry.carried_on(base, parts.releases.harmful):
+                base = live
+            row = await parts.desk.restart(last + 1, base, live)
         logger.warning(
             "recorded step %d %s, so steps %d to %d are not repeated: training goes on from %s",
             *(step, why, step, last, row.base),
         )
         await self._restart_at(row)
-
-    async def _pass_published(self) -> None:
-        """Count steps without turns up to the newest number in the store, where that has versions that the log knows nothing of, since an
-        older backup of the log was restored: else their numbers would be published again, with other weights.
-        """
-        last = self.parts.desk.last_step
-        newer = await versions_between(self._run.store, last + 1, sys.maxsize, self._run.name) if last else []
-        if not newer:
-            return
-        base, live = await self._standing(last)
-        logger.warning(
-            "the store has versions up to %s, and the log's last step is %d: going on from %s", newer[-1], last, base
-        )
-        for number in range(last + 1, newer[-1].number + 1):
-            await self.parts.desk.restart(number, base, live)
-        await self._restart_at(await self.parts.desk.last_batch())
-
-    async def _standing(self, last: int) -> tuple[PolicyVersion, PolicyVersion]:
-        """The newest stored version up to a step, or live if that was taken back, and live."""
-        parts = self.parts
-        base = next(reversed(await versions_between(self._run.store, 0, last, self._run.name)), None)
-        await parts.releases.refresh()
-        live = await parts.released.refresh()
-        if base is None or await parts.ancestry.carried_on(base, parts.releases.harmful):
-            base = live
-        return base, live
 
     async def _restart_at(self, row: Batch) -> None:
         """Go on from the weights of a recorded step without turns; those before it are only counted. A checkpoint follows at once."""
