@@ -337,7 +337,7 @@ class FoldedRouter:
         self.router = Router(arms, config, episodes)
         self._log, self._clock, self._config = log, clock, config
         self._follower = FoldFollower(log, _Fold(self.router), name=NAME, folds=folds, every=config.fold_rows)
-        self._refuted: list[str] = []
+        self._told = False
 
     async def catch_up(self, *, telling: bool = True) -> None:
         """Read the new rows; with `telling`, also save regularly and write alarms, as the one writer may. Raises Corrupt, StorageFull."""
@@ -360,8 +360,7 @@ class FoldedRouter:
 
     async def _tell(self) -> None:
         """Raise an alarm for propensities that are refuted."""
-        wrong = self.router.propensities.wrong(self._config.alpha)
-        if wrong != self._refuted:
-            why = f"the logged propensities of {', '.join(wrong)} are not what was drawn; trust no estimate of them"
+        if not self._told and self.router.propensities.wrong(self._config.alpha):
+            why = "the logged propensities of some arms are not what was drawn; trust no estimate of these, which `ostinato auto` names"
             await note(self._log, REFUTED, raised=True, why=why, at=self._clock())
-            self._refuted = wrong
+            self._told = True

@@ -140,7 +140,7 @@ async def test_wrong_propensities_raise_one_alarm(log, folded):
         await router.catch_up()
     (alarm,) = [row for row in log.rows if isinstance(row, Alarm)]
     assert (alarm.name, alarm.at) == ("auto:propensities", 5.0)
-    assert "large" in alarm.reason
+    assert "`ostinato auto` names" in alarm.reason, "which arms, of which there may be more later"
     await note(log, alarm.name, raised=False, why="Auto was off", at=6.0)
     await folded().catch_up()
     assert [*await standing(log)] == [alarm.name], "the log is as it was"
