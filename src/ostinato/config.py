@@ -8,7 +8,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -272,14 +272,14 @@ def as_override(key: str, value: str) -> str:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """``"train.lr=1e-5"`` -> (["train", "lr"], 1e-05). The value is TOML, null, or a bare string if it is neither."""
+    """``"train.lr=1e-5"`` -> (["train", "lr"], 1e-05). The value is TOML, or a bare string if it is not TOML."""
     path, equals, raw = text.partition("=")
     if not equals or not path.strip():
         raise BadConfig(f"--set {text!r}: write it as section.key=value")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        value = None if raw.strip() == "null" else raw.strip()
+        value = raw.strip()
     except RecursionError:
         raise BadConfig(f"--set {path.strip()}: the value is nested too deeply") from None
     return path.strip().split("."), value
@@ -338,15 +338,12 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def read_file(path: Path | None) -> dict[str, Any]:
-    """A configuration file's raw tree; without a path an empty one. TOML has no null: its text "null" stands for it.
-
-    Raises BadConfig on a file that is missing or unreadable.
-    """
+    """A configuration file's raw tree; without a path an empty one. Raises BadConfig on a file that is missing or unreadable."""
     if path is None:
         return {}
     try:
         text = path.read_text(encoding="utf-8-sig")
-        tree: Any = json.loads(text) if path.suffix == ".json" else _with_nulls(tomllib.loads(text))
+        tree: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise BadConfig(f"no configuration file at {path}; name one that is there, or none for the defaults") from None
     except OSError as error:
@@ -360,12 +357,20 @@ def read_file(path: Path | None) -> dict[str, Any]:
     return cast("dict[str, Any]", tree)
 
 
-def _with_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_nulls(below) for key, below in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_with_nulls(below) for below in cast("list[Any]", value)]
-    return None if value == "null" else value
+def with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The tree with null in place of the text "null" wherever the model allows null, which TOML cannot say."""
+    found = dict(tree)
+    for name, field in model.model_fields.items():
+        value, kinds = found.get(name), [field.annotation, *get_args(field.annotation)]
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if value == "null" and type(None) in kinds:
+            found[name] = None
+        elif section is not None and isinstance(value, dict):
+            found[name] = with_nulls(cast("dict[str, Any]", value), section)
+        elif section is not None and isinstance(value, list):
+            tables = cast("list[Any]", value)
+            found[name] = [with_nulls(each, section) if isinstance(each, dict) else each for each in tables]
+    return found
 
 
 def origins(path: Path | None, overrides: Sequence[str]) -> dict[str, str]:
@@ -392,7 +397,7 @@ def validated(model: type[M], tree: dict[str, Any], path: Path | None, overrides
     for override in overrides:
         put(tree, *parse_override(override))
     try:
-        return model.model_validate(tree)
+        return model.model_validate(with_nulls(tree, model))
     except ValidationError as error:
         raise explain(model, error, origins(path, overrides)) from None
 

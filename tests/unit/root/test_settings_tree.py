@@ -34,8 +34,6 @@ def test_file_then_overrides(tmp_path):
         ("a.b=plain words", (["a", "b"], "plain words")),
         ("a.b='quoted'", (["a", "b"], "quoted")),
         ("a.b=x=y", (["a", "b"], "x=y")),
-        ("a.b= null", (["a", "b"], None)),
-        ("a.b='null'", (["a", "b"], "null")),
     ],
 )
 def test_overrides_are_toml_or_words(text, expected):
@@ -56,6 +54,9 @@ def test_every_key_that_may_be_null_can_be_set_to_it(tmp_path):
             assert attrgetter(name)(config) is None
     path.write_text('[[release.metrics]]\nname = "kept"\nnumerator = ["accepted > 0"]\ntolerance = "null"\n')
     assert load(path).release.metrics[0].tolerance is None
+    path.write_text('[reward.options]\nword = "null"\n[learn]\ntenants = ["null"]\n')
+    config = load(path)
+    assert (config.reward.options["word"], config.learn.tenants[0]) == ("null", "null"), "a word where null is none"
 
 
 @pytest.mark.parametrize(
