@@ -432,7 +432,7 @@ class Behaviour:
             for count in range(1, max(1, len(config.reference)) + 1)
         }
         self._comfort = math.log(config.false_comfort_sessions)
-        self._least_people, self._reference = config.least_people, config.reference
+        self._least_people = config.least_people
         self._sessions = OpenSessions(
             turns=config.session_turns, pause_s=config.session_pause_s, most=config.most_sessions
         )
@@ -469,11 +469,8 @@ class Behaviour:
             return
         if not self._expecting.uses(turn.arm.value):
             return
-        by_auto = turn.auto is not None  # whose shares follow the reward: beside other people its own compare nothing
-        if by_auto and turn.arm.value in self._reference:
-            return
         # people without a name are all served by live, so beside a reference arm they compare nothing, and anybody can send any number
-        if (by_auto or turn.user == ANONYMOUS) and self._expecting.arm is not None:
+        if turn.user == ANONYMOUS and self._expecting.arm is not None:
             return
         self.turns += 1
         for name, why in self.standing.unwatched(self._rates, JUDGED):

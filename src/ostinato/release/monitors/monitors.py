@@ -29,7 +29,7 @@ from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 from ostinato.release.monitors.session_length import SessionLengthWatch
 
-FORMAT = "monitors@13"
+FORMAT = "monitors@12"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""

@@ -21,12 +21,11 @@ CONFIG = MonitorsConfig(
 )  # fmt: skip
 EDIT = "```python\na = 1\n```"
 ASK = "Which of the two should I keep?"
-BY_AUTO = Pick(arm="live", odds={"live": 0.8, "control": 0.2})
 
 
-def sessions(watch, arms, count, *, asks, style=None, auto=None):
+def sessions(watch, arms, count, *, asks, style=None):
     """So many sessions of four turns on these arms in turn; on `asks` six answers of ten ask, elsewhere one in ten. All of that arm's
-    answers have the style, and were dealt by Auto.
+    answers have the style.
     """
     rng, told = random.Random(1), []
     for number in range(count):
@@ -34,7 +33,7 @@ def sessions(watch, arms, count, *, asks, style=None, auto=None):
         for turn in range(4):
             text = ASK if rng.random() < (0.6 if arm is asks else 0.1) else EDIT
             made = a_turn(f"{number}:{turn}", user=f"u{number % 200}-{arm}", arm=arm, ended_at=60.0 * number + turn)
-            made = replace(made, text=text, **({"style": style, "auto": auto} if arm is asks else {}))
+            made = replace(made, text=text, style=style if arm is asks else None)
             told += watch.apply(4 * number + turn + 1, made)
     return told
 
@@ -60,20 +59,6 @@ def test_the_form_that_a_style_asks_for_is_no_drift_of_the_weights(monkeypatch, 
     sessions(watch, (Arm.CONTROL, Arm.LIVE), 800, asks=Arm.LIVE, style=Pick(arm=style, odds={style: 1.0}))
     assert watch.paused == paused
     assert compared == ({Arm.CONTROL, Arm.LIVE} if paused else {Arm.CONTROL})
-
-
-def test_episodes_that_auto_sent_to_live_are_not_compared_with_other_peoples_on_control():
-    watch = Monitors(CONFIG, rates_of(CONFIG.off, {}))
-    assert sessions(watch, (Arm.CONTROL, Arm.LIVE), 800, asks=Arm.LIVE, auto=BY_AUTO) == []
-    assert not watch.paused
-
-
-@pytest.mark.parametrize(("arm", "looked_at"), [(Arm.LIVE, 40), (Arm.CONTROL, 0)])
-def test_where_auto_deals_everything_live_is_judged_by_what_is_usual(arm, looked_at):
-    watch = Monitors(CONFIG, rates_of(CONFIG.off, {}))
-    sessions(watch, (arm,), 10, asks=arm, auto=BY_AUTO)
-    state = watch.snapshot()["behaviour"]
-    assert (state["turns"], state["expecting"]["arm"]) == (looked_at, None)
 
 
 def test_turns_with_another_model_use_up_nothing_of_what_a_person_counts_for():
