@@ -5,12 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late  # the built-in one only since Python 3.11
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from ostinato_client.errors import NotAllowed, NotTaken, Refused
 from ostinato_client.events import Event, Receipt, receipt
@@ -19,6 +22,9 @@ MOST_EVENTS = 1000  # in one call
 _LONGEST_ANSWER = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _RETRIED = (408, 409, 429)
+ATTEMPT = "ostinato-attempt"  # the threads' name
+_MOST_LEFT = 16  # attempts that nobody waits for any more and that have not ended
+_Answer = tuple[int, float, bytes]
 _Read = TypeVar("_Read")
 
 
@@ -29,11 +35,41 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
+class _Timed(Request):
+    """A request that is sent before `ends` (`time.monotonic`) or not at all."""
+
+    ends = 0.0
+
+
+def _in_time(kind: Any, ends: float) -> Any:
+    """A kind of connection that sends nothing after `ends`, however long it took to look up the name and to connect."""
+
+    class InTime(kind):
+        def connect(self) -> None:
+            super().connect()
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                self.close()
+                raise OSError("no connection in time")
+            self.sock.settimeout(left_s)
+
+    return InTime
+
+
+class _Http(HTTPHandler):
+    def do_open(self, http_class: Any, req: Any, **more: Any) -> Any:
+        return super().do_open(_in_time(http_class, req.ends), req, **more)
+
+
+class _Https(HTTPSHandler):
+    def do_open(self, http_class: Any, req: Any, **more: Any) -> Any:
+        return super().do_open(_in_time(http_class, req.ends), req, **more)
+
+
 class Sender:
     """Sends events to one server with one key; may be used by several threads.
 
-    A call's deadline counts from `since`, by `time.monotonic`, or from its beginning if that is None. The lookup of the server's name is
-    not interrupted by it.
+    A call's deadline counts from `since`, by `time.monotonic`, or from its beginning if that is None. After it nothing is sent.
 
     Raises ValueError for a URL that is not http or https.
     """
@@ -45,7 +81,8 @@ class Sender:
         base = base_url.rstrip("/")
         self._base = (base[: -len("/v1")] if base.endswith("/v1") else base) + "/v1"
         self.url = f"{self._base}/feedback"
-        self._opener = build_opener(_NoRedirects)
+        self._opener = build_opener(_NoRedirects, _Http, _Https)
+        self._left: set[threading.Thread] = set()
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -117,14 +154,14 @@ class Sender:
         data = None if body is None else json.dumps(body).encode()
         last = "no attempt was made"
         for pause_s in _pauses():
-            left_s = ends - time.monotonic()
-            if left_s <= 0:
+            if time.monotonic() >= ends:
                 break
             # a new one for each attempt: urllib changes one that goes through a proxy, and would send it without TLS the next time
-            request = Request(self._base + path, data=data, headers={**self._headers, **headers}, method=method)
+            request = _Timed(self._base + path, data=data, headers={**self._headers, **headers}, method=method)
+            request.ends = ends
             wait_s = 0.0
             try:
-                status, wait_s, answer = self._attempt(request, left_s)
+                status, wait_s, answer = self._attempt(request)
                 if status < 300:
                     return _read(answer, read)
                 last = f"HTTP {status}: {_refused(status, answer)}"
@@ -133,9 +170,35 @@ class Sender:
             time.sleep(max(0.0, min(max(pause_s, wait_s), ends - time.monotonic())))
         raise NotTaken(f"{self._base}{path} did not take {lost[0]} ({last}); {lost[1]}.")
 
-    def _attempt(self, request: Request, left_s: float) -> tuple[int, float, bytes]:
-        """Status, seconds to wait before another attempt, and body."""
-        ends = time.monotonic() + left_s
+    def _attempt(self, request: _Timed) -> _Answer:
+        """Status, seconds to wait before another attempt, and body, before `request.ends`."""
+        self._left.difference_update([thread for thread in tuple(self._left) if not thread.is_alive()])
+        if len(self._left) >= _MOST_LEFT:
+            raise OSError(f"{_MOST_LEFT} earlier attempts have not ended")
+        answer: Future[_Answer] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._exchange(request))
+            except Exception as error:  # noqa: BLE001 (the thread that waits raises it)
+                answer.set_exception(error)
+
+        # looking up a name has no time limit, and a socket's begins again with each byte: such an attempt is left to end by itself
+        thread = threading.Thread(target=run, name=ATTEMPT, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # none can be started any more, as at a program's end from Python 3.12 on
+            run()
+        try:
+            return answer.result(max(0.0, request.ends - time.monotonic()))
+        except Late as error:
+            self._left.add(thread)
+            raise OSError("no answer in time") from error
+
+    def _exchange(self, request: _Timed) -> _Answer:
+        left_s = request.ends - time.monotonic()
+        if left_s <= 0:
+            raise OSError("no attempt in time")
         try:
             response: Any = self._opener.open(request, timeout=left_s)
         except HTTPError as error:
@@ -144,7 +207,7 @@ class Sender:
             answer = b""
             while chunk := response.read1(65_536):  # a server that sends slowly must not hold us beyond the deadline
                 answer += chunk
-                if len(answer) > _LONGEST_ANSWER or time.monotonic() > ends:
+                if len(answer) > _LONGEST_ANSWER or time.monotonic() > request.ends:
                     raise OSError("the answer is too long or too slow")
             if len(answer) < int(response.headers.get("content-length") or 0):
                 raise http.client.IncompleteRead(answer)

@@ -17,7 +17,7 @@ class Ostinato:
     Args:
         base_url: the server, with or without "/v1".
         api_key: as given to the OpenAI client.
-        deadline_s: longest time for one call, retries included; the lookup of the server's name and a slow connection may add to it.
+        deadline_s: longest time for one call, retries included.
 
     Example::
 

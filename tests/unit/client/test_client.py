@@ -3,8 +3,10 @@
 import ast
 import asyncio
 import contextlib
+import http.client
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +30,7 @@ from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
 from ostinato_client import AsyncOstinato, Event, NotAllowed, NotTaken, Ostinato, Receipt, Refused, sign_user
 from ostinato_client.background import Background
-from ostinato_client.sending import Sender
+from ostinato_client.sending import ATTEMPT, Sender
 
 KEY = "sk-0123456789abcdef"
 PACKAGE = Path(__file__).parents[3] / "client" / "src"
@@ -81,6 +83,10 @@ def reply(status, body=b'{"id":"e","status":"accepted"}', length=None, **headers
         handler.wfile.write(body)
 
     return answer
+
+
+def attempts():
+    return [thread for thread in threading.enumerate() if thread.name == ATTEMPT]
 
 
 async def test_both_clients_retry_with_one_id_and_count_once():
@@ -149,6 +155,82 @@ def test_nobody_waits_beyond_the_deadline(answer):
         with pytest.raises(NotTaken, match=r"0\.4 s"):
             Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
         assert time.monotonic() - began < PATIENT_S
+
+
+def test_a_name_that_is_looked_up_for_ever_costs_no_more_than_the_deadline(monkeypatch):
+    found, told = threading.Event(), []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found.wait() and [])
+
+    def ask():
+        with pytest.raises(NotTaken) as caught:
+            Ostinato("http://gateway.invalid", deadline_s=0.2).feedback("R", "accepted", True)
+        told.append(str(caught.value))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENT_S)
+    found.set()
+    assert ["0.2 s" in each for each in told] == [True], "it still waits"
+
+
+@pytest.mark.parametrize("way", ["http", "https", "proxy"])
+def test_what_was_given_up_is_not_sent_later(monkeypatch, way):
+    """Else a choice that nobody took would replace the next one."""
+    found, look = threading.Event(), socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: found.wait() and look(*args, **more))
+    # without the handshake, which this server does not know
+    monkeypatch.setattr(http.client.HTTPSConnection, "connect", http.client.HTTPConnection.connect)
+    for name in ("no_proxy", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with answering([reply(202)]) as (url, bodies):
+        if way == "proxy":
+            monkeypatch.setenv("http_proxy", url)
+            url = "http://gateway.invalid"
+        url = url.replace("http:", "https:") if way == "https" else url
+        with pytest.raises(NotTaken):
+            Ostinato(url, deadline_s=0.2).feedback("R", "accepted", True)
+        left = attempts()
+        found.set()
+        for attempt in left:
+            attempt.join(PATIENT_S)
+        assert (len(left), bodies) == (1, [])
+        Ostinato(url, deadline_s=PATIENT_S).feedback("R", "accepted", True)
+        assert len(bodies) == 1
+
+
+def test_attempts_that_were_given_up_are_bounded(monkeypatch):
+    found = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found.wait() and [])
+    client = Ostinato("http://gateway.invalid", deadline_s=0.02)
+    for _ in range(24):
+        with pytest.raises(NotTaken) as caught:
+            client.feedback("R", "accepted", True)
+    left = attempts()
+    assert len(left) <= 16
+    assert "earlier attempts" in str(caught.value)
+    found.set()
+    for attempt in left:
+        attempt.join(PATIENT_S)
+    with answering([reply(202)]) as (url, _):
+        monkeypatch.undo()
+        client._sender._base = url + "/v1"
+        client._deadline_s = PATIENT_S
+        assert client.feedback("R", "accepted", True) == Receipt("e", "accepted")
+
+
+def test_an_attempt_is_made_also_where_no_thread_can_be_started(monkeypatch):
+    """From Python 3.12 on none can at a program's end, when what is left is sent."""
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == ATTEMPT:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with answering([reply(202)]) as (url, _):
+        assert Ostinato(url, deadline_s=PATIENT_S).feedback("R", "accepted", True) == Receipt("e", "accepted")
 
 
 async def test_a_call_that_waited_for_a_thread_has_waited():
