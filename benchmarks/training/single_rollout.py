@@ -5,8 +5,8 @@
 SAO (Single-rollout Asynchronous Optimization, arXiv 2607.07508) is written here from its published description: one rollout per prompt;
 a token's ratio to the policy that sampled it weights it, and masks it outside of [0.7, 6]; a value model, a copy of the first policy whose
 attention stays, takes two steps for each of the policy's, at five times its learning rate, towards the rewards; advantages by GAE with the
-lambda of the answer's length, 1 - 1 / (1.5 tokens). "sao, taught" begins with ten steps of the value model alone, as published. "ours, by
-tokens" weights no turn as a whole (`train.turn_ess = null`). All have the same AdamW.
+lambda of the answer's length, 1 - 1 / (1.5 tokens). "sao, taught" begins with ten steps of the value model alone, as published. "ours" has
+`train.turn_ess = 0.3`, "ours, by tokens" weights no turn as a whole, as by default. All have the same AdamW.
 
 `gradient`: turns of an older policy, by how many steps; the cosine of a batch's gradient with the gradient of the expected reward, which is
 estimated from `--reference` answers of the newest policy, with their expected rewards, each less the mean of those of its prompt. Baseline
@@ -191,7 +191,7 @@ def gradients(path: Path, place: Path, age: int, seed: int, args: argparse.Names
     # with beta1 = 0 the momentum is the last gradient; the weights all but stay
     still = {"beta1": 0.0, "clip": 1e30, "turn_tokens": LENGTH}
     measured = {
-        "ours": a_trainer(place, None, 1e-12, **still),
+        "ours": a_trainer(place, None, 1e-12, turn_ess=0.3, **still),
         "ours, by tokens": a_trainer(place, None, 1e-12, turn_ess=None, **still),
     }
     people, sao = People(), Sao(path, 3e-4)
@@ -250,7 +250,7 @@ def main() -> None:
         for seed, path in enumerate(paths):
             for rate in args.rates:
                 learners: dict[str, Learner] = {
-                    "ours": Ours(path, rate),
+                    "ours": Ours(path, rate, turn_ess=0.3),
                     "ours, by tokens": Ours(path, rate, turn_ess=None),
                     "sao": Sao(path, rate),
                     "sao, taught": Sao(path, rate, critic_only=10),

@@ -32,7 +32,8 @@ export class Ostinato {
         console.error(thrown); // what fails there must not end the sending
       }
     };
-    globalThis.addEventListener?.("pagehide", this.#onPageHide);
+    // elsewhere than in a page it never comes, and would keep this client
+    if (globalThis.document) globalThis.addEventListener?.("pagehide", this.#onPageHide);
   }
 
   async feedback(target, name, value, options = {}) {

@@ -22,7 +22,9 @@ from ostinato.train.sharding import trainer
 from ostinato.train.sharding.trainer import ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 
-CONFIG = TrainConfig(compute="bf16", learning_rate=1e-3, warmup_steps=0, microbatch_tokens=64, turn_tokens=8)
+CONFIG = TrainConfig(
+    compute="bf16", learning_rate=1e-3, warmup_steps=0, microbatch_tokens=64, turn_tokens=8, turn_ess=0.3
+)
 
 
 def batches(path: Path, config: TrainConfig, *, steps: int, turns: int = 14) -> list[list[Sample]]:

@@ -165,8 +165,13 @@ async def test_a_handler_that_throws_does_not_end_the_sending():
     assert [signal.turn for signal in signals] == ["b:0"]
 
 
+PAGE = (
+    "globalThis.document = {}; const page = new EventTarget(); "
+    "globalThis.addEventListener = page.addEventListener.bind(page);"
+)
+
+
 async def test_what_waits_is_sent_when_the_page_goes():
-    page = "const page = new EventTarget(); globalThis.addEventListener = page.addEventListener.bind(page);"
     told, signals = await run(
         SHOW
         + """
@@ -176,7 +181,7 @@ async def test_what_waits_is_sent_when_the_page_goes():
         await new Promise((resume) => setTimeout(resume, 300));
         show("gone");
         """,
-        setup=page,
+        setup=PAGE,
     )
     assert told == "gone"
     assert [signal.turn for signal in signals] == ["a:0"]
@@ -197,19 +202,20 @@ async def test_a_page_that_goes_sends_at_once_what_is_json():
         show(sent);
         process.exit(0);
         """,
-        setup="const page = new EventTarget(); globalThis.addEventListener = page.addEventListener.bind(page);",
+        setup=PAGE,
     )
     assert told == [[True, "a:0"]]
 
 
-async def test_a_page_keeps_no_client_that_was_closed():
+@pytest.mark.parametrize(("document", "kept"), [("{}", 1), ("undefined", 0)], ids=["a page", "an edge worker"])
+async def test_a_page_keeps_no_client_that_was_closed_and_a_worker_none(document, kept):
     page = (
-        "const page = new Set(); globalThis.addEventListener = (_, heard) => page.add(heard);"
+        f"globalThis.document = {document}; const page = new Set(); globalThis.addEventListener = (_, heard) => page.add(heard);"
         "globalThis.removeEventListener = (_, heard) => page.delete(heard);"
     )
     script = 'signals.enqueue("a:0", "accepted", true); const open = page.size; show([open, await signals.close(), page.size]);'
     told, signals = await run(SHOW + script, setup=page)
-    assert told == [1, True, 0]
+    assert told == [kept, True, 0]
     assert [signal.turn for signal in signals] == ["a:0"]
 
 

@@ -77,6 +77,14 @@ def test_a_changed_value_replaces_the_one_before(sent, value):
     assert worth([*sent, changed, signal("r", "sorry", 0.0, received=CUT, retracts="later")]) == worth(sent)
 
 
+def test_what_comes_together_from_a_clock_that_is_ahead_keeps_its_order():
+    first, then = (
+        signal("b", "stars", 1.0, occurred=3_600, received=1.0),
+        signal("a", "stars", 5.0, occurred=3_603, received=1.0),
+    )
+    assert worth([first, then])[1] == worth([then, first])[1] == (1.0, 1.0)
+
+
 def test_a_clock_that_is_ahead_puts_nothing_last():
     first, then = (
         signal("a", "stars", 5.0, occurred=3_600, received=1.0),

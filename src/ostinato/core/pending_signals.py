@@ -13,9 +13,11 @@ S = TypeVar("S")
 OVERHEAD = 128  # bytes that the signals about a turn cost besides their ids, roughly
 
 
-def happened_at(signal: Signal) -> float:
-    """When a signal's event happened, by which signals are in order: a client's clock that is ahead puts none behind its arrival."""
-    return min(signal.occurred_at, signal.received_at)
+def order_of(signal: Signal) -> tuple[float, float, str]:
+    """By which signals are in order: when the event happened, where a client's clock that is ahead puts none behind its arrival; of those
+    that came together, when the client says that it did; the id.
+    """
+    return min(signal.occurred_at, signal.received_at), signal.occurred_at, signal.id
 
 
 class _Held(Generic[S]):

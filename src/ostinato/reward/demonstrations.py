@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ostinato.core.pending_signals import happened_at
+from ostinato.core.pending_signals import order_of
 from ostinato.core.records import Finish, Reward, Sampling, Signal, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.seams import Log
@@ -39,7 +39,7 @@ async def signals_behind(log: Log, turns: Iterable[Turn], rewards: Iterable[Rewa
     wanted = [(tenants[reward.turn], id) for reward in rewards if reward.turn in tenants for id in reward.signals]
     said = await log.find(Signal, wanted) if wanted else []
     own = (each for each in said if tenants.get(each.turn) == each.tenant)
-    return sorted(own, key=lambda each: (happened_at(each), each.id))
+    return sorted(own, key=order_of)
 
 
 def demonstration_weights(

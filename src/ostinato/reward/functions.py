@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ostinato.core.line_survival import fates, kept_share
-from ostinato.core.pending_signals import happened_at
+from ostinato.core.pending_signals import order_of
 from ostinato.core.records import Finish, LineSurvival, LineValues, NoReward, Pending, Reward, RewardReach, Signal, Turn
 
 ACCEPTED = "accepted"
@@ -35,7 +35,7 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 
 
 def considered(signals: Iterable[Signal], deadline: float) -> list[Signal]:
-    """The signals that count: one per id, received by `deadline`, neither retracted nor retractions, by (`happened_at`, id).
+    """The signals that count: one per id, received by `deadline`, neither retracted nor retractions, in the order of their events.
 
     The deadline applies to the time of receipt by the server's clock, so that the result is fixed once the deadline has passed,
     however late it is computed, and a client's clock cannot change it. A retraction counts only if it, too, came in time. It may
@@ -44,7 +44,7 @@ def considered(signals: Iterable[Signal], deadline: float) -> list[Signal]:
     in_time = {signal.id: signal for signal in signals if signal.received_at <= deadline}
     forgotten = {signal.retracts for signal in in_time.values() if signal.retracts is not None}
     kept = (signal for signal in in_time.values() if signal.retracts is None and signal.id not in forgotten)
-    return sorted(kept, key=lambda signal: (happened_at(signal), signal.id))
+    return sorted(kept, key=order_of)
 
 
 def copilot(

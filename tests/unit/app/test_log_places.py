@@ -13,7 +13,9 @@ from ostinato.app.storage import home, open_folds, open_log, open_run
 from ostinato.cli.commands import app
 from ostinato.cli.options import Common
 from ostinato.config import load
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound
+from ostinato.launch.commands import release as commands_release
 from ostinato.launch.commands.release import roll_back
 from ostinato.record.log import SqlLog
 from ostinato.record.postgres.log import PostgresLog
@@ -109,7 +111,7 @@ def shared(elsewhere, tmp_path):
     return [*elsewhere[1:], f"weights.url='{tmp_path / 'weights'}'"]
 
 
-async def test_a_person_decides_from_a_host_that_never_saw_the_run(shared, tmp_path):
+async def test_a_person_decides_from_a_host_that_never_saw_the_run(shared, tmp_path, monkeypatch):
     here, there = [[f"run.directory='{tmp_path / name}'", *shared] for name in ("here", "there")]
     with open_run(load(None, here)) as run:
         _, (one, two) = await published(2, run.store)
@@ -117,8 +119,10 @@ async def test_a_person_decides_from_a_host_that_never_saw_the_run(shared, tmp_p
     config = Common(overrides=tuple(there)).of_run()
     assert not (tmp_path / "there").exists()
     await roll_back(config, None, "by hand", "ann", Console())
-    with pytest.raises(Conflict, match=r"live went back to .* ago: nothing was done; to go back further, name"):
-        await roll_back(config, None, "by hand", "bob", Console())  # who saw the same and was slower
+    for behind_s in (0.0, 5.0):  # the clock of the host of whoever saw the same and was slower
+        monkeypatch.setattr(commands_release, "wall_clock", lambda behind_s=behind_s: wall_clock() - behind_s)
+        with pytest.raises(Conflict, match=r"live went back to .* ago: nothing was done; to go back further, name"):
+            await roll_back(config, None, "by hand", "bob", Console())
     with open_run(load(None, here)) as run:
         assert await run.follower.resolve("live") == one
         assert [row.action for _, row in await read(run.log)] == ["shipped", "shipped", "rolled_back"]

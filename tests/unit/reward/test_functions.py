@@ -66,6 +66,8 @@ def value(*signals: Signal) -> float:
         ([said("accepted", 5)], 0.75),  # a client whose clock is slow
         ([AHEAD, said("undone", 12)], -0.25),
         ([said("undone", 10.5), AHEAD], 0.75),
+        # of what came together, its own times decide
+        ([AHEAD, replace(said("undone", 11), id="0", occurred_at=3_612.0)], -0.25),
     ],
 )
 def test_what_counts(signals: list[Signal], expected: float):

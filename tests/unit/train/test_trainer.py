@@ -243,7 +243,7 @@ def drawn(trainer: PolicyTrainer, count: int, length: int, seed: int) -> list[Sa
 
 def test_turns_of_a_few_steps_ago_are_learned_from(path: Path):
     """The ordinary stale case: the policy itself drew them, and then took four more steps, far larger ones than in a product."""
-    trainer = PolicyTrainer(path, CONFIG.model_copy(update={"microbatch_tokens": 1024}))
+    trainer = PolicyTrainer(path, CONFIG.model_copy(update={"microbatch_tokens": 1024, "turn_ess": 0.3}))
     batches = [drawn(trainer, 64, 8, seed) for seed in range(5)]
     found = [trainer.step(given).metrics for given in batches]
     assert found[0]["trust"] == pytest.approx(1.0, abs=1e-4)

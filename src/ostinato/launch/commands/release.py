@@ -128,8 +128,9 @@ async def roll_back(config: Config, version: str | None, reason: str, actor: str
     with _deciding(config, "roll back", version, actor) as (run, who):
         target, releases = None if version is None else await _released(run.log, version), open_releases(run)
         seen = await releases.ledger.refresh()
-        back_s = wall_clock() - seen.rollbacks[-1].at if seen.rollbacks else math.inf
-        if target is None and 0.0 <= back_s < _JUST_S:
+        # another host's clock may be ahead
+        back_s = abs(wall_clock() - seen.rollbacks[-1].at) if seen.rollbacks else math.inf
+        if target is None and back_s < _JUST_S:
             raise Conflict(
                 f"live went back to {seen.live} {ago(back_s)} ago: nothing was done; to go back further, name the version "
                 "(`ostinato rollback v7`)"

@@ -26,7 +26,7 @@ _RELEASES = 16  # releases remembered beside the arms' present ones: a rollback 
 # the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
 _FAILED = "failed"
 _RARE = 0.1  # failures are rare: a made-up one counts for a tenth of a turn
-_FORMAT = 3  # of a snapshot; in format 1, failures were among the rewards, and up to 2 it kept who was forgotten
+_FORMAT = 4  # of a snapshot; in 1, failures were among the rewards, up to 2 it kept who was forgotten, in 3 it forgot draws too early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from ostinato.core.pending_signals import happened_at
+from ostinato.core.pending_signals import order_of
 from ostinato.core.records import Finish, Signal, Turn
 from ostinato.release.monitors.rates import broken_tool_call
 from ostinato.release.monitors.turn_text import take_apart
@@ -182,7 +182,7 @@ class _Kept:
 
     name: str = ""
     value: float = math.nan
-    happened_at: float = 0.0
+    order: tuple[float, float, str] = (0.0, 0.0, "")
     received_at: float = math.inf
     retracted_at: float | None = None
 
@@ -216,17 +216,17 @@ class Said:
             kept.retracted_at = min(before, signal.received_at)
         elif not kept.name:
             kept.name, kept.value = signal.name, signal.value
-            kept.happened_at, kept.received_at = happened_at(signal), signal.received_at
+            kept.order, kept.received_at = order_of(signal), signal.received_at
 
     def values(self, until: float = math.inf) -> dict[str, float]:
         """By name, the value that stood at `until`: signals and retractions received later are ignored."""
         standing = [
-            (kept.happened_at, id, kept)
-            for id, kept in self._by_id.items()
+            kept
+            for kept in self._by_id.values()
             if kept.received_at <= until
             and (kept.retracted_at is None or kept.retracted_at > until)
             and not math.isnan(kept.value)
         ]
         if len(standing) > 1:
-            standing.sort(key=lambda each: each[:2])
-        return {kept.name: kept.value for _, _, kept in standing}
+            standing.sort(key=lambda kept: kept.order)
+        return {kept.name: kept.value for kept in standing}

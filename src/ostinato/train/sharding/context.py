@@ -51,8 +51,8 @@ class ContextGroup:
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory."""
-    return tensor.reshape(-1).view(torch.uint8)
+    """A contiguous tensor's memory. Raises RuntimeError for one that is not contiguous."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

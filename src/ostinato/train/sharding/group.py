@@ -155,7 +155,7 @@ class RankGroup(Ranks):
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to another rank, which must call `receive`."""
-        dist.send(flat_bytes(tensor), rank)
+        dist.send(flat_bytes(tensor.contiguous()), rank)
 
     def receive(self, into: Tensor, rank: int) -> None:
         """Fill a contiguous tensor with the one that another rank sends."""

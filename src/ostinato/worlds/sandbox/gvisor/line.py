@@ -329,13 +329,16 @@ class Ports:
 
         Raises OSError.
         """
-        listener, name = listen_at(self._place, port)
         ours, theirs = socket.socketpair()
         try:
-            ours.setblocking(False)
-            socket.send_fds(self._ours, [CONNECTED], [theirs.fileno()])
+            listener, name = listen_at(self._place, port)
+            try:
+                ours.setblocking(False)
+                socket.send_fds(self._ours, [CONNECTED], [theirs.fileno()])
+            except OSError:
+                listener.close()
+                raise
         except OSError:
-            listener.close()
             ours.close()
             raise
         finally:
