@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from ostinato.core import pending_signals
 from ostinato.core.line_survival import fates, kept_share
-from ostinato.core.pending_signals import order_of
 from ostinato.core.records import Finish, LineSurvival, LineValues, NoReward, Pending, Reward, RewardReach, Signal, Turn
 
 ACCEPTED = "accepted"
@@ -44,7 +44,7 @@ def considered(signals: Iterable[Signal], deadline: float) -> list[Signal]:
     in_time = {signal.id: signal for signal in signals if signal.received_at <= deadline}
     forgotten = {signal.retracts for signal in in_time.values() if signal.retracts is not None}
     kept = (signal for signal in in_time.values() if signal.retracts is None and signal.id not in forgotten)
-    return sorted(kept, key=order_of)
+    return sorted(kept, key=pending_signals.order_of)
 
 
 def copilot(

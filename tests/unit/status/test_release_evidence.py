@@ -12,10 +12,10 @@ from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import Arm, Batch, Pick, PolicyVersion, ReleaseEvent, Reward, Span
-from ostinato.launch.commands.log import named
 from ostinato.launch.commands.release import find_release, show_release
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.views.page import copy, looking
+from ostinato.launch.views.screen import run_option
 from ostinato.status.log_index import PageIndex
 from ostinato.status.release_evidence import Stretch, counted, last_report, same_prompts, trial_looks
 from ostinato.status.run_facts import INDEX
@@ -294,7 +294,7 @@ async def test_the_command_line_answers_as_the_page_does(seen):
     text = console.file.getvalue()
     assert "Is v17 better than v16?" in text
     assert "in the trial with users better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns" in text
-    assert f'ostinato rollback {named(seen.run.config)} --reason "..." makes v16 live again' in text
+    assert f'ostinato rollback {run_option(seen.run.config)} --reason "..." makes v16 live again' in text
     assert (await find_release(seen.facts, "live")).line.policy == NEW
     assert (await find_release(seen.facts, OLD.hash[:8])).line.policy == OLD
     with pytest.raises(NotFound, match="v17, v16"):
