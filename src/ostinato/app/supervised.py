@@ -35,7 +35,7 @@ from ostinato.corpus.shards import CorpusManifest, CorpusReader, ShardSet
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
 from ostinato.serve.dialects.dialect import Omissions
 from ostinato.serve.dialects.openai import read_messages, read_tools
-from ostinato.weights.follow.export import write_model
+from ostinato.weights.follow.export import files_beside, write_model
 from ostinato.worlds.building.sources import fetch_sdist, unpack, without_top
 
 if TYPE_CHECKING:
@@ -115,14 +115,9 @@ class CorpusDesk:
 # ---------------------------------------------------------------- the model directory
 
 
-_COPIED = (".json", ".jinja", ".txt", ".model")
-
-
 def _write_trained(trainer: PolicyTrainer, source: Path, target: Path) -> None:
     """Write the trained weights into a directory, with the files that lie beside those that training began from."""
-    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
-    kept = [path for path in files if "safetensors" not in path.name]
-    write_model(trainer.weights(), target, kept, {"format": "pt"})
+    write_model(trainer.weights(), target, files_beside(source), {"format": "pt"})
 
 
 # ---------------------------------------------------------------- schedule of the learning rate

@@ -11,6 +11,7 @@ from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore, WatchedStore
+from ostinato.weights.follow.export import files_beside
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.follow.journal import Journal, JournalEntry, Version
 from ostinato.weights.keep.fsck import verify
@@ -409,3 +410,11 @@ async def test_a_missing_file_or_ref_is_named(tmp_path):
         await Follower(store).materialise(policy, tmp_path, [tmp_path / "tokenizer.json"])
     with pytest.raises(NotFound, match="canary"):
         await Follower(store).log("canary")
+
+
+def test_a_model_directory_is_written_with_all_of_its_tokenizer_and_none_of_its_weights(tmp_path):
+    kept = ["config.json", "tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja"]
+    for name in (*kept, "model.safetensors", "model.safetensors.index.json", "README.md", "pytorch_model.bin"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "onnx.json").mkdir()
+    assert sorted(path.name for path in files_beside(tmp_path)) == sorted(kept)

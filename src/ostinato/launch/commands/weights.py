@@ -37,6 +37,7 @@ from ostinato.record.roles import hold
 from ostinato.status.progress_lines import Lines
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap
+from ostinato.weights.follow.export import files_beside
 from ostinato.weights.follow.follower import line_of
 from ostinato.weights.keep import pins
 from ostinato.weights.keep.fsck import verify
@@ -205,9 +206,8 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
     if policy is None:
         raise NotFound(f"no ref {ref!r} in the weight store; `ostinato status` lists them", field="ref")
     source = await asyncio.to_thread(model_path, config)
-    files = [path for path in source.iterdir() if path.is_file() and path.suffix in (".json", ".jinja", ".txt")]
     with console.status(f"writing {policy}"):
-        await follower.materialise(policy, target, [path for path in files if "safetensors" not in path.name])
+        await follower.materialise(policy, target, files_beside(source))
     say(console, f"{policy} is in {target}; load it with transformers like any model")
 
 

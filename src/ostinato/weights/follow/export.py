@@ -38,6 +38,14 @@ def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes:
     return target
 
 
+def files_beside(source: Path) -> list[Path]:
+    """The files of a model directory that belong to any of its versions: configuration, tokenizer and template, not the weights."""
+    found = (
+        path for path in source.iterdir() if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model")
+    )
+    return [path for path in found if "safetensors" not in path.name]
+
+
 def _write_safetensors(weights: Weights, path: Path, notes: Mapping[str, str]) -> None:
     # Wide dtypes come first, which keeps every tensor aligned; the safetensors library writes the same order.
     names = sorted(weights, key=lambda name: (-ITEMSIZES[weights[name].dtype], name))
