@@ -115,7 +115,7 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
     longest_s: float = Field(
         default=300.0,
         gt=0.0,
-        description="Longest wait for the outside model in one call, in seconds. What a client takes to read does not count.",
+        description="Longest an outside model's answer may take, in seconds. What a client takes to read does not count.",
     )
     max_open: int = Field(
         default=64, ge=1, description="Most outside calls at once. While that many are open, the arm is not drawn."

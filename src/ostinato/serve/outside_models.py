@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -203,8 +202,7 @@ class OutsideModel:
         import aiohttp
 
         arm = self._arm
-        # a total would go on while a client reads slowly
-        waits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
+        waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
         self._session = aiohttp.ClientSession(
             timeout=waits,
             connector=aiohttp.TCPConnector(limit=0),
@@ -217,7 +215,23 @@ class OutsideModel:
             await self._session.close()
 
     async def chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
-        """Its answer as it arrives; the final chunks of all choices come last, with the token usage. Raises OutsideFailed."""
+        """Its answer as it arrives; the final chunks of all choices come last, with the token usage. Raises OutsideFailed.
+
+        It is read as fast as it comes: a client that reads slowly neither stops its sender nor keeps a place among the open calls.
+        What waits for it is bounded by the answer's budget.
+        """
+        heard = asyncio.Queue[Chunk | None]()
+        reading = asyncio.create_task(self._read(asked, heard))
+        try:
+            while (chunk := await heard.get()) is not None:
+                yield chunk
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, asked: OutsideQuery, heard: asyncio.Queue[Chunk | None]) -> None:
+        """Put the chunks of an answer into `heard`, and None when it ends, well or not. Raises OutsideFailed."""
         import aiohttp
 
         self._breaker.begin()
@@ -225,7 +239,7 @@ class OutsideModel:
         was_resting = self._breaker.resting
         try:
             async for chunk in self._chunks(asked):
-                yield chunk
+                heard.put_nowait(chunk)
             well = True
         except (OutsideFailure, aiohttp.ClientError, TimeoutError, ValueError) as error:
             well = False if not isinstance(error, OutsideFailure) or error.blame else None
@@ -235,6 +249,7 @@ class OutsideModel:
                 f"The model behind arm {self._arm.name!r} could not answer; send the request again."
             ) from error
         finally:
+            heard.put_nowait(None)
             self._breaker.end(_now(), well=well)
             if self._breaker.resting != was_resting:
                 _LOG.warning("%s %s", self._who, "answers again" if was_resting else "is left alone")
@@ -250,20 +265,15 @@ class OutsideModel:
     async def _events(self, asked: OutsideQuery) -> AsyncGenerator[OutsideEvent]:
         assert self._session is not None, "start the model before it is asked"
         url = f"{self._arm.url.rstrip('/')}/chat/completions"
-        patience = _Patience(self._arm.longest_s)
-        async with patience.waiting():
-            reply = await self._session.post(url, json=self._body(asked), headers=self._headers, allow_redirects=False)
-        async with reply:
+        async with self._session.post(
+            url, json=self._body(asked), headers=self._headers, allow_redirects=False
+        ) as reply:
             if reply.status != 200:
                 blame = reply.status >= 500 or reply.status < 400 or reply.status in _OWN_FAULTS
                 raise OutsideFailure(f"it answered with status {reply.status}", blame=blame)
             if reply.content_type != "text/event-stream":
                 raise OutsideFailure("what it sent is not an event stream")
-            while True:
-                async with patience.waiting():
-                    line = await reply.content.readline()
-                if not line:
-                    return
+            async for line in reply.content:
                 event = read_outside(line)
                 if event is not None:
                     yield event
@@ -302,21 +312,6 @@ def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | No
             f"{whose} takes its key from the variable {arm.key_env}, which is not set: export it where this is started"
         )
     return key
-
-
-class _Patience:
-    """How long a call may still take. Only waiting for the model counts, not what a client takes to read."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._left_s = longest_s
-
-    @asynccontextmanager
-    async def waiting(self) -> AsyncGenerator[None]:
-        """Wait for the model. Raises TimeoutError."""
-        began = _now()
-        async with asyncio.timeout(self._left_s):
-            yield
-        self._left_s -= _now() - began
 
 
 class _OutsideAnswer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -409,40 +410,51 @@ async def test_an_episode_whose_arm_is_left_alone_is_dealt_another(outside, monk
         assert [turn.auto.arm for turn in w.log.turns()] == ["far", "far", "live", "live", "live"]
 
 
-async def heard(outside, breaker, between=lambda: None, **arm):
-    """The text of an answer from outside; `between` is called after each piece of it."""
-    arm = AutoArm(name="far", url=outside.url, model="far-1", **arm)
-    far, said = outside_models.OutsideModel(arm, None, breaker, who="far"), []
+@asynccontextmanager
+async def far_away(outside, breaker, **arm):
+    """A function that asks the outside model."""
+    far = outside_models.OutsideModel(
+        AutoArm(name="far", url=outside.url, model="far-1", **arm), None, breaker, who="far"
+    )
     asked = outside_models.OutsideQuery(conversation=talk(*ASK["messages"]), sampling=Sampling(max_tokens=8), n=1)
     await far.start()
     try:
-        async for chunk in far.chunks(asked):
-            said.append(chunk.text)
-            between()
+        yield lambda: far.chunks(asked)
     finally:
         await far.close()
-    return "".join(said)
 
 
-async def test_time_that_a_client_takes_to_read_does_not_count_against_it(outside, monkeypatch):
-    """Else one slow reader would take the arm from everybody."""
-    loop, read_s = asyncio.get_running_loop(), 0.0
-    clock = loop.time
+def a_breaker():
+    return outside_models.Breaker(failures=1, rest_s=10.0, longest_s=10.0)
 
-    def read_on():
-        nonlocal read_s
-        read_s += 1000.0
-        outside.pace.release()
 
-    outside.pace, breaker = asyncio.Semaphore(0), outside_models.Breaker(failures=1, rest_s=10.0, longest_s=10.0)
-    with monkeypatch.context() as ahead:
-        ahead.setattr(loop, "time", lambda: clock() + read_s)
-        assert await heard(outside, breaker, read_on, silence_s=1e6, longest_s=900.0) == "from afar"
-        assert not breaker.resting
-    outside.pace = asyncio.Semaphore(0)
-    with pytest.raises(outside_models.OutsideFailed):
-        await heard(outside, breaker, longest_s=0.2)
+async def test_an_answer_is_read_to_its_end_without_its_client(outside):
+    """Else slow readers keep all places, and have the model's service cut the connection, which takes the arm from everybody."""
+    breaker, said = a_breaker(), []
+    async with far_away(outside, breaker) as ask:
+        async for chunk in ask():
+            said.append(chunk.text)
+            await eventually(lambda: breaker.open == 0)  # the client reads on once there is no connection
+    assert ("".join(said), breaker.resting) == ("from afar", False)
+
+
+async def test_a_model_that_takes_too_long_is_left_alone(outside):
+    outside.pace, breaker = asyncio.Semaphore(0), a_breaker()
+    async with far_away(outside, breaker, longest_s=0.2) as ask:
+        with pytest.raises(outside_models.OutsideFailed):
+            [chunk async for chunk in ask()]
     assert breaker.resting
+
+
+async def test_a_client_that_leaves_ends_the_call_which_says_nothing_of_the_model(outside):
+    outside.pace, breaker = asyncio.Semaphore(0), a_breaker()
+    async with far_away(outside, breaker) as ask:
+        chunks = ask()
+        assert (await anext(chunks)).text == "fro"
+        assert breaker.open == 1
+        await chunks.aclose()
+        assert (breaker.open, breaker.resting) == (0, False)
+        await eventually(lambda: outside.left == 1)
 
 
 async def test_questions_that_the_outside_will_not_answer_do_not_count_against_it(outside):

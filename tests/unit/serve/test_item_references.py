@@ -9,13 +9,13 @@ import pytest
 from tests.unit.serve.gateway_world import world
 from tests.unit.serve.test_scrub import MAIL, TOLD, everything, masking
 
-from ostinato.core.conversation import Message, Piece, Role, ToolCall
+from ostinato.core.conversation import CompactionBlock, Message, Piece, Role, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Finish
 from ostinato.serve.calls.response_store import ItemGone, PreviousGone, ResponseStore
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
-from ostinato.serve.dialects.responses import Responses, parse_responses
+from ostinato.serve.dialects.responses import Responses, compaction_answer, parse_compact, parse_responses
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
@@ -270,12 +270,87 @@ async def test_a_summary_is_referred_to_like_any_item():
         assert (said in decode(after.prompt_ids), "Mended." in decode(after.prompt_ids)) == (True, False)
 
 
-async def test_the_compacted_input_may_be_referred_to():
+async def test_of_a_compacted_input_the_summary_alone_may_be_referred_to():
     async with world(engine=numbered("Mended.", "Done.")) as w:
         _, _, body = await w.post("/v1/responses/compact", {"model": "m", "input": [ASKED]})
         said, summary = body["output"]
-        status, answer = await ask(w, [reference(said), reference(summary), {"role": "user", "content": "Go on."}])
+        go_on = {"role": "user", "content": "Go on."}
+        await refused(w, [reference(said), reference(summary), go_on])
+        await refused(w, [reference(said), go_on], previous_response_id=body["id"])
+        status, answer = await ask(w, [said, reference(summary), go_on])
         assert status == 200, answer
+
+
+def test_of_a_compacted_input_the_summary_alone_is_held():
+    store, held = ResponseStore(40_000), 0
+    block = CompactionBlock(content="Done.", token="signed")
+    for number in range(9):
+        request = parse_compact({"model": "m", "input": "long " * 200_000})
+        heading = replace(HEADING, id=f"resp-{number}")
+        store.keep_block(request, heading.id, "ann", block)
+        body = compaction_answer(request, heading, block, Counts(prompt=1, answer=1), {})
+        assert len(json.loads(body)["output"]) == 2
+        held += len(json.dumps(request.told))
+    assert held < 10_000
+
+
+def an_answer(store, number, input, **fields):
+    """Keep an answer to ann, as a call of hers with this input gets it."""
+    request = parse_responses({"model": "m", "input": input, **fields})
+    store.conversation(request, "ann")
+    said = Message(role=Role.ASSISTANT, text=f"answer {number}")
+    writer = Responses(replace(HEADING, id=f"resp-{number}"), told=request.told)
+    writer.body([Whole(message=said, tokens=Tokens((), ()), finish=Finish.STOP)], Counts(prompt=1, answer=1), {})
+    store.keep(request, a_turn(id=f"resp-{number}:0", user="ann", finish=Finish.STOP), said)
+
+
+def continued(store, number, user, *items):
+    input = [*items, {"role": "user", "content": "go on"}]
+    request = parse_responses({"model": "m", "input": input, "previous_response_id": f"resp-{number}"})
+    return [message.text for message in store.conversation(request, user).messages]
+
+
+@pytest.mark.parametrize("user", ["ann", "bob", ""])
+def test_an_answer_that_is_kept_needs_no_item(user):
+    store = ResponseStore(40_000)
+    an_answer(store, 0, "one")
+    an_answer(store, 1, [reference("msg_resp-0_0"), {"role": "user", "content": "two"}])
+    for number in range(2, 22):
+        an_answer(store, number, "other")
+        whole = continued(store, 1, user)
+        assert whole == ["answer 0", "two", "answer 1", "go on"]
+    with pytest.raises(ItemGone):
+        named(store, "msg_resp-0_0")
+
+
+def test_what_an_answer_referred_to_is_counted_and_there_already():
+    store = ResponseStore(40_000)
+    an_answer(store, 0, "one")
+    an_answer(store, 1, [reference("msg_resp-0_0"), {"role": "user", "content": "two"}])
+    again = continued(store, 1, "ann", reference("msg_resp-0_0"))
+    assert again == ["answer 0", "two", "answer 1", "go on"]
+    long = ResponseStore(40_000)
+    request = parse_responses({"model": "m", "input": "x"})
+    said = Message(role=Role.ASSISTANT, text="y" * 6_000)
+    writer = Responses(replace(HEADING, id="resp-0"), told=request.told)
+    writer.body([Whole(message=said, tokens=Tokens((), ()), finish=Finish.STOP)], Counts(prompt=1, answer=1), {})
+    long.keep(request, a_turn(id="resp-0:0", user="ann", finish=Finish.STOP), said)
+    for number in range(1, 5):  # each holds the 6,000 characters, and 30,000 are the room
+        an_answer(long, number, [reference("msg_resp-0_0"), {"role": "user", "content": "two"}])
+    with pytest.raises(PreviousGone):
+        continued(long, 1, "ann")
+    assert continued(long, 4, "ann")[-1] == "go on"
+
+
+@pytest.mark.parametrize(
+    ("id", "user"), [("msg_resp-0_7", "ann"), ("x_resp-0_0", "ann"), ("cmp_resp-0", "ann"), ("msg_resp-0_0", "bob")]
+)
+def test_an_item_that_is_not_there_or_somebody_elses_is_refused_beside_its_answer_too(id, user):
+    store = ResponseStore(40_000)
+    an_answer(store, 0, "one")
+    assert continued(store, 0, "ann", reference("msg_resp-0_0")) == ["one", "answer 0", "go on"]
+    with pytest.raises(ItemGone):
+        continued(store, 0, user, reference(id))
 
 
 async def test_a_repeated_call_is_answered_from_the_log_without_what_it_referred_to():

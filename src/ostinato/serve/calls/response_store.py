@@ -47,15 +47,18 @@ class ItemGone(NotFound):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The messages that a call of `user` added after the answer `before`: its input and its own answer."""
+    """The messages that a call of `user` added after the answer `before`: its input and its own answer. `named`: the ids of the items of
+    other answers that are among them.
+    """
 
     user: str
     before: str | None
     said: tuple[Message, ...]
+    named: tuple[str, ...] = ()
 
     @property
     def cost(self) -> int:
-        return sum(message.chars for message in self.said) + _OVERHEAD * (1 + len(self.said))
+        return sum(message.chars for message in self.said) + _OVERHEAD * (1 + len(self.said) + len(self.named))
 
 
 @dataclass(slots=True)
@@ -74,7 +77,8 @@ class _Items:
 
 
 class ResponseStore:
-    """One tenant's answers by id, each linked to the answer before it, and their items. The least recently used are dropped.
+    """One tenant's answers by id, each linked to the answer before it, and their items. The least recently used are dropped. An answer
+    that is kept holds what its call referred to, and needs no item.
 
     Args:
         budget: about how many characters are held at most: a quarter for items, which so outlive the long inputs of their calls.
@@ -99,16 +103,23 @@ class ResponseStore:
         if not isinstance(request, ResponsesRequest) or not request.refers:
             return request.conversation
         # the first answer is asked for last, so that of a conversation the newest answers are dropped first
-        steps = dict(self._back(request.previous_response_id))
-        parts = [message for kept in reversed(steps.values()) for message in kept.said]
-        there, messages = set[str](), list[Message]()
-        for part in (*parts, *request.read.parts):
+        steps, read = dict(self._back(request.previous_response_id)), request.read
+        there = {id for kept in steps.values() for id in kept.named}
+        own, named = list[Message](), list[str]()
+        for part in read.parts:
             if not isinstance(part, ReferenceMessage):
-                messages.append(part)
-            elif part.id not in there and _answer_of(part.id) not in steps:
+                own.append(part)
+                continue
+            found = self._item(
+                part.id, user
+            )  # also of one that is there: others' ids and wrong ones are always refused
+            if part.id not in there and _answer_of(part.id) not in steps:
                 there.add(part.id)
-                messages += self._item(part.id, user)
-        return request.going_on(messages)
+                named.append(part.id)
+                own += found
+        read.parts, read.named = own, [*read.named, *named]  # so that what is kept of the call needs no item
+        before = [message for kept in reversed(steps.values()) for message in kept.said]
+        return request.going_on([*before, *own])
 
     def known(self, request: ConversationRequest, user: str) -> Conversation:
         """The same without what is no longer kept."""
@@ -122,8 +133,8 @@ class ResponseStore:
         """Keep an answer, and the summary that the call began with, unless the client sent `store` false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
-        told = (*([] if block is None else [block_message(block)]), answer)
-        kept = _Kept(turn.user, request.previous_response_id, (*request.read.parts, *told))
+        read, told = request.read, (*([] if block is None else [block_message(block)]), answer)
+        kept = _Kept(turn.user, request.previous_response_id, (*read.parts, *told), tuple(read.named))
         self._keep(request, turn.id.rpartition(":")[0], kept, told)
 
     def keep_block(self, request: Request, id: str, user: str, block: CompactionBlock) -> None:

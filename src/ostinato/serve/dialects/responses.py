@@ -540,9 +540,8 @@ def compaction_answer(
             for place, text in enumerate(texts)
         ]
         head: Json = {"id": heading.id, "object": "response.compaction", "created_at": int(heading.created)}
-        output = request.told.setdefault(heading.id, [])
-        output += [*said, item]
-        return json_bytes({**head, "output": output, "usage": _usage(counts), "ostinato": ostinato})
+        request.told.setdefault(heading.id, []).append(item)  # the messages are the client's own, as long as its input
+        return json_bytes({**head, "output": [*said, item], "usage": _usage(counts), "ostinato": ostinato})
     return Responses(heading, request.offered, request.repeated, request.told).compacted(
         item, counts, ostinato, stream=bool(request.stream)
     )

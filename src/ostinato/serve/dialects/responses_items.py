@@ -49,12 +49,15 @@ class Offered(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    """Parsed items and tools. `offered`: the tools by the names that the model knows them by."""
+    """Parsed items and tools. `offered`: the tools by the names that the model knows them by; `named`: the ids of the items whose messages
+    were put in the places of references.
+    """
 
     parts: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
     offered: dict[str, Offered] = field(default_factory=dict[str, Offered])
     omissions: Omissions = field(default_factory=Omissions)
+    named: list[str] = field(default_factory=list[str])
 
     def called(self, name: str) -> str:
         """The name by which the model knows a tool, given the client's name for it without the namespace."""
