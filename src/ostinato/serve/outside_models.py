@@ -265,9 +265,8 @@ class OutsideModel:
     async def _events(self, asked: OutsideQuery) -> AsyncGenerator[OutsideEvent]:
         assert self._session is not None, "start the model before it is asked"
         url = f"{self._arm.url.rstrip('/')}/chat/completions"
-        async with self._session.post(
-            url, json=self._body(asked), headers=self._headers, allow_redirects=False
-        ) as reply:
+        body = self._body(asked)
+        async with self._session.post(url, json=body, headers=self._headers, allow_redirects=False) as reply:
             if reply.status != 200:
                 blame = reply.status >= 500 or reply.status < 400 or reply.status in _OWN_FAULTS
                 raise OutsideFailure(f"it answered with status {reply.status}", blame=blame)

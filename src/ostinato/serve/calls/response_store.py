@@ -110,9 +110,8 @@ class ResponseStore:
             if not isinstance(part, ReferenceMessage):
                 own.append(part)
                 continue
-            found = self._item(
-                part.id, user
-            )  # also of one that is there: others' ids and wrong ones are always refused
+            # also of one that is there: others' ids and wrong ones are always refused
+            found = self._item(part.id, user)
             if part.id not in there and _answer_of(part.id) not in steps:
                 there.add(part.id)
                 named.append(part.id)
