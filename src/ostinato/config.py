@@ -8,7 +8,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -366,7 +366,14 @@ def with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any
         if value == "null" and type(None) in kinds:
             found[name] = None
         elif section is not None and isinstance(value, dict):
-            found[name] = with_nulls(cast("dict[str, Any]", value), section)
+            tree_below = cast("dict[str, Any]", value)
+            if get_origin(field.annotation) in (dict, Mapping):  # sections by name
+                found[name] = {
+                    key: with_nulls(each, section) if isinstance(each, dict) else each
+                    for key, each in tree_below.items()
+                }
+            else:
+                found[name] = with_nulls(tree_below, section)
         elif section is not None and isinstance(value, list):
             tables = cast("list[Any]", value)
             found[name] = [with_nulls(each, section) if isinstance(each, dict) else each for each in tables]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ class Sender:
 
     A call's deadline counts from `since`, by `time.monotonic`, or from its beginning if that is None. After it nothing is sent.
 
-    Raises ValueError for a URL that is not http or https.
+    Raises ValueError for a URL that is not http or https, and for a key that no header can hold.
     """
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
@@ -85,6 +86,8 @@ class Sender:
         self._left: set[threading.Thread] = set()
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
+            if not re.fullmatch(r"[\x20-\x7e\xa0-\xff]*", api_key):  # http.client's own error would repeat the key
+                raise ValueError("The API key has characters that no header can hold, such as a line's end.")
             self._headers["authorization"] = f"Bearer {api_key}"
 
     def send(self, events: Sequence[Event], deadline_s: float, since: float | None = None) -> list[Receipt]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -255,6 +255,8 @@ def load(name: str, options: Mapping[str, Any] | None = None, setting: str = "re
 def _checked(name: str, setting: str, value: Any, annotation: Any) -> Any:
     if annotation is inspect.Parameter.empty:
         return value
+    if value == "null" and type(None) in get_args(annotation):  # which TOML cannot say
+        return None
     try:
         return TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:

@@ -468,3 +468,10 @@ async def test_a_users_dials_are_shown_set_and_reset(tmp_path):
     async with serving(app(log, KEY)) as url, AsyncOstinato(url, KEY) as client:
         with pytest.raises(Refused, match=r"adapt\.mode"):  # at once, not after the deadline
             await client.dials("ann")
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r", "sk-secret\n", "sk-secret\u2013", "sk\x00secret"])
+def test_a_key_that_no_header_can_hold_is_refused_without_it(key):
+    with pytest.raises(ValueError, match="API key") as caught:
+        Ostinato("http://127.0.0.1:9", api_key=key)
+    assert "secret" not in str(caught.value)

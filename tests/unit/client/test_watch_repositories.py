@@ -354,17 +354,6 @@ def test_a_server_that_is_no_gateway_delays_and_breaks_nothing(tree):
     assert tree.state.counts()["waiting"] == 1
 
 
-def test_a_key_that_no_header_can_hold_is_told_without_it(tree):
-    tree.write("a.py")
-    tree.look()
-    tree.look(300)
-    delivery = Delivery(tree.state, Sender("http://127.0.0.1:9", "sk-secret\r"), lambda: tree.now)
-    assert delivery.send() is False
-    assert "API key" in delivery.trouble
-    assert "secret" not in delivery.trouble
-    assert tree.state.counts()["waiting"] == 1
-
-
 def test_a_server_that_takes_no_lines_gets_the_share(tree):
     taken = []
 

@@ -95,6 +95,13 @@ def test_a_line_that_is_no_answer():
 # ---------------------------------------------------------------- the function and its options
 
 
+def test_an_option_that_may_be_none_can_be_set_to_it_where_there_is_no_null():
+    found: Any = load(COPILOT, {"silence": "null"})
+    assert found.keywords == {"silence": None}
+    with pytest.raises(BadConfig, match=r"reward.options.t = 'null' does not suit"):
+        load(COPILOT, {"t": "null"})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -54,6 +54,8 @@ def test_every_key_that_may_be_null_can_be_set_to_it(tmp_path):
             assert attrgetter(name)(config) is None
     path.write_text('[[release.metrics]]\nname = "kept"\nnumerator = ["accepted > 0"]\ntolerance = "null"\n')
     assert load(path).release.metrics[0].tolerance is None
+    path.write_text("[serve.sampling.acme]\ntemperature = 0.7\n")
+    assert load(path, ["serve.sampling.acme.temperature=null"]).serve.sampling["acme"].temperature is None
     path.write_text('[reward.options]\nword = "null"\n[learn]\ntenants = ["null"]\n')
     config = load(path)
     assert (config.reward.options["word"], config.learn.tenants[0]) == ("null", "null"), "a word where null is none"

@@ -19,7 +19,6 @@ from ostinato_client.watch.state import State
 _BATCH = 200
 _DEADLINE_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
-_WRONG_KEY = "the API key has characters that no header can hold, such as a line's end"
 
 
 class Delivery:
@@ -44,9 +43,8 @@ class Delivery:
                 return False
             try:
                 self._send(waiting)
-            except (NotTaken, NotAllowed, ValueError) as error:
-                # http.client's ValueError repeats the key
-                self.trouble = _WRONG_KEY if isinstance(error, ValueError) else str(error)
+            except (NotTaken, NotAllowed, ValueError) as error:  # the last for a name or proxy that is none
+                self.trouble = str(error)
                 self._not_before = self._clock() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
                 return False

@@ -337,6 +337,7 @@ class Ports:
                 socket.send_fds(self._ours, [CONNECTED], [theirs.fileno()])
             except OSError:
                 listener.close()
+                os.unlink(name)  # for the next to listen there
                 raise
         except OSError:
             ours.close()
