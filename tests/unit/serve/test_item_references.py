@@ -13,6 +13,7 @@ from ostinato.core.conversation import CompactionBlock, Message, Piece, Role, To
 from ostinato.core.errors import BadRequest
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import Finish
+from ostinato.serve.calls import response_store
 from ostinato.serve.calls.response_store import ItemGone, PreviousGone, ResponseStore
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.dialects.responses import Responses, compaction_answer, parse_compact, parse_responses
@@ -229,7 +230,7 @@ async def test_of_who_was_forgotten_no_item_is_left(gone):
     async with world(engine=numbered(), **KEYS) as w:
         people = [(ACME, "ann"), (ACME, "bob"), (BOLT, "ann")]
         kept = {(key, user): (await ask(w, f"I am {user}", w.key(key), user=user))[1] for key, user in people}
-        await w.log.append(Forgotten(id="g", tenant="acme", user=gone, key=1, at=9.0))
+        await w.log.append(Forgotten(id="g", tenant="acme", user=gone, key=1, at=w.now))
         assert (await w.get("/v1/consent", {"x-ostinato-user": "bob", **w.key(ACME)}))[0] == 200  # it reads the log
         for (key, user), response in kept.items():
             more = [reference(response["output"][0]), {"role": "user", "content": "who am I?"}]
@@ -353,17 +354,132 @@ def test_an_item_that_is_not_there_or_somebody_elses_is_refused_beside_its_answe
         continued(store, 0, user, reference(id))
 
 
-async def test_a_repeated_call_is_answered_from_the_log_without_what_it_referred_to():
+async def test_a_repeated_call_that_refers_to_items_is_answered_after_a_restart():
     log, key = MemoryLog(), {"idempotency-key": "k"}
     async with world(engine=numbered(), log=log) as w:
         _, first = await ask(w, "one")
         more = [reference(first["output"][0]), {"role": "user", "content": "two"}]
         status, second = await ask(w, more, key)
         assert status == 200
-    async with world(engine=numbered(), log=log) as w:  # it remembers no item
+    async with world(engine=numbered(), log=log) as w:
         status, again = await ask(w, more, key)
-        assert (status, again["output"]) == (200, second["output"])
-        await refused(w, more)
+        assert (status, again["output"], len(log.turns())) == (200, second["output"], 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", ["both", "references"])
+async def test_a_loop_of_references_goes_on_after_a_restart(stream, form):
+    """The second gateway has the log alone; it continues the sampled ids as the first would have."""
+    log, said = MemoryLog(), {"tools": [READ], "user": "ann", "stream": stream}
+    async with world(engine=numbered(LOOK), log=log) as w:
+        _, first = await ask(w, [ASKED], **said)
+    text, call = first["output"]
+    sent = {"both": [reference(text), call], "references": [*map(reference, [text, call])]}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a + b"}
+    async with world(engine=numbered("It adds."), log=log) as w:
+        status, body = await ask(w, [ASKED, *sent[form], result], **said)
+        assert status == 200, body
+    one, two = log.turns()
+    known = one.prompt_ids + one.sampled_ids
+    assert (two.parent, two.prompt_ids[: len(known)]) == (one.id, known)
+
+
+async def test_items_that_were_dropped_from_memory_are_read_again():
+    async with world(engine=numbered(), previous_chars=20_000) as w:
+        answers = [(await ask(w, f"question {number}"))[1] for number in range(30)]
+        more = [*(reference(answer["output"][0]) for answer in answers[:2]), {"role": "user", "content": "go on"}]
+        status, body = await ask(w, more)
+        assert status == 200, body
+        prompt = decode(w.log.turns()[-1].prompt_ids)
+        assert ("answer 0answer 1" in prompt, "question" in prompt) == (True, False)
+
+
+async def test_after_a_restart_too_what_is_somebody_elses_is_not_there():
+    log = MemoryLog()
+    async with world(engine=numbered(), log=log, **KEYS) as w:
+        _, first = await ask(w, "a secret", w.key(ACME), user="ann")
+    theirs = [reference(first["output"][0]), {"role": "user", "content": "what was it?"}]
+    async with world(engine=numbered(), log=log, **KEYS) as w:
+        acme, bolt = w.key(ACME), w.key(BOLT)
+        unknown = [reference("msg_resp-3f_0"), *theirs[1:]]
+        told = {
+            await refused(w, theirs, bolt, user="ann"),  # another tenant
+            await refused(w, theirs, acme, user="bob"),
+            await refused(w, theirs, acme),
+            await refused(w, unknown, acme, user="ann"),
+            await refused(w, [reference(first["output"][0]["id"][:-1] + "7"), *theirs[1:]], acme, user="ann"),
+        }
+        assert len(told) == 1
+        assert (await ask(w, theirs, acme, user="ann"))[0] == 200
+
+
+async def test_after_a_restart_values_stay_masked():
+    log = MemoryLog()
+    masked, _ = masking(lambda found: f"Dear {found[0]}", log=log)
+    async with masked as w:
+        _, first = await ask(w, TOLD)
+    masked, seen = masking(lambda found: "Dear me", log=log)
+    async with masked as w:
+        status, body = await ask(w, [reference(first["output"][0]), {"role": "user", "content": "Again."}])
+        assert status == 200, body
+        assert ("Dear" in seen[0], MAIL in "".join(seen) + everything(log)) == (True, False)
+
+
+ACT = '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_behind_a_call_is_read_again_as_it_was_told(stream):
+    """A stream tells of it as an item of its own, a body does not."""
+    log, said = MemoryLog(), {"tools": [READ], "stream": stream}
+    async with world(engine=numbered(f"I see. {ACT} Then I go on."), log=log) as w:
+        _, first = await ask(w, [ASKED], **said)
+    items = first["output"]
+    assert [item["type"] for item in items] == ["message", "function_call", *(["message"] if stream else [])]
+    async with world(engine=numbered("Done."), log=log) as w:
+        texts = [item for item in items if item["type"] == "message"]
+        status, body = await ask(w, [ASKED, *map(reference, texts), {"role": "user", "content": "and?"}], **said)
+        assert status == 200, body
+        assert re.search(r"I see\. *Then I go on\.", decode(log.turns()[-1].prompt_ids))
+
+
+@pytest.mark.parametrize("now", [{}, {"tools": [{**READ, "name": "write"}]}, {"tools": [READ], "tool_choice": "none"}])
+async def test_calls_are_parsed_again_whatever_tools_are_offered_now(now):
+    log = MemoryLog()
+    async with world(engine=numbered(ACT), log=log) as w:
+        _, first = await ask(w, [ASKED], tools=[READ])
+    (call,) = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a + b"}
+    async with world(engine=numbered("It adds."), log=log) as w:
+        status, body = await ask(w, [ASKED, reference(call), result], **now)
+        assert status == 200, body
+        assert re.search(r'"path": *"a"', decode(log.turns()[-1].prompt_ids))
+
+
+async def test_what_looked_like_a_call_where_no_tool_was_offered_stays_text():
+    log = MemoryLog()
+    async with world(engine=numbered(ACT), log=log) as w:
+        _, first = await ask(w, [ASKED])
+    (item,) = first["output"]
+    assert item["type"] == "message"
+    async with world(engine=numbered(), log=log) as w:
+        status, body = await ask(w, [ASKED, reference(item), {"role": "user", "content": "and?"}], tools=[READ])
+        assert status == 200, body
+        assert ACT in decode(log.turns()[-1].prompt_ids)
+
+
+async def test_no_call_reads_more_answers_from_the_log_than_it_may(monkeypatch):
+    monkeypatch.setattr(response_store, "MOST_RESTORED", 2)
+    log = MemoryLog()
+    async with world(engine=numbered(), log=log) as w:
+        first, second, third = [(await ask(w, f"question {number}"))[1]["output"][0] for number in range(3)]
+    on = {"role": "user", "content": "go on"}
+    async with world(engine=numbered(), log=log) as w:
+        status, body = await ask(w, [*map(reference, (first, second, third)), on])
+        assert (status, third["id"] in body["error"]["message"]) == (404, True)
+        assert (await ask(w, [*map(reference, (first, second, third)), on]))[
+            0
+        ] == 200  # the first two are in memory now
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from ostinato.serve.wire.watch import DisconnectWatch
 _NEVER = -100.0  # the least bias that all engines take
 LEAST_SHARE = 16
 """Agents ask for more tokens than there are: an answer gets at least 1/16 of the context, and a summary within a call at most."""
+_RECALLED = 16  # turns that are read from the log at once: each holds its whole prompt
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 
@@ -211,7 +212,9 @@ class Prompts:
             return await self._of_completion(asked, request)
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         ours, request = told is not None, cast("ConversationRequest", request)
-        told = previous.conversation(request, asked.caller.user) if told is None else told
+        if told is None:
+            await self.recall(asked)
+            told = previous.conversation(request, asked.caller.user)
         said = asked.exchange.received
         if told is not request.conversation:  # it goes on from an answer that is kept, or from a summary
             said += sum(message.chars for message in told.messages)
@@ -252,6 +255,20 @@ class Prompts:
         if not ours:
             self._follow_ups.note(tenant, question, purpose)
         return self._remembering(tenant, request, question, asks, conversation.block if ours else None)
+
+    async def recall(self, asked: CallContext) -> None:
+        """Read items of earlier answers from the log: those that the request refers to and that are not in memory."""
+        tenant, user = asked.caller.tenant, asked.caller.user
+        previous = self._previous[tenant]
+        missing = previous.missing(asked.request, user)
+        answers = [*missing]
+        for first in range(0, len(answers), _RECALLED):
+            names = [(f"{answer}:0",) for answer in answers[first : first + _RECALLED]]
+            for turn in await self._parts.log.find(Turn, names):
+                if (turn.tenant, turn.user) == (tenant, user):
+                    items = missing[turn.id.removesuffix(":0")]
+                    restore = partial(previous.restore, turn, items, asked.request, self._parts.renderer)
+                    await self._thread.run(tenant, len(turn.text) // PER_PARSED, restore)
 
     async def _rendered(
         self,

@@ -514,6 +514,7 @@ class CallHandlers:
         if isinstance(request, CompletionRequest):
             told, edits, (_, scrubber, _) = None, None, await self._prompts.scrub_text(asked, request.prompt)
         else:
+            await self._prompts.recall(asked)
             told = self._previous[asked.caller.tenant].known(cast("ConversationRequest", request), asked.caller.user)
             told, scrubber, _ = await self._prompts.scrubbed(asked, told, told.chars)
             told, edits = await self._prompts.edited(asked.caller.tenant, request, told)

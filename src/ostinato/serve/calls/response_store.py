@@ -1,5 +1,5 @@
 """Earlier answers that a call may refer to by id: whole (`previous_response_id`) or item by item (`item_reference`), kept in memory while
-there is room.
+there is room. Items that are no longer in memory are parsed again from the answer's turn in the log.
 
 Idempotency keys: a repeated call gets the answer of the first, also after a restart.
 
@@ -11,25 +11,28 @@ the next number.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ostinato.core.conversation import CompactionBlock, Conversation, Message
+from ostinato.core.conversation import CompactionBlock, Conversation, Message, Tool
 from ostinato.core.errors import BadRequest, Conflict, NotFound
 from ostinato.core.notices import Forgotten
-from ostinato.core.records import Arm, Turn
-from ostinato.core.seams import Log
+from ostinato.core.records import Arm, Purpose, Turn
+from ostinato.core.seams import Log, Renderer
+from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.dialects.compaction_blocks import block_message
-from ostinato.serve.dialects.dialect import ConversationRequest, Json, Request
+from ostinato.serve.dialects.dialect import ConversationRequest, Counts, Heading, Json, Request, Tokens, Whole
 from ostinato.serve.dialects.items import Memo
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.dialects.responses import ResponsesRequest
+from ostinato.serve.dialects.responses import Responses, ResponsesRequest
 from ostinato.serve.dialects.responses_items import ReferenceMessage, messages_of
 
+MOST_RESTORED = 1_000  # answers that one call may have read from the log
 _OVERHEAD = 500  # the cost of a message or an entry besides its characters, in characters
 
 
@@ -93,6 +96,7 @@ class ResponseStore:
     def __init__(self, budget: int) -> None:
         self._kept = Memo[str, _Kept](budget - budget // 4)
         self._items = Memo[str, _Items](budget // 4)
+        self._forgotten: dict[str | None, float] = {}  # when, by user, None for all of them
 
     def conversation(self, request: ConversationRequest, user: str) -> Conversation:
         """The request's conversation: the messages up to the answer that it names come first, and those of items stand where it refers to
@@ -120,6 +124,29 @@ class ResponseStore:
         before = [message for kept in reversed(steps.values()) for message in kept.said]
         return request.going_on([*before, *own])
 
+    def missing(self, request: Request, user: str) -> Mapping[str, Collection[str]]:
+        """The items that a request refers to and that are not in memory, by the answers that their ids name, at most `MOST_RESTORED`."""
+        missing = defaultdict[str, list[str]](list)
+        for part in request.read.parts if isinstance(request, ResponsesRequest) else ():
+            if isinstance(part, ReferenceMessage) and self._found(part.id, user) is None:
+                answer = _answer_of(part.id)
+                if answer in missing or len(missing) < MOST_RESTORED:
+                    missing[answer].append(part.id)
+        return missing
+
+    def restore(self, turn: Turn, ids: Collection[str], request: Request, renderer: Renderer) -> None:
+        """Keep the items of an answer again, parsed from its turn, if those with these ids are among them. `request`: offers the tools."""
+        forgotten = max(self._forgotten.get(turn.user, -math.inf), self._forgotten.get(None, -math.inf))
+        # of a summary the client got another item, which is not in the log
+        lost = turn.purpose is Purpose.COMPACTION or turn.started_at <= forgotten or not is_whole(turn)
+        if not isinstance(request, ResponsesRequest) or lost:
+            return
+        items = next((items for items in _parsed_items(turn, request, renderer) if _ids(items).issuperset(ids)), None)
+        if items is not None:
+            self._items.put(
+                turn.id.rpartition(":")[0], _Items(turn.user, items), cost=len(turn.text) + _OVERHEAD * (1 + len(items))
+            )
+
     def known(self, request: ConversationRequest, user: str) -> Conversation:
         """The same without what is no longer kept."""
         with suppress(PreviousGone, ItemGone):
@@ -143,7 +170,8 @@ class ResponseStore:
             self._keep(request, id, _Kept(user, None, told), told)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop the answers of somebody who was forgotten."""
+        """Drop the answers of somebody who was forgotten, for good."""
+        self._forgotten[row.user] = row.at
         self._kept.drop(lambda kept: row.covers((row.tenant, kept.user)))
         self._items.drop(lambda items: row.covers((row.tenant, items.user)))
 
@@ -169,15 +197,50 @@ class ResponseStore:
 
     def _item(self, id: str, user: str) -> Sequence[Message]:
         """The messages of an item of an answer to this user. Raises ItemGone."""
-        items = self._items.get(_answer_of(id))
-        if items is not None and items.user == user and (found := items.messages(id)) is not None:
+        found = self._found(id, user)
+        if found is not None:
             return found
         raise ItemGone(
-            f"Item with id {id[:200]!r} not found. Items are not persisted when `store` is set to false, and otherwise kept in memory, "
-            "until the server restarts or needs the room (serve.previous_chars). Send the item itself, which the AI SDK does with "
-            "`store` set to false, or remove it from your input.",
+            f"Item with id {id[:200]!r} not found. Items are not persisted when `store` is set to false, and a summary, or the answer of "
+            "a stream that was broken off, is kept in memory only. Send the item itself, which the AI SDK does with `store` set to "
+            "false, or remove it from your input.",
             field="input",
         )
+
+    def _found(self, id: str, user: str) -> Sequence[Message] | None:
+        """The messages of an item in memory; None if it is not there, or is somebody else's."""
+        items = self._items.get(_answer_of(id))
+        return items.messages(id) if items is not None and items.user == user else None
+
+
+def _parsed_items(turn: Turn, request: ResponsesRequest, renderer: Renderer) -> Iterator[list[Json]]:
+    """A turn's items as a body lists them, then as a stream does, which begins another where text follows a call. None if other calls are
+    parsed than when it was sampled.
+    """
+    id, calls = turn.id.rpartition(":")[0], turn.calls
+    tools = {tool.name: tool for tool in request.conversation.tools}
+    missing = {call.name for call in calls or () if call.name not in tools}
+    offered = (*tools.values(), *(Tool(name=name, description="", parameters={}) for name in missing))
+    told = Conversation(messages=(), tools=() if calls == () else offered)
+    parser = AnswerParser(renderer.reader(told, turn.id), one_call=calls is not None and len(calls) == 1)
+    pieces = parser.take(turn.text, last=True)
+    if calls is not None and parser.parsed_calls() != calls:
+        return
+    heading = Heading(id=id, created=turn.started_at, model="", choices=1, prompt_tokens=0, count_usage=False)
+    counts, nothing = Counts(prompt=0, answer=0), Tokens((), ())
+    items: dict[str, list[Json]] = {}
+    body = Responses(heading, request.offered, told=items)
+    body.body([Whole(message=parser.message(), tokens=nothing, finish=turn.finish)], counts, {})
+    yield items.pop(id)
+    stream = Responses(heading, request.offered, told=items)
+    stream.opening()
+    stream.delta(0, pieces, nothing)
+    stream.ending(0, turn.finish, "", (counts, {}))
+    yield items.pop(id)
+
+
+def _ids(items: Sequence[Json]) -> set[str]:
+    return {item["id"] for item in items}
 
 
 def _answer_of(item: str) -> str:
