@@ -178,9 +178,10 @@ class SharedDraws(World):
 
     def __init__(self, seed, items, config):
         super().__init__(seed, items, config)
-        self.judged, self.shared, self.first, self.shipped = 0, {}, None, None
+        self.judged, self.shared, self.first, self.shipped, self.anchor = 0, {}, None, None, None
 
     def added(self, side, version, held, draws):
+        side = "anchor" if version is self.anchor and side == "live" else side
         if side in ("best", "anchor"):
             key = side, id(version), held, draws
             if key not in self.shared:
@@ -194,6 +195,7 @@ class SharedDraws(World):
         return new_I
 
     def judge(self, candidate, live, best, anchor):
+        self.anchor = anchor
         report = super().judge(candidate, live, best, anchor)
         once = report.verdict is Verdict.SHIP and report.draws == self.config.first_draws
         self.shipped = self.first if once else None
@@ -236,6 +238,26 @@ def test_a_loss_of_the_total_margin_ships_as_often_whether_draws_are_shared_or_n
             world = make(seed, 400, config)
             anchor, best, live = world.version(0.0), world.version(0.0), world.version(-0.03)
             verdicts = [world.judge(world.version(-0.03), live, best, anchor).verdict for _ in range(10)]
+            passed.append(verdicts.count(Verdict.SHIP) / 10)
+        rates[make] = np.mean(passed), np.std(passed) / np.sqrt(len(passed))
+    (fresh, _), (shared, error) = rates[World], rates[SharedDraws]
+    assert 0 < fresh <= 0.2 + slack(0.2, 800)
+    assert shared <= fresh + 3 * error
+    assert error < 0.04, "else it shows nothing"
+
+
+def test_a_loss_of_the_margin_ships_as_often_where_live_is_the_anchor_and_shares_its_draws():
+    config = GateConfig(alpha=0.2, margin=0.03, total_margin=0.9, candidates_per_week=1)
+    rates = {}
+    for make in (World, SharedDraws):
+        passed = []
+        for seed in range(80):
+            world = make(seed, 400, config)
+            live = world.version(0.0)
+            verdicts = []
+            for _ in range(10):
+                verdicts.append(world.judge(world.version(-0.03), live, live, live).verdict)
+                world.shipped = None  # the operator keeps the anchor
             passed.append(verdicts.count(Verdict.SHIP) / 10)
         rates[make] = np.mean(passed), np.std(passed) / np.sqrt(len(passed))
     (fresh, _), (shared, error) = rates[World], rates[SharedDraws]

@@ -6,7 +6,7 @@ its draws hold for several candidates. Nine of ten of its answers differ from a 
 error grows by a tenth to a fifth.
 
 Where sampling takes longer than training, `gate.share_draws` has the best release share its draws as well, other ones than it was chosen
-by, and the first candidate after a release meets live as it was drawn when it shipped, unless it took more than one look. These draws
+by, also where live is that release or the anchor. The first candidate after a release meets live as it was drawn when it shipped, unless it took more than one look. These draws
 overestimate live, so a loss passes no more often. They are used once: kept until live is replaced, a lucky release would block all after
 it, and drawn again after each block, only unlucky draws would last.
 """
@@ -89,9 +89,11 @@ class Evaluation:
         chosen = {runner.suite.name: self._select(runner.suite) for runner in (*self._runners, *self._aside)}
         slots = self._slots(candidate, against)
         draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
-        own = {candidate.hash, against.live.hash}
-        if against.best is not None and not self._gate.share_draws:
-            own.add(against.best.hash)
+        best = set() if against.best is None else {against.best.hash}
+        if self._gate.share_draws:
+            own = {candidate.hash} | ({against.live.hash} - {against.anchor.hash} - best)
+        else:
+            own = {candidate.hash, against.live.hash} | best
         for runner in self._runners:
             for policy, slot in slots.values():
                 draw = self._draw if policy.hash in own else self._draw_shared
