@@ -97,3 +97,23 @@ async def test_two_gateways_lose_double_and_confuse_nothing(in_postgres):
         assert set(rewards) >= set(signals)
         found = await recount(log)
         assert found.balanced, found
+
+
+async def test_an_item_that_one_gateway_answered_can_be_referred_to_at_the_other(in_postgres):
+    record = in_postgres()
+    async with AsyncExitStack() as stack:
+        here, there = [await host(stack, name, record) for name in ("one", "two")]
+
+        async def respond(session, user, *items):
+            body = {"model": "m", "user": user, "input": [*items, {"role": "user", "content": "say"}]}
+            async with session.post("/v1/responses", json=body) as response:
+                return response.status, await response.json()
+
+        _, first = await respond(here, "ann")
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        status, second = await respond(there, "ann", reference)
+        assert (status, second["output"][0]["content"][0]["text"]) == (200, "two 0")
+        assert (await respond(there, "bob", reference))[0] == 404
+    with PostgresLog.open(record) as log:
+        _, continued = [row for _, row in await read(log) if isinstance(row, Turn)]
+        assert "one 0" in ByteRenderer().decode(continued.prompt_ids)
