@@ -1,4 +1,5 @@
-"""The gateway: OpenAI-compatible HTTP in front of an engine. Captures every call, takes feedback and deals users to arms.
+"""The gateway: an OpenAI- and Anthropic-compatible HTTP server in front of an engine. It captures every call, takes feedback and assigns
+users to arms.
 
 This module builds the parts and maps paths to handlers: model calls are in `calls/`, feedback in `feedback/`, HTTP in `wire/`.
 """
@@ -52,13 +53,13 @@ from ostinato.serve.wire.origins import Origins
 # ---------------------------------------------------------------- health, models, metrics
 
 
-# vLLM's, OpenRouter's, Groq's, Mistral's and Anthropic's
+# the names of the field in vLLM, OpenRouter, Groq, Mistral and Anthropic
 _CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServerInfo:
-    """The handlers of the read-only routes."""
+    """Handlers of the read-only routes: models, health and metrics."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -86,9 +87,10 @@ class ServerInfo:
         await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when calls can be answered, else 503. The model, the slots and the reason need a key, if there are any.
+        """`GET /health`: 200 when calls can be answered, else 503. If keys are configured, model, slots and reason are shown only with a
+        key.
 
-        A tenant is not told of other tenants' branches.
+        A tenant does not see the branches of other tenants.
         """
         loaded = self._parts.engine.slots()
         who = self._parts.keys.known(exchange.headers)
@@ -110,8 +112,8 @@ class ServerInfo:
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
 
     async def numbers(self, exchange: Exchange) -> None:
-        """`GET /metrics`, for Prometheus: all metrics for an operator, with the metrics key, or if no keys are configured; else only the
-        tenant's own.
+        """`GET /metrics` in Prometheus' text format. Operators, the metrics key, and a server without keys get all metrics; a tenant gets
+        its own.
         """
         keys = self._parts.keys
         tenant = None
@@ -125,7 +127,7 @@ class ServerInfo:
 
 
 def _card(name: str, made: float, context: int) -> dict[str, Any]:
-    """A model as the model lists of OpenAI and Anthropic describe it, and under the other names by which agents look for its context."""
+    """A model as OpenAI's and Anthropic's model lists describe it, with its context length under every name that agents look for."""
     return {
         "id": name,
         "object": "model",
@@ -142,7 +144,7 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
 
 
 def _abilities(*, forms: bool) -> dict[str, Any]:
-    """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
+    """The model's capabilities, as in Anthropic's model list. `forms`: answers can be constrained to a JSON schema."""
     no, yes = {"supported": False}, {"supported": True}
     edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), yes)
     return {
@@ -165,11 +167,11 @@ COUNT_PATH = "/v1/messages/count_tokens"
 SCORE_PATH = "/v1/worlds/score"
 
 Page = Callable[[Visitors], Sequence[BaseRoute]]
-"""Makes the routes of the page, given the gateway's `Visitors`, which identify the page's visitors."""
+"""Makes the routes of the web page, given the `Visitors` that identify who is looking at it."""
 
 
 Watched = Callable[[], Coroutine[None, None, None]]
-"""Runs beside the requests until it is cancelled."""
+"""A background task that runs beside the requests until it is cancelled."""
 
 
 def create_app(
@@ -191,26 +193,30 @@ def create_app(
     trained: Collection[str] = (),
     reader: RequestReader | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. `app.state.metrics.swapped` takes swaps; `app.state.waits` measures how long people wait.
+    """Build the gateway as an ASGI app. Report weight swaps to `app.state.metrics.swapped`; `app.state.waits` measures people's waiting
+    times.
 
     Args:
-        engine: makes tokens; started and stopped by the caller.
-        renderer: messages <-> ids of the same model.
+        engine: samples tokens; started and stopped by the caller.
+        renderer: converts messages to token ids and back, for the same model.
         log: stores turns and signals; opened and closed by the caller.
         config: limits, keys, arms.
         clock: Unix seconds.
         model_name: the name that clients send as `model`.
         admin_keys: operators' keys besides `config.admin_key`.
-        dealer: draws among the arms of `config.auto`; needed if there are any.
-        page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
-        room: the free bytes on the log's disk; None if that is not known.
-        adaptation: leans people's answers; started and closed with the app.
-        styles: deals people's conversations styles; likewise.
-        audit: records wrong keys, and weights that an operator's key chose.
+        dealer: draws among the arms of `config.auto`; required if there are any.
+        page: makes the routes of the web page, which get the same key and origin checks; None: no page.
+        room: returns the free bytes on the log's disk; None if that is unknown.
+        adaptation: personalises answers (steering); started and closed with the app.
+        styles: assigns styles to people's conversations; started and closed with the app.
+        audit: records wrong keys, and weights chosen with an operator's key.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
-        reader: reads long requests in another process; closed with the app. None: they are read here.
-        trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
-    Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
+        trained: the tenants of `config.branches` whose branches are trained; a share of their users stays on live as a holdout.
+        reader: parses long requests in another process; closed with the app. None: they are parsed in this process.
+
+    Raises:
+        BadConfig: unusable keys, a setting for a tenant without a key, a bad control share, an outside arm without its key, Auto without a
+            dealer or under the model's own name.
     """
     keys, visits, watched, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
     parts = Parts(
@@ -221,13 +227,14 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),  # without a key they end with the process
+        # without a key, a random one: the blocks' signatures are then valid until the process ends
+        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         adaptation=adaptation,
         styles=styles,
-        scrubbing=open_scrubbing(privacy, operators[0] if operators else ""),  # all gateways of a run have the key
+        scrubbing=open_scrubbing(privacy, operators[0] if operators else ""),  # the same key in all gateways of a run
         trained=trained,
         reader=reader,
     )
@@ -237,7 +244,7 @@ def create_app(
 def _authentication(
     config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
 ) -> tuple[Keyring, SessionCookies, Watched | None, list[str]]:
-    """The keys, the page's visitors, what keeps both as the file of keys says, if there is one, and the operators' keys."""
+    """The keys, the page's visitors, the task that updates both from the key file (None without one), and the operators' keys."""
     admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
@@ -265,7 +272,7 @@ def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals
 
 
 class GatewayApp(Starlette):
-    """A Starlette app whose plain paths bypass its middleware and routing: each endpoint answers every error itself."""
+    """A Starlette app whose own endpoints bypass middleware and routing: each endpoint turns every error into a response itself."""
 
     def __init__(
         self,
@@ -298,7 +305,7 @@ class GatewayApp(Starlette):
         self.state.waits = parts.people.waits
 
     def deal(self, dealing: Dealing | None) -> None:
-        """Deal users to the arms of a trial from now on, or end the dealing if None."""
+        """Assign users to the arms of a trial from now on; None ends the trial."""
         self._parts.arms.deal(dealing)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -356,7 +363,7 @@ class GatewayApp(Starlette):
 
     @asynccontextmanager
     async def _life(self, app: Any) -> AsyncGenerator[None]:
-        """Restore past sessions at the start and finish writes at the end. A log that hangs or cannot be read blocks neither."""
+        """Restore past sessions at startup and finish writes at shutdown. A log that hangs or cannot be read blocks neither."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):
@@ -388,7 +395,7 @@ class GatewayApp(Starlette):
                     await each.close()
 
     def _forget(self, row: Forgotten) -> None:
-        """Drop what is kept in memory of somebody who was forgotten."""
+        """Drop everything held in memory about a forgotten user."""
         self._calls.forget(row)
         self._intake.forget(row)
 
