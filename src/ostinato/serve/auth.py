@@ -339,9 +339,8 @@ class KeyFile:
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._read = self._seen = _stamp(
-            config.api_keys_file
-        )  # taken before the keys are read, so that no change is missed
+        # taken before the keys are read, so that no change is missed
+        self._read = self._seen = _stamp(config.api_keys_file)
         self._refused = ""
         self.keys = client_keys(config.api_keys, config.api_keys_file)
 

@@ -1,7 +1,8 @@
 """Handles all calls that sample, in every dialect.
 
-Data flow of a call: key and quota -> body -> typed request -> a place among the calls in progress -> user, arm and weights ->
-an earlier answer under the same idempotency key, if any -> prompt ids -> engine -> turn in the log -> end of the answer.
+Steps of a call: identify the sender and charge the quota -> read the body -> parse the request -> reserve capacity -> find user, arm and
+weights -> replay the answer stored under the same idempotency key, if any -> render the prompt ids -> sample -> write the turn to the log
+-> send the end of the answer.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `intake` is told of each turn in the log, and of turns whose words will not be stored before they are sampled;
-    `follow_ups` is given people's next messages; `choices` are what people allow.
+    """Answers model calls.
+
+    `intake` gets each turn that is in the log, and beforehand the ids of turns that will not be stored. `follow_ups` gets people's next
+    messages. `choices` holds people's consent.
     """
 
     def __init__(self, parts: Parts, intake: Intake, follow_ups: FollowUps, choices: ConsentChoices) -> None:
@@ -85,7 +88,7 @@ class CallHandlers:
         self._senders = Senders(parts, choices)
         budget = config.session_tokens // len(tenants)
         self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
-        read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
+        read = 0 if self._masks else config.history_bytes // len(tenants)  # never cache messages that must be masked
         self._items = {tenant: ReadItems(read) for tenant in tenants}
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
@@ -97,7 +100,7 @@ class CallHandlers:
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
     def restore(self, turn: Turn) -> None:
-        """Restore state from a turn of an earlier process; call it with the oldest turns first."""
+        """Restore state from a turn of an earlier process. Call it with the oldest turn first."""
         if turn.tenant in self._sessions:
             self._sessions[turn.tenant].restore(turn)
         self._repeats.restore(turn)
@@ -105,7 +108,7 @@ class CallHandlers:
             self._parts.deals.restore(turn)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop the conversations of somebody who was forgotten, and their tenant's messages that were read ahead, which name nobody."""
+        """Drop a forgotten user's conversations, and all cached messages of the tenant, which do not name their user."""
         if row.tenant in self._sessions:
             self._sessions[row.tenant].forget(row)
             self._previous[row.tenant].forget(row)
@@ -113,7 +116,7 @@ class CallHandlers:
         self._follow_ups.forget(row)
 
     async def close(self) -> None:
-        """Finish writes, waiting for them no longer than a caller would."""
+        """Finish pending writes, within `store_timeout_s`."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):
@@ -127,7 +130,7 @@ class CallHandlers:
     # ------------------------------------------------------------ before the engine
 
     async def serve(self, route: CallRoute, exchange: Exchange) -> None:
-        """Answer one call. Raises errors that become the response's error body."""
+        """Answer one call. Errors are raised; the exchange turns them into error responses."""
         who, data = await self._received(exchange)
         request = await self._parsed(who.tenant, exchange, data, route.parse)
         caller = self._senders.caller(exchange, who, request.asker, store=request.store)
@@ -151,18 +154,18 @@ class CallHandlers:
                         )
                         await self._once(asked)
                 finally:
-                    exchange.watch = None  # an error is sent without it
+                    exchange.watch = None  # an error response is sent without it
                     self._parts.metrics.calls(-1)
 
     async def _received(self, exchange: Exchange) -> tuple[Principal, bytes]:
-        """Who sends a call, which is charged to them, and its body. Raises Unauthorized, QuotaExceeded, BadRequest, TooLarge."""
+        """Identify the sender, charge the call, and read the body. Raises Unauthorized, QuotaExceeded, BadRequest, TooLarge."""
         who, quotas = self._parts.keys.identify(exchange.headers), self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
         return who, await exchange.body(partial(quotas.count_bytes, who.tenant))
 
     @asynccontextmanager
     async def _admitted(self, caller: Caller) -> AsyncGenerator[Person]:
-        """A call in progress: a person's is tracked, a machine's waits until it may go on."""
+        """Admit a call: a person's call is tracked; a call of a world or of the gate waits for people's calls."""
         if caller.slot is None:
             with self._parts.people.person() as person:
                 yield person
@@ -172,7 +175,7 @@ class CallHandlers:
             yield Person()
 
     async def count(self, exchange: Exchange) -> None:
-        """`POST /v1/messages/count_tokens`: the length of a prompt in tokens. Nothing is sampled or kept."""
+        """`POST /v1/messages/count_tokens`: a prompt's length in tokens. Nothing is sampled or stored."""
         who, data = await self._received(exchange)
         if (counted := await self._counted(who.tenant, data)) is not None:
             self._prompts.check_length(counted.chars, "messages")
@@ -181,7 +184,7 @@ class CallHandlers:
         request = await self._parsed(who.tenant, exchange, data, parse_count)
         conversation = request.conversation
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
-        if self._masks is not None:  # as long as it will be for its user
+        if self._masks is not None:  # count what the model would get
             mask = self._masks.person(who.tenant, ANONYMOUS).conversation
             conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
@@ -196,14 +199,14 @@ class CallHandlers:
         await exchange.reply(200, json_bytes(told))
 
     async def score(self, exchange: Exchange) -> None:
-        """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or kept."""
+        """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or stored."""
         who, data = await self._received(exchange)
         request = await self._parsed(who.tenant, exchange, data, parse_score)
         caller = self._senders.caller(exchange, who, request.asker, store=False)
         if caller.slot is None:
             raise BadRequest("X-Ostinato-Slot must name the weights that score; send it.", field="X-Ostinato-Slot")
         conversation = request.conversation
-        if self._masks is not None:  # as in the call whose answer it might have been
+        if self._masks is not None:  # mask as in the call that may have produced the answer
             mask = self._masks.person(who.tenant, caller.user).conversation
             conversation = await self._thread.run(who.tenant, exchange.received, partial(mask, conversation))
         self._prompts.check_length(conversation.chars + len(request.answer), "messages")
@@ -219,7 +222,7 @@ class CallHandlers:
         await exchange.reply(200, json_bytes({"logprobs": found}))
 
     async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
-        """What a dialect reads in a body. Raises BadRequest, TooLarge."""
+        """Parse a body on the shared thread. Raises BadRequest, TooLarge."""
         config, items, reader = self._parts.config, self._items[tenant], self._parts.reader
 
         def read() -> _T:
@@ -236,7 +239,7 @@ class CallHandlers:
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
     async def _counted(self, tenant: str, data: bytes) -> PromptLength | None:
-        """The length of a long prompt that another process counts whole; None if it must be read here."""
+        """Return a long prompt's length as counted in the reader process; None if it must be counted here."""
         reader = self._parts.reader
         if reader is None or self._masks is not None or len(data) < LONG_CHARS:
             return None
@@ -244,14 +247,14 @@ class CallHandlers:
         return await self._thread.run(tenant, len(data), partial(reader.count, data, most))
 
     async def _once(self, asked: CallContext) -> None:
-        """Answer, from the log if the call is a repeat."""
+        """Answer a call, from the log if its idempotency key was answered before."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
             await self._sample(asked, Try(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
-        if self._masks is not None:  # nobody can find masked values by trying them in the digest
+        if self._masks is not None:  # keyed, so that masked values cannot be guessed from the digest
             more["key"] = self._masks.key(caller.tenant, caller.user).hex()
 
         def digest() -> str:
@@ -268,7 +271,7 @@ class CallHandlers:
     # ------------------------------------------------------------ the answer
 
     async def _sample(self, asked: CallContext, attempt: Try) -> None:
-        """Sample an answer. A prompt that is too long is told in the stream where the dialect does so."""
+        """Sample an answer. If the prompt is too long, send the error in the stream where the dialect does so."""
         overflow = asked.route.overflow
         try:
             await (self._compact if compacts(asked.request) else self._sample_fitting)(asked, attempt)
@@ -276,14 +279,16 @@ class CallHandlers:
             if overflow is None or not asked.request.stream:
                 raise
             heading = self._heading(attempt.id, self._parts.clock(), asked.request, error.prompt)
-            if not asked.exchange.status:  # else a summary was waited for before
+            if not asked.exchange.status:  # else heartbeats during a summary have already sent the head
                 await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
-        """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
+        """Sample an answer. If an outside model fails before any output, draw another of Auto's arms; each attempt leaves a turn in the
+        log.
+        """
         question, failed = await self._prompts.ask(asked), dict[str, OutsideFailed]()
-        # the summary is the client's own, and all of the answer
+        # the client asked for the summary itself, so it is the whole answer
         if attempt.turns and question.purpose is Purpose.COMPACTION:
             await self._repeat(asked, attempt.turns)
             return
@@ -316,9 +321,9 @@ class CallHandlers:
 
     @contextmanager
     def _at_engine(self, asked: CallContext, attempt: Try, capture: Capture) -> Generator[Person]:
-        """The `Person` to notify of tokens. What is sampled is charged to the tenant's quota, and traced; a stored answer is not.
+        """Yield the `Person` to notify of tokens. Sampling is charged to the tenant's quota and traced; a replayed answer is not.
 
-        A person counts from here on; only live waits are timed: lent servers return to live.
+        A person's wait is measured from here on, for the live weights only: servers lent to other work are called back for live traffic.
         """
         call = capture.call
         if capture.stored:
@@ -342,7 +347,7 @@ class CallHandlers:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
     def _chunks(self, question: EnginePrompt, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
-        """The sampled chunks, from the engine or from an outside model."""
+        """Return the sampled chunks, from the engine or from an outside model."""
         deals, conversation = self._parts.deals, question.conversation
         if deals is None or deal is None or deal.release is not Arm.OUTSIDE or conversation is None:
             return self._parts.engine.generate(call.request())
@@ -351,10 +356,10 @@ class CallHandlers:
     # ------------------------------------------------------------ summaries
 
     async def _compact(self, asked: CallContext, attempt: Try) -> None:
-        """Answer a request for a summary with a signed block. A summary that cannot be used is a turn, too, and another is sampled, under
-        the next id; a repeat of the call finds them all again.
+        """Answer a request for a summary with a signed block. An unusable summary is stored as a turn, too, and another is sampled under
+        the next id; a repeated call finds them all.
 
-        Raises CompactionUnavailable if none can be used.
+        Raises CompactionUnavailable if no summary is usable.
         """
         question = await self._prompts.ask(asked)
         ids, found = await self._tried(asked, attempt, question, self._episode(asked, question))
@@ -369,9 +374,9 @@ class CallHandlers:
         return asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
 
     async def _is_full(self, asked: CallContext, question: EnginePrompt) -> bool:
-        """True if the call is to begin with a summary, as its client wishes for long prompts.
+        """Return True if the call must begin with a summary: its client asked for compaction and the prompt has reached the trigger.
 
-        Raises BadRequest for a trigger that would have a conversation summarised again and again, and one that was so too often.
+        Raises BadRequest if the trigger would make every call summarise again, or the conversation was summarised too often.
         """
         wish, config = in_call(asked.request), self._parts.config
         if wish is None or question.told is None or question.purpose is Purpose.COMPACTION:
@@ -394,7 +399,7 @@ class CallHandlers:
         empty = begun_with(question.told, CompactionBlock(content="", token=""))
         work = partial(self._prompts.tokens, empty)
         fixed = await self._thread.run(asked.caller.tenant, empty.chars + PART_CHARS * empty.parts, work)
-        share = self._context // LEAST_SHARE  # of the summary, and of the answer at least
+        share = self._context // LEAST_SHARE  # most tokens of the summary, and fewest of the answer
         if fixed + share >= trigger or fixed + share + min(asked.request.budget or share, share) > self._context:
             raise BadRequest(
                 f"Instructions and tools take {fixed} tokens, and a summary up to {share}: the conversation would be summarised at "
@@ -404,8 +409,9 @@ class CallHandlers:
         return True
 
     async def _shortened(self, asked: CallContext, attempt: Try, question: EnginePrompt) -> EnginePrompt | None:
-        """The question in the window that begins with a summary of its conversation, sampled now or by an earlier try; None if the
-        summary is all of the answer, and sent. Where no summary could be used the question stays, and says so.
+        """Return the question with the conversation replaced by its summary, which is sampled now or was by an earlier try. None if the
+        summary was the whole answer and is sent. If no summary is usable, the question is returned unchanged but for `compacted`, which
+        says so.
 
         Raises CompactionUnavailable, CompactionRefused.
         """
@@ -430,18 +436,18 @@ class CallHandlers:
             return None
         attempt.again()
         after = await self._prompts.ask(asked, begun_with(told, block), summary, question.style)
-        # the client said what it said in the window before
+        # the client's own words belong to the window before the summary
         heard = {"answered": question.answered, "left": question.left}
         return replace(after, edits=question.edits, compacted=compacted, tries=ids, **heard)
 
     async def _tried(
         self, asked: CallContext, attempt: Try, question: EnginePrompt, episode: str
     ) -> tuple[list[str], tuple[Capture, Answer, str] | None]:
-        """Sample summaries until one can be used. Returns the ids of their turns, and the one that can; None if none can."""
+        """Sample summaries until one is usable. Return the ids of all their turns, and the usable one (None if there is none)."""
         repeated, ids, tried = bool(attempt.turns), list[str](), 0
         while tried < _SUMMARY_TRIES:
             if turns := await self._stored(attempt) if repeated else []:
-                # the answer, after summaries of which none could be used
+                # an earlier try ended here with the answer, after unusable summaries only
                 if turns[0].purpose is not Purpose.COMPACTION:
                     break
                 capture, chunks = self._stored_capture(turns), played(turns)
@@ -458,7 +464,7 @@ class CallHandlers:
         return ids, None
 
     async def _stored(self, attempt: Try) -> list[Turn]:
-        """The turn that an earlier try left under this id, or the first id after it that has a whole answer; [] if there is none."""
+        """Return the turn stored by an earlier try under this id, or under the first later id with a whole answer; [] if there is none."""
         while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not is_whole(turns[0]):
             attempt.again()
         return turns
@@ -466,7 +472,7 @@ class CallHandlers:
     async def _summarise(
         self, asked: CallContext, attempt: Try, capture: Capture, chunks: AsyncIterator[Chunk], question: EnginePrompt
     ) -> tuple[Answer, str]:
-        """Sample a summary, or play a stored one. Returns its text, "" if it cannot be used: empty, cut off, or with a call."""
+        """Sample a summary, or replay a stored one. Return its text; "" if it is unusable: empty, cut off, or with a tool call."""
         conversation = cast("Conversation", question.conversation)
         parser = self._reading(conversation, capture.call.turn_ids()[0])
         try:
@@ -480,11 +486,11 @@ class CallHandlers:
         with_calls.take("".join(choice.text), last=True)
         usable = choice.finish is Finish.STOP and not with_calls.parsed_calls()
         text = parser.message().text.strip() if usable else ""
-        # the block is the client's own: with its values, which are masked again when it comes back
+        # the client keeps the block, so it contains the client's real values; they are masked again when it comes back
         return answer, text if question.scrubber is None else unmasked(text, question.scrubber.values)
 
     def _signed(self, asked: CallContext, call: Call, text: str) -> tuple[CompactionBlock, SummaryTurn]:
-        """The block of a summary, and the turn that wrote it."""
+        """Return a summary's signed block, and the turn that wrote it."""
         scope, route, turn = asked.scope, asked.route, call.turn_ids()[0]
         number = 0 if call.window is None else call.window.number
         summary = SummaryTurn(turn=turn, episode=call.episode, number=number, by=WindowMaker.GATEWAY)
@@ -496,7 +502,7 @@ class CallHandlers:
     async def _hand_over(
         self, asked: CallContext, question: EnginePrompt, capture: Capture, answer: Answer, block: CompactionBlock
     ) -> None:
-        """Send a summary as the dialect shapes it."""
+        """Send a summary in the dialect's form."""
         call, route = capture.call, asked.route
         assert route.compacted is not None, "no other route asks for summaries"
         if call.consent is not Consent.NEVER:
@@ -504,10 +510,10 @@ class CallHandlers:
         heading = self._heading(call.id, call.started_at, asked.request, len(call.prompt_ids), question)
         data = route.compacted(asked.request, heading, block, answer.counts(), answer.ostinato())
         await answer.deliver(data, stream=bool(asked.request.stream))
-        self._deliveries.note(question.tries)  # those that could not be used have ended, too, and are learned from
+        self._deliveries.note(question.tries)  # the unusable ones have ended, too, and are trained on
         self._parts.metrics.delivered(call.tenant, 1)
 
-    # ------------------------------------------------------------ both
+    # ------------------------------------------------------------ sampled or replayed
 
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
@@ -591,11 +597,14 @@ class CallHandlers:
     def _call(
         self, asked: CallContext, id: str, episode: str, question: EnginePrompt, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
-        """The call, and Auto's deal if it drew one. All refusals come before the draw, so every draw belongs to a call that is made."""
+        """Return the call, and Auto's deal if it drew one. Every refusal comes before the draw, so each logged draw belongs to a real
+        call.
+        """
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
         told = question.conversation
-        within = told is not None and told.summarises and not compacts(request)  # then the limits are the operator's
+        # the gateway's own summary: the operator's limits apply
+        within = told is not None and told.summarises and not compacts(request)
         wanted = self._context // LEAST_SHARE if within else request.budget
         least = least_answer(request, told, self._context)
         if room < least:
@@ -604,7 +613,7 @@ class CallHandlers:
         if placement is None:
             placement, deal = draw_arm(self._parts, caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        if question.purpose is Purpose.COMPACTION:  # an agent whose summary is cut off cannot go on
+        if question.purpose is Purpose.COMPACTION:  # a truncated summary would stop the agent
             default = max(default, self._context // LEAST_SHARE)
         said = request.sampling(min(wanted or default, room))
         asked_for = constrained(replace(said, stop=()) if within else said, question)
@@ -642,7 +651,7 @@ class CallHandlers:
             style=question.style,
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
-            secret=question.secret and caller.slot is None,  # of a rollout or an evaluation no person is part
+            secret=question.secret and caller.slot is None,  # rollouts and evaluations involve no person
             finds=None if caller.slot or self._masks or (hold := self._parts.scrubbing) is None else hold.finds,
         )
         return call, deal

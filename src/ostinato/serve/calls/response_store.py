@@ -1,11 +1,11 @@
-"""Earlier answers that a call may refer to by id: whole (`previous_response_id`) or item by item (`item_reference`), kept in memory while
-there is room.
+"""Earlier answers that a call may refer to by id, as a whole (`previous_response_id`) or item by item (`item_reference`), in a bounded
+cache.
 
-Idempotency keys: a repeated call gets the answer of the first, also after a restart.
+Also idempotency keys: a repeated call gets the answer of the first, even after a restart.
 
-The call's id is derived from tenant, key and body, so the turns of an earlier try can be found in the log by their ids. After a try
-that left no complete answer (the client went away, the engine failed, the process was killed between two choices), the next try gets
-the next number.
+The call's id is derived from tenant, key and body, so the turns of an earlier attempt can be found in the log by id. After an attempt that
+left no complete answer (the client disconnected, the engine failed, the process was killed between two choices), the next attempt gets the
+next number.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses import ResponsesRequest
 from ostinato.serve.dialects.responses_items import ReferenceMessage, messages_of
 
-_OVERHEAD = 500  # the cost of a message or an entry besides its characters, in characters
+_OVERHEAD = 500  # memory cost of a message or an entry besides its characters, in characters
 
 
 class PreviousGone(BadRequest):
-    """The named previous answer is not in memory."""
+    """The referenced previous answer is not in memory."""
 
     code = "previous_response_not_found"
 
 
 class ItemGone(NotFound):
-    """The named item of an earlier answer is not in memory, or somebody else's, which is told alike."""
+    """The referenced item is not in memory, or belongs to somebody else; the client cannot tell which."""
 
     code = "item_not_found"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The messages that a call of `user` added after the answer `before`: its input and its own answer. `named`: the ids of the items of
-    other answers that are among them.
+    """The messages that a call of `user` added after the answer `before`: its input and its own answer. `named`: the ids of referenced
+    items among them.
     """
 
     user: str
@@ -63,29 +63,29 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Items:
-    """The items of an answer to `user`, as they were told, to which the answer's writer may still add."""
+    """The items of an answer to `user`, as sent to the client. The answer's writer may still append to `told`."""
 
     user: str
     told: list[Json]
     _read: dict[str, tuple[Message, ...]] = field(default_factory=dict[str, tuple[Message, ...]])
 
     def messages(self, id: str) -> tuple[Message, ...] | None:
-        """The messages of an item, the same objects each time; None if there is no such item."""
+        """Return an item's messages, the same objects each time; None if there is no such item."""
         if len(self._read) < len(self.told):
             self._read = {item["id"]: messages_of(item) for item in self.told}
         return self._read.get(id)
 
 
 class ResponseStore:
-    """One tenant's answers by id, each linked to the answer before it, and their items. The least recently used are dropped. An answer
-    that is kept holds what its call referred to, and needs no item.
+    """One tenant's answers by id, each linked to the one before it, and their items, in an LRU cache. A stored answer holds copies of all
+    items that its call referred to.
 
     Args:
-        budget: about how many characters are held at most: a quarter for items, which so outlive the long inputs of their calls.
+        budget: approximate limit in characters. A quarter is for items, which thereby outlive the long inputs of their calls.
 
     Example::
 
-        conversation = previous.conversation(request, "ann")  # what its answer named is before what it says
+        conversation = previous.conversation(request, "ann")  # the messages up to the referenced answer, then the request's own
         ...  # the answer is sampled and stored as a turn
         previous.keep(request, turn, answer)
     """
@@ -95,14 +95,14 @@ class ResponseStore:
         self._items = Memo[str, _Items](budget // 4)
 
     def conversation(self, request: ConversationRequest, user: str) -> Conversation:
-        """The request's conversation: the messages up to the answer that it names come first, and those of items stand where it refers to
-        them. An item that is there already is not repeated.
+        """Return the request's full conversation: first the messages up to the answer that it refers to, then its own, with referenced
+        items in place. An item that is already there is not repeated.
 
         Raises PreviousGone, ItemGone, BadRequest.
         """
         if not isinstance(request, ResponsesRequest) or not request.refers:
             return request.conversation
-        # the first answer is asked for last, so that of a conversation the newest answers are dropped first
+        # this touches a conversation's first answer last, so that its newest answers are evicted first
         steps, read = dict(self._back(request.previous_response_id)), request.read
         there = {id for kept in steps.values() for id in kept.named}
         own, named = list[Message](), list[str]()
@@ -110,18 +110,18 @@ class ResponseStore:
             if not isinstance(part, ReferenceMessage):
                 own.append(part)
                 continue
-            # also of one that is there: others' ids and wrong ones are always refused
+            # looked up even if it is there already, so that foreign and wrong ids are always refused
             found = self._item(part.id, user)
             if part.id not in there and _answer_of(part.id) not in steps:
                 there.add(part.id)
                 named.append(part.id)
                 own += found
-        read.parts, read.named = own, [*read.named, *named]  # so that what is kept of the call needs no item
+        read.parts, read.named = own, [*read.named, *named]  # the stored call then depends on no item
         before = [message for kept in reversed(steps.values()) for message in kept.said]
         return request.going_on([*before, *own])
 
     def known(self, request: ConversationRequest, user: str) -> Conversation:
-        """The same without what is no longer kept."""
+        """Like `conversation`, but without what is no longer in memory."""
         with suppress(PreviousGone, ItemGone):
             return self.conversation(request, user)
         return request.conversation
@@ -129,7 +129,7 @@ class ResponseStore:
     def keep(
         self, request: ConversationRequest, turn: Turn, answer: Message, block: CompactionBlock | None = None
     ) -> None:
-        """Keep an answer, and the summary that the call began with, unless the client sent `store` false or the answer is incomplete."""
+        """Store an answer, with the summary that the call began with, unless `store` is false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
         read, told = request.read, (*([] if block is None else [block_message(block)]), answer)
@@ -137,25 +137,27 @@ class ResponseStore:
         self._keep(request, turn.id.rpartition(":")[0], kept, told)
 
     def keep_block(self, request: Request, id: str, user: str, block: CompactionBlock) -> None:
-        """Keep a summary, with which a conversation that goes on from this answer begins."""
+        """Store a summary as the beginning of conversations that continue from this answer."""
         if isinstance(request, ResponsesRequest) and request.store is not False:
             told = (block_message(block),)
             self._keep(request, id, _Kept(user, None, told), told)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop the answers of somebody who was forgotten."""
+        """Drop a forgotten user's answers."""
         self._kept.drop(lambda kept: row.covers((row.tenant, kept.user)))
         self._items.drop(lambda items: row.covers((row.tenant, items.user)))
 
     def _keep(self, request: ResponsesRequest, id: str, kept: _Kept, told: Sequence[Message]) -> None:
-        """Keep an answer that consists of the messages `told`. Its last items may be written after this, so their size is that of these."""
+        """Store an answer that consists of the messages `told`. Its items may not be written yet, so their size is estimated from
+        `told`.
+        """
         self._kept.put(id, kept, cost=kept.cost)
         items = _Items(kept.user, request.told.setdefault(id, []))
         parts = sum(bool(message.text) + bool(message.reasoning) + len(message.calls) for message in told)
         self._items.put(id, items, cost=sum(message.chars for message in told) + _OVERHEAD * (1 + parts))
 
     def _back(self, id: str | None) -> Iterator[tuple[str, _Kept]]:
-        """The answers of a conversation, the last one first. Raises PreviousGone."""
+        """Yield the answers of a conversation, the last one first. Raises PreviousGone."""
         while id is not None:
             kept = self._kept.get(id)
             if kept is None:
@@ -168,7 +170,7 @@ class ResponseStore:
             id = kept.before
 
     def _item(self, id: str, user: str) -> Sequence[Message]:
-        """The messages of an item of an answer to this user. Raises ItemGone."""
+        """Return the messages of an item of an answer to this user. Raises ItemGone."""
         items = self._items.get(_answer_of(id))
         if items is not None and items.user == user and (found := items.messages(id)) is not None:
             return found
@@ -181,7 +183,7 @@ class ResponseStore:
 
 
 def _answer_of(item: str) -> str:
-    """The id of the answer that an item's id names, as `Responses` writes them; any other text for other ids."""
+    """Return the id of the answer from an item's id as written by `Responses`; an arbitrary text for other ids."""
     kind, _, rest = item.partition("_")
     return rest if kind == "cmp" else rest.rpartition("_")[0]
 
@@ -190,7 +192,7 @@ def _answer_of(item: str) -> str:
 
 
 _MOST_TRIES = 64
-_NAME_CHARS = 24  # fewer than an id without a key has
+_NAME_CHARS = 24  # shorter than the random part of an id without a key
 
 
 class KeyReused(BadRequest):
@@ -202,7 +204,7 @@ class KeyReused(BadRequest):
 
 @dataclass(slots=True, kw_only=True)
 class Try:
-    """One try at a call: its id, the turns of an earlier try that answered it (if any), and the writes that it has begun."""
+    """One attempt at a call: its id, the turns of an earlier attempt that answered it (if any), and the writes that it has begun."""
 
     base: str
     number: int = 0
@@ -211,11 +213,11 @@ class Try:
 
     @property
     def id(self) -> str:
-        """The prefix of its turns' ids."""
+        """The prefix of this attempt's turn ids."""
         return f"{self.base}-{self.number}" if self.number else self.base
 
     def again(self) -> None:
-        """Go on under the next id, because the turns under this id record a failure."""
+        """Advance to the next id, because the turns under this one record a failure."""
         self.number += 1
 
 
@@ -224,7 +226,7 @@ class IdempotencyKeys:
 
     Args:
         log: holds the earlier answers.
-        remembered: how many of a tenant's keys are remembered with their bodies.
+        remembered: how many of each tenant's keys are remembered with their bodies.
 
     Example::
 
@@ -241,7 +243,8 @@ class IdempotencyKeys:
 
     @asynccontextmanager
     async def attempt(self, kind: str, tenant: str, key: str, shape: str, n: int) -> AsyncGenerator[Try]:
-        """Wait for other calls under the same key, then look for their answer. `shape`: a digest of the body (`body_digest`).
+        """Wait for other calls under the same key, then look for their answer. `shape`: the `body_digest`.
+
         Raises KeyReused, Conflict.
         """
         name = _digest(_NAME_CHARS, tenant.encode(), key.encode())
@@ -249,14 +252,14 @@ class IdempotencyKeys:
         _claim(bodies, name, shape)
         while name in self._open:
             await asyncio.shield(self._open[name])
-            _claim(bodies, name, shape)  # the call before may have left nothing, and with it the key
+            _claim(bodies, name, shape)  # again, since a call that left nothing has released the key
         ended = self._open[name] = asyncio.get_running_loop().create_future()
         attempt = Try(base=f"{kind}-{name}-{shape}")
         try:
             attempt.turns = await self._find(attempt, n)
             yield attempt
         finally:
-            # the try left nothing, so the key may be used with another body
+            # nothing was written, so the key may be used with another body
             if not attempt.turns and not attempt.writes:
                 bodies.pop(name, None)
             self._release(name, ended, [write for write in attempt.writes if not write.done()])
@@ -264,7 +267,7 @@ class IdempotencyKeys:
                 bodies.popitem(last=False)
 
     def restore(self, turn: Turn) -> None:
-        """Remember the key of a call that was read from the log."""
+        """Remember the key of a call read from the log."""
         parts = turn.id.partition(":")[0].split("-")
         if len(parts) >= 3 and len(parts[1]) == _NAME_CHARS and self._remembered:
             bodies = self._bodies[turn.tenant]
@@ -273,7 +276,7 @@ class IdempotencyKeys:
                 bodies.popitem(last=False)
 
     async def _find(self, attempt: Try, n: int) -> list[Turn]:
-        """Advance `attempt` to the try that was answered and return its turns, or to the first number without turns and return []."""
+        """Advance `attempt` to the number that was answered and return its turns, or to the first without turns and return []."""
         for _ in range(_MOST_TRIES):
             turns = await self._log.find(Turn, [(f"{attempt.id}:{index}",) for index in range(n)])
             if not turns or (len(turns) == n and all(is_whole(turn) for turn in turns)):
@@ -282,7 +285,7 @@ class IdempotencyKeys:
         raise Conflict(f"{_MOST_TRIES} tries under this Idempotency-Key ended without an answer; make a new key.")
 
     def _release(self, name: str, ended: asyncio.Future[None], writes: list[asyncio.Future[Any]]) -> None:
-        """Let the next call in, once none of this try's writes can still reach the log."""
+        """Let the next call in once none of this attempt's writes is pending."""
         if writes:
             writes[0].add_done_callback(lambda _: self._release(name, ended, [w for w in writes if not w.done()]))
             return
@@ -292,7 +295,7 @@ class IdempotencyKeys:
 
 
 def _claim(bodies: OrderedDict[str, str], name: str, shape: str) -> None:
-    """Remember the body under a key. Raises KeyReused if another one is."""
+    """Bind the key to this body. Raises KeyReused if it is bound to another."""
     if bodies.setdefault(name, shape) != shape:
         raise KeyReused(
             "This Idempotency-Key was used before with another body; make a new key for each new call.",
@@ -302,17 +305,17 @@ def _claim(bodies: OrderedDict[str, str], name: str, shape: str) -> None:
 
 
 def is_whole(turn: Turn) -> bool:
-    """True if the turn is a complete answer that can be replayed."""
+    """Return True if the turn is a complete answer that can be replayed."""
     return turn.finish.complete and not turn.redacted and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
 
 
 def body_digest(kind: str, body: Any) -> str:
-    """A digest of a call's kind and body. Pure."""
+    """Return a digest of a call's kind and body. Pure."""
     return _digest(12, kind.encode(), _canonical(body))
 
 
 def _canonical(body: Any) -> bytes:
-    """The body as JSON with its top-level fields sorted. The streaming options are left out: they do not change the question."""
+    """The body as JSON with sorted top-level fields, without the streaming options, which do not change the question."""
     plain = {name: body[name] for name in sorted(body) if name not in ("stream", "stream_options")}
     return json_bytes(plain)
 
