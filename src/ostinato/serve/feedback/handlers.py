@@ -1,6 +1,6 @@
 """The handlers of feedback: `POST /v1/feedback`, and OTLP over HTTP from exporters that know nothing of Ostinato.
 
-Telemetry that coding agents and tracing libraries send anyway, as signals about the turns that it names.
+Telemetry that coding agents and tracing libraries send anyway becomes signals about the turns that it names.
 
 =========================  ========================================================================================
 Reported                   Signals
@@ -14,9 +14,9 @@ a span of a model call     `response_error` if it failed although a response had
 `gen_ai.evaluation.result` `eval.<name>` with the score as value, else 1 or 0 by the label; the explanation is the comment
 =========================  ========================================================================================
 
-All other signals have the value 1. Other reports (requests, prompts, token counts) give no signal, nor do reports that name no turn of
-ours by the id of a tool call or of an answer. A signal's id is a hash of its content and of what identifies its event, so that events may
-be reported repeatedly, late and in any order.
+All other signals have the value 1. Other records (requests, prompts, token counts) give no signal, nor do records that name no turn by
+the id of a tool call or of an answer. A signal's id is a hash of its content and of what identifies its event, so events may be reported
+repeatedly, late and in any order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySignals:
-    """The signals of a batch without duplicates, and the number of events of a known kind about our turns that were not understood.
+    """The signals of a batch without duplicates, and the number of records of a known kind about our turns that were malformed (`unclear`).
 
     Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
     """
@@ -92,7 +92,7 @@ _Told = TypeVar("_Told", Event, TraceSpan)
 
 
 def read_events(events: Iterable[Event], *, tenant: str, now: float) -> TelemetrySignals:
-    """The signals of log records. `now` is their arrival time, and stands in for the event time if a record has none."""
+    """Return the signals of log records. `now`: their arrival time, and the event time of records without one."""
     batch = _Batch(tenant, now)
     for event in events:
         batch.take_event(event)
@@ -100,7 +100,7 @@ def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Telemetr
 
 
 def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> TelemetrySignals:
-    """The signals of spans and of their events; arguments as for `read_events`."""
+    """Return the signals of spans and of their events. Arguments as for `read_events`."""
     batch = _Batch(tenant, now)
     for span in spans:
         batch.take(span, _turn(span.attributes), lambda _, span=span: _span(span))
@@ -162,7 +162,7 @@ def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
 
 
 def _turn(attributes: Attributes) -> str | None:
-    """The turn of ours that is named: by a tool call's id if there is one, else by an answer's id, meaning its first choice."""
+    """Return the turn of ours that is named: by a tool call's id if there is one, else by an answer's id, which means its first choice."""
     for call in _texts(attributes, _CALL_IDS):
         if turn := calling_turn(call):
             return turn
@@ -193,7 +193,7 @@ def _word(attributes: Attributes, key: str) -> str:
 
 
 def _truth(value: Scalar | None) -> bool | None:
-    """A boolean, which some agents write as "true" or "false"; None for anything else."""
+    """Return a boolean, which some agents send as "true" or "false"; None for anything else."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value)
     return value if isinstance(value, bool) else None
@@ -219,7 +219,7 @@ def _result(attributes: Attributes) -> Sequence[_Said]:
     if ok is None:
         raise _Unclear
     if not ok and _word(attributes, "decision_type") == "reject":
-        return []  # it never ran, as its decision reports
+        return []  # it never ran; its decision is reported separately
     return [_ended(ok=ok)]
 
 
@@ -230,11 +230,11 @@ def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
     said: list[_Said] = []
     if decision == "modify":
         said.append(_Said(name="tool_modified", source=Source.HUMAN))
-    elif decision == "auto_accept":  # a person's "always" and a configuration look alike
+    elif decision == "auto_accept":  # may be a person's "always" or a configuration
         said.append(_decided(accepted=True, by_person=False))
     elif decision == "accept":
         said.append(_decided(accepted=True, by_person=True))
-    # the client also writes "reject" for answers it does not know, after which the tool runs
+    # the client also reports "reject" for answers that it does not know, after which the tool runs
     elif decision == "reject" and not ok:
         said.append(_decided(accepted=False, by_person=True))
     if ok or (decision != "reject" and _word(attributes, "status") != "cancelled"):
@@ -283,10 +283,10 @@ _READERS: dict[str, _Reader] = {
 
 
 class Telemetry:
-    """The handlers of both routes. An export is answered when its signals are durable.
+    """Handlers of `/v1/logs` and `/v1/traces`. An export is answered once its signals are durable.
 
-    Records of an unknown kind are accepted and ignored; the number of records of a known kind that were not understood is reported as
-    OTLP's partial success.
+    Records of an unknown kind are accepted and ignored. The number of malformed records of a known kind is reported as OTLP's partial
+    success.
     """
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
@@ -310,7 +310,7 @@ class Telemetry:
         answer: Any,
         rejected: str,
     ) -> None:
-        """Store the signals of an export. `answer`: the empty answer; `rejected`: its field for how many records were not understood."""
+        """Store the signals of an export. `answer`: the empty response; `rejected`: its field for the number of malformed records."""
         parts, tenant = self._parts, self._parts.keys.identify(exchange.headers).tenant
         parts.quotas.expect_events(tenant)  # before the body is read
         encoding = _encoding(exchange.headers)
@@ -350,13 +350,13 @@ def _answer(heard: TelemetrySignals, encoding: Encoding, answer: Any, rejected: 
 # ---------------------------------------------------------------- feedback
 
 
-# one of these stands in each event's JSON: the name of a required field, or one of its letters as an escape, which encoders do not write
+# each event's JSON holds one of these: the name of a required field, or one of its letters as an escape, which encoders do not write
 _TARGET = (b'"target"', *(b"\\u00%x" % letter for letter in sorted(set(b"target"))))
-_EVENT = 100  # characters that a tokenizer takes in the time in which an event is checked
+_EVENT = 100  # cost of checking an event, in characters that are tokenised in the same time
 
 
 def _refuse_reserved(signals: Sequence[Signal]) -> None:
-    """Raise Unauthorized for names of events, and beginnings of ids, that only Ostinato's own workers may use."""
+    """Raise Unauthorized for event names and id prefixes that are reserved for Ostinato's own workers."""
     for signal in signals:
         if signal.name in RESERVED:
             raise Unauthorized(
@@ -369,14 +369,14 @@ def _refuse_reserved(signals: Sequence[Signal]) -> None:
 
 
 class Feedback:
-    """The handler of the route."""
+    """Handler of `/v1/feedback`."""
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
         self._parts = parts
         self._intake = intake
 
     async def take(self, exchange: Exchange) -> None:
-        """Take one event or a list. All are durable when the 202 is sent, which holds the status of each."""
+        """Store one event or a list. All are durable when the 202 is sent, which reports each one's status."""
         who = self._parts.keys.identify(exchange.headers)
         tenant = who.tenant
         quotas = self._parts.quotas
@@ -385,7 +385,7 @@ class Feedback:
         rated = await self._read_elsewhere(tenant, data)
         if rated is None:
             body = await exchange.value(data)
-            quotas.count_events(tenant, count_events(body))  # before any is looked at
+            quotas.count_events(tenant, count_events(body))  # before any is parsed
             parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
             signals = await self._parts.thread.run(
                 tenant, max(exchange.received // PER_PARSED, _EVENT * count_events(body)), parse
@@ -402,10 +402,11 @@ class Feedback:
         await exchange.reply(202, json_bytes(answers if listed else answers[0]))
 
     async def _read_elsewhere(self, tenant: str, data: bytes) -> ReadEvents | None:
-        """The events of a long body, read in another process and charged; None for what is to be read here. Raises QuotaExceeded.
+        """Return the events of a long body, parsed in the reader process and charged; None if it must be parsed here. Raises QuotaExceeded.
 
-        Before anything is read, as many are charged as there are at most; a body beyond the quota is refused whole, and costs nobody time.
-        What is too much is given back once the reader has told their number: not to a client that leaves, for whom it reads on.
+        The most events that the body can hold are charged before it is parsed, so a body beyond the quota is refused without cost. The
+        excess is refunded once the number of events is known, but not if the client disconnects meanwhile: the reader still parses the
+        body.
         """
         reader, quotas = self._parts.reader, self._parts.quotas
         if reader is None or len(data) < LONG_CHARS:
@@ -415,11 +416,11 @@ class Feedback:
         read = partial(reader.feedback, data, tenant, self._parts.clock())
         try:
             rated = await self._parts.thread.run(tenant, len(data), read)
-        except (BadRequest, QuotaExceeded):  # it is no JSON, or was not even queued
+        except (BadRequest, QuotaExceeded):  # not JSON, or the queue was full
             quotas.give_back_events(tenant, most)
             raise
         events = 0 if rated is None else rated.events
-        if events > most:  # values that are no events
+        if events > most:  # a list may hold values that are no events
             quotas.count_events(tenant, events - most)
         quotas.give_back_events(tenant, max(0, most - events))
         return rated

@@ -1,10 +1,10 @@
-"""Classifies what a person's next message says about the answer before it (implicit feedback), by rules. Pure; English only.
+"""Classifies what a person's next message says about the previous answer (implicit feedback), by rules. Pure; English only.
 
-The rules prefer misses to false positives: a message that matches none of them means only that the conversation went on. So most rules look
-at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are not. The rules'
-version is recorded with each signal, so that signals from different versions can be told apart.
+The rules prefer misses to false positives: a message that matches none of them only means that the conversation went on. Most rules
+therefore look at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are not.
+The rules' version is recorded with each signal, so that signals from different versions can be told apart.
 
-The phrases' patterns match lower-case words without punctuation, with short forms expanded ("does not" for "doesn't" and "doesnt").
+The patterns match lower-case words without punctuation, with contractions expanded ("does not" for "doesn't" and "doesnt").
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def _begins(*patterns: str, after: str = "") -> re.Pattern[str]:
-    """A pattern for any of several beginnings, after filler words: `_FILLERS` and those of `after`."""
+    """Compile a pattern for any of several beginnings, after filler words: `_FILLERS` and those in `after`."""
     joined = "|".join(patterns)
     for name, meaning in _NAMES.items():
         joined = re.sub(rf"\b{name}\b", lambda _, meaning=meaning: meaning, joined)
@@ -109,7 +109,7 @@ UNCLEAR = re.compile(
     r"\b(?:on purpose|anyway|(?:it|that|this) is (?:fine|ok|okay|good|great|expected)|feel free|no worries|do not worry|before you started|"
     r"in prod|in production|since (?:yesterday|last|this)|in the old|in my)\b|\b(?:as well|too)$"
 )
-"""Phrases of a person who is content after all, or who speaks of something other than the answer."""
+"""Phrases that make a complaint unlikely: the person is content after all, or speaks of something other than the answer."""
 
 OPPOSED = re.compile(r"^not (?!only|just|necessarily|yet|sure|that i)\w+")
 OPPOSING = re.compile(
@@ -150,11 +150,11 @@ EMPTY = frozenset(
 # ---------------------------------------------------------------- rules
 
 VERSION = "rules@2"
-_MOST_WORDS = 60  # words that are read: displeasure shows early, and longer text is mostly pasted material
+_MOST_WORDS = 60  # words that are read; complaints come early, and longer text is mostly pasted material
 _MOST_CHARS = 800
-_MOST_WARM = 10  # most words of a message that only praises
-_MOST_CROSS = 40  # most words of a complaint or correction: a longer message has another purpose
-_FEWEST = 3  # fewest meaningful words with which a request can be recognised as a repetition
+_MOST_WARM = 10  # most words of a message of pure praise
+_MOST_CROSS = 40  # most words of a complaint or correction; longer messages have another purpose
+_FEWEST = 3  # fewest meaningful words of a request that can be recognised as a repetition
 _SENTENCES = re.compile(r"(?<![.!?])([.!?]+)(?=\s|$)|\n+")
 _PARTS = re.compile(r"(?<![,;:()])[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|(?<!\s)\s+[\u2013\u2014]\s*|[\u2013\u2014]\s*")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|\u201c[^\u201d\n]*\u201d|`[^`\n]*`")
@@ -179,14 +179,14 @@ DISSATISFIED = frozenset({NextMessage.RETRY, NextMessage.CORRECTION, NextMessage
 
 
 class _Part(NamedTuple):
-    """A part of a sentence, normalised by `_plain`; `asks`: the sentence is a question."""
+    """A part of a sentence, normalised by `_plain`. `asks`: the sentence is a question."""
 
     words: str
     asks: bool
 
 
 def kind_of(message: str, before: str, answer: str = "") -> NextMessage:
-    """The kind of a message that followed `answer` to the request `before`; all as the person typed or saw them.
+    """Return the kind of a message that followed `answer` to the request `before`; all three as the person typed or saw them.
 
     If the answer ended in a question, "no" and "not that" are replies to it and not corrections.
 
@@ -220,7 +220,7 @@ def _complains(part: _Part) -> bool:
 
 
 def _corrects(first: str, parts: Sequence[_Part], whole: str, *, asked: bool) -> bool:
-    """True if the message changes what was done. A question does not, unless it asks to take something back."""
+    """True if the message changes what was done. A question does so only if it asks to undo something."""
     if parts[0].asks and len(parts) == 1:
         return TAKING_BACK.search(first) is not None and bool(CORRECTION.search(first))
     if not asked and ((NO.search(whole) and len(whole.split()) > 1) or NOT.search(first)):
@@ -245,13 +245,13 @@ def _asks(answer: str) -> bool:
 
 
 def _same(message: str, before: str) -> bool:
-    """True if two requests have enough meaningful words and differ only in words without meaning."""
+    """True if two requests have enough meaningful words and differ only in others."""
     one, other = ([word for word in _plain(text).split() if word not in EMPTY] for text in (message, before))
     return len(one) >= _FEWEST and one == other
 
 
 def _parts_of(message: str) -> Iterator[_Part]:
-    """The parts of its sentences, up to about `_MOST_WORDS` words; quoted text is left out, as it is not the person's own."""
+    """Yield the parts of the sentences, up to about `_MOST_WORDS` words. Quoted text is skipped, since it is not the person's own."""
     bare = _QUOTED.sub(" ", message[:_MOST_CHARS].replace("\u2019", "'"))
     left, at = _MOST_WORDS, 0
     for end in (*_SENTENCES.finditer(bare), None):
@@ -266,7 +266,7 @@ def _parts_of(message: str) -> Iterator[_Part]:
 
 
 def _plain(text: str) -> str:
-    """Lower case, one line, without punctuation; short forms such as "doesn't" and "dont" in full."""
+    """Return the text in lower case on one line, without punctuation, with contractions such as "doesn't" and "dont" expanded."""
     lowered = _SHORTENED.sub(r"\1 not", text.lower().replace("\u2019", "'"))
     lowered = lowered.replace("ca not", "can not").replace("wo not", "will not")
     lowered = (
