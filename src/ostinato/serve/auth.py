@@ -72,11 +72,11 @@ class Keyring:
         self._open = not api_keys
         self._tenants = self._clients(api_keys, own)
         self._known = frozenset({*self._tenants.values(), DEFAULT_TENANT})
-        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
-        self._scraper = b""
+        self._admins = {self._digest(_checked_key(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
+        self._metrics_digest = b""
         if metrics_key is not None:
-            self._scraper = self._digest(_strong(metrics_key.get_secret_value(), "serve.metrics_key"))
-            if self._scraper in self._admins:
+            self._metrics_digest = self._digest(_checked_key(metrics_key.get_secret_value(), "serve.metrics_key"))
+            if self._metrics_digest in self._admins:
                 raise BadConfig(
                     "serve.metrics_key equals serve.admin_key; choose another one, which opens nothing else."
                 )
@@ -108,7 +108,7 @@ class Keyring:
     def _check_apart(self, clients: Mapping[bytes, str]) -> None:
         if self._admins & clients.keys():
             raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
-        if self._scraper in clients:
+        if self._metrics_digest in clients:
             raise BadConfig("serve.metrics_key is also an API key; that client would see all metrics. Choose another.")
 
     @property
@@ -123,7 +123,7 @@ class Keyring:
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
         """Return the sender of a request with these headers (lower-case names). Raises Unauthorized."""
-        digests = [self._digest(key) for key in presented(headers)]
+        digests = [self._digest(key) for key in presented_keys(headers)]
         admin = any(digest in self._admins for digest in digests)
         tenant = next((self._tenants[digest] for digest in digests if digest in self._tenants), None)
         if tenant is None and not admin and not self.open:
@@ -143,12 +143,12 @@ class Keyring:
 
     def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """Return the key in these headers if it is invalid; None if there is none or it is valid."""
-        given = presented(headers)
+        given = presented_keys(headers)
         return given[0] if given and self.known(headers) is None else None
 
     def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
         """True if these headers hold the metrics key."""
-        return any(self._digest(key) == self._scraper for key in presented(headers))
+        return any(self._digest(key) == self._metrics_digest for key in presented_keys(headers))
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
@@ -300,19 +300,19 @@ def is_loopback(host: str) -> bool:
 def _split(entry: str, where: str) -> tuple[bytes, str]:
     tenant, colon, key = entry.partition(":")
     if not colon:
-        return _strong(entry, where), DEFAULT_TENANT
+        return _checked_key(entry, where), DEFAULT_TENANT
     if not _TENANT.fullmatch(tenant):
         raise BadConfig(f"{where}: the tenant before ':' may hold 1-64 letters, digits, '_', '.' and '-'.")
-    return _strong(key, where), tenant
+    return _checked_key(key, where), tenant
 
 
-def _strong(key: str, where: str) -> bytes:
+def _checked_key(key: str, where: str) -> bytes:
     if len(key) < MIN_KEY_CHARS or len(set(key)) < 6:
         raise BadConfig(f"{where} is too weak: use at least {MIN_KEY_CHARS} random characters.")
     return key.encode()
 
 
-def presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
+def presented_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
     """Return the keys in a request's headers, valid or not."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
@@ -341,7 +341,7 @@ class KeyFile:
         self._config = config
         # taken before the keys are read, so that no change is missed
         self._read = self._seen = _stamp(config.api_keys_file)
-        self._refused = ""
+        self._last_error = ""
         self.keys = client_keys(config.api_keys, config.api_keys_file)
 
     async def watch(self, renew: Renew, look_s: float = LOOK_S) -> NoReturn:
@@ -360,17 +360,18 @@ class KeyFile:
     async def _renewed(self, renew: Renew) -> bool:
         try:
             keys = await asyncio.to_thread(client_keys, self._config.api_keys, self._config.api_keys_file)
-            strange = renew(keys)
+            new_tenants = renew(keys)
         except BadConfig as error:
-            if str(error) != self._refused:
+            if str(error) != self._last_error:
                 _LOG.error("the keys stay as they were: %s", error)
-            self._refused = str(error)
+            self._last_error = str(error)
             return False
-        self._refused = ""
+        self._last_error = ""
         _LOG.info("serve.api_keys_file has changed: %d keys are valid now", len(keys))
-        if strange:
+        if new_tenants:
             _LOG.warning(
-                "the keys of new tenants (%s) are refused until the gateway is restarted", ", ".join(sorted(strange))
+                "the keys of new tenants (%s) are refused until the gateway is restarted",
+                ", ".join(sorted(new_tenants)),
             )
         return True
 
@@ -389,8 +390,8 @@ def _stamp(file: Path | None) -> _Stamp:
 # ---------------------------------------------------------------- the audit trail
 
 
-_AGAIN_S = 3600.0
-_MOST = 1024
+_CHOICE_EVERY_S = 3600.0
+_MAX_CHOICES = 1024
 _SLOT = b"x-ostinato-slot"
 
 
@@ -424,12 +425,12 @@ class KeyAudit:
         who = self._keys.known(headers)
         if who is None or not who.admin:  # None: the key was revoked while the answer was generated
             return
-        key = next((fingerprint(each) for each in presented(headers) if self._keys.is_admin(each)), "")
+        key = next((fingerprint(each) for each in presented_keys(headers) if self._keys.is_admin(each)), "")
         slot, now = headers[_SLOT].decode("latin-1")[:100], self._clock()
         chosen = (key, address_of(scope), slot)
-        if 0.0 <= now - self._chosen.get(chosen, -_AGAIN_S) < _AGAIN_S:
+        if 0.0 <= now - self._chosen.get(chosen, -_CHOICE_EVERY_S) < _CHOICE_EVERY_S:
             return
-        if len(self._chosen) >= _MOST:
+        if len(self._chosen) >= _MAX_CHOICES:
             self._chosen.clear()
         self._chosen[chosen] = now
         self._audit("chose a slot", result="done", key=key, tenant=who.tenant, address=chosen[1], slot=slot)

@@ -19,9 +19,9 @@ AT_ONCE_CHARS = 4_000
 """Work up to this cost (in characters to tokenise) runs inline: it takes a millisecond or two, less than a hop to a thread on a busy
 machine.
 """
-PER_PARSED = 4
+PARSED_PER_CHAR = 4
 """Bytes that are parsed or hashed in the time in which one character is tokenised."""
-PER_HASHED = 4
+CHARS_PER_DIGEST = 4
 """Characters that are tokenised in the time in which one message is added to a hash chain."""
 LONG = AT_ONCE_CHARS + 1
 MOST_WAITING = 64

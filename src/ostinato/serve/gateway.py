@@ -46,16 +46,24 @@ from ostinato.serve.person_dials import PersonDialHandlers
 from ostinato.serve.quotas import in_force
 from ostinato.serve.reader import RequestReader
 from ostinato.serve.scrub import open_scrubbing
-from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
-from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
+from ostinato.serve.session_cookies import OriginCheckedRoute, SessionCookies
+from ostinato.serve.wire.exchange import (
+    Endpoint,
+    Exchange,
+    Handler,
+    normalised_path,
+    on_http_exception,
+    preflight,
+    strip_session,
+)
 from ostinato.serve.wire.origins import Origins
 
 # ---------------------------------------------------------------- health, models, metrics
 
 
 # the names of the field in vLLM, OpenRouter, Groq, Mistral and Anthropic
-_CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
-_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+_PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServerInfo:
@@ -66,8 +74,8 @@ class ServerInfo:
         names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
         engine = parts.engine.capabilities()
         context = min(parts.renderer.context, engine.context)
-        abilities = _abilities(forms=engine.follows_grammars)
-        self._cards = {name: _card(name, parts.clock(), context) | {"capabilities": abilities} for name in names}
+        capabilities = _capabilities(forms=engine.follows_grammars)
+        self._cards = {name: _card(name, parts.clock(), context) | {"capabilities": capabilities} for name in names}
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
@@ -111,7 +119,7 @@ class ServerInfo:
         told = body if who is not None else {}
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
 
-    async def numbers(self, exchange: Exchange) -> None:
+    async def metrics_page(self, exchange: Exchange) -> None:
         """`GET /metrics` in Prometheus' text format. Operators, the metrics key, and a server without keys get all metrics; a tenant gets
         its own.
         """
@@ -123,7 +131,7 @@ class ServerInfo:
         if tenant is not None:
             self._parts.quotas.count_scrape(tenant)
         page = self._parts.metrics.page(tenant)
-        await exchange.reply(200, page, kind=_PROMETHEUS)
+        await exchange.reply(200, page, kind=_PROMETHEUS_TYPE)
 
 
 def _card(name: str, made: float, context: int) -> dict[str, Any]:
@@ -139,11 +147,11 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "lifecycle": "active",
         "max_tokens": context,
-        **dict.fromkeys(_CONTEXT_NAMES, context),
+        **dict.fromkeys(_CONTEXT_FIELDS, context),
     }
 
 
-def _abilities(*, forms: bool) -> dict[str, Any]:
+def _capabilities(*, forms: bool) -> dict[str, Any]:
     """The model's capabilities, as in Anthropic's model list. `forms`: answers can be constrained to a JSON schema."""
     no, yes = {"supported": False}, {"supported": True}
     edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), yes)
@@ -170,7 +178,7 @@ Page = Callable[[Visitors], Sequence[BaseRoute]]
 """Makes the routes of the web page, given the `Visitors` that identify who is looking at it."""
 
 
-Watched = Callable[[], Coroutine[None, None, None]]
+BackgroundTask = Callable[[], Coroutine[None, None, None]]
 """A background task that runs beside the requests until it is cancelled."""
 
 
@@ -218,7 +226,9 @@ def create_app(
         BadConfig: unusable keys, a setting for a tenant without a key, a bad control share, an outside arm without its key, Auto without a
             dealer or under the model's own name.
     """
-    keys, visits, watched, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
+    keys, visits, background, operators = _authentication(
+        config, privacy := privacy or PrivacyConfig(), admin_keys, clock
+    )
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -238,12 +248,12 @@ def create_app(
         trained=trained,
         reader=reader,
     )
-    return GatewayApp(parts, () if page is None else page(visits), watched, audit)
+    return GatewayApp(parts, () if page is None else page(visits), background, audit)
 
 
 def _authentication(
     config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
-) -> tuple[Keyring, SessionCookies, Watched | None, list[str]]:
+) -> tuple[Keyring, SessionCookies, BackgroundTask | None, list[str]]:
     """The keys, the page's visitors, the task that updates both from the key file (None without one), and the operators' keys."""
     admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
@@ -253,12 +263,12 @@ def _authentication(
     visits = SessionCookies(keys, file.keys, admins, clock, secure=config.secure_cookie)
 
     def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
-        strange = keys.renew(clients, len(config.api_keys))
+        new_tenants = keys.renew(clients, len(config.api_keys))
         visits.renew(clients)
-        return strange
+        return new_tenants
 
-    watched = None if config.api_keys_file is None else partial(file.watch, renew)
-    return keys, visits, watched, [key.get_secret_value() for key in admins]
+    background = None if config.api_keys_file is None else partial(file.watch, renew)
+    return keys, visits, background, [key.get_secret_value() for key in admins]
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -278,12 +288,12 @@ class GatewayApp(Starlette):
         self,
         parts: Parts,
         pages: Sequence[BaseRoute] = (),
-        watched: Watched | None = None,
+        background: BackgroundTask | None = None,
         audit: Audit = unaudited,
     ) -> None:
         self._parts = parts
         self._audit = KeyAudit(audit, parts.keys, parts.clock)
-        self._watched = watched
+        self._background = background
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
@@ -296,7 +306,7 @@ class GatewayApp(Starlette):
         super().__init__(
             routes=[
                 *(Route(path, endpoint, methods=[method]) for (method, path), endpoint in self._endpoints.items()),
-                *(OwnNameOnly(route, self._origins) for route in pages),
+                *(OriginCheckedRoute(route, self._origins) for route in pages),
             ],
             exception_handlers={HTTPException: partial(on_http_exception, self._origins)},
             lifespan=self._life,
@@ -310,10 +320,10 @@ class GatewayApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = in_session(scope)
+            scope = strip_session(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
             if endpoint is None:
-                scope = tidied(scope)
+                scope = normalised_path(scope)
                 endpoint = self._endpoints.get((scope["method"], scope["path"]))
             if endpoint is not None:
                 await endpoint(scope, receive, send)
@@ -338,7 +348,7 @@ class GatewayApp(Starlette):
             ("GET", "/v1/models"): about.models,
             ("GET", "/v1/models/{model:path}"): about.model,
             ("GET", "/health"): about.health,
-            ("GET", "/metrics"): about.numbers,
+            ("GET", "/metrics"): about.metrics_page,
         }
         errors = {("POST", route.path): route.errors for route in ROUTES} | {
             ("POST", COUNT_PATH): anthropic_reply.ERRORS
@@ -379,8 +389,8 @@ class GatewayApp(Starlette):
         for each in beside:
             await each.start()
         watching = [asyncio.create_task(self._choices.follow())]
-        if self._watched is not None:
-            watching.append(asyncio.create_task(self._watched()))
+        if self._background is not None:
+            watching.append(asyncio.create_task(self._background()))
         try:
             yield
         finally:

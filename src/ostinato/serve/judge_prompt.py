@@ -21,7 +21,7 @@ _MOST_REQUEST = 1_000  # characters; longer texts are cut to their beginning and
 _MOST_ANSWER = 2_000
 _MOST_MESSAGE = 2_000
 _CUT = " (...) "
-_MOST_SAID = 200  # characters; a longer answer cannot be a label
+_MAX_LABEL_CHARS = 200  # characters; a longer answer cannot be a label
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _AROUND = " \t\r\n\"'`*."
 _ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # JSON leaves them unescaped
@@ -86,15 +86,15 @@ def question(case: Case, *, schema_sent: bool) -> Conversation:
     )
 
 
-def word_in(answer: str) -> NextMessage | None:
+def label_in(answer: str) -> NextMessage | None:
     """Return the label in an answer: the requested JSON object, or the bare label. None for everything else.
 
     A label inside a sentence does not count: "not a complaint" says the opposite.
 
-    Example: ``word_in('{"label": "praise"}') is NextMessage.PRAISE``
+    Example: ``label_in('{"label": "praise"}') is NextMessage.PRAISE``
     """
     said = answer.strip()
-    if len(said) > _MOST_SAID:
+    if len(said) > _MAX_LABEL_CHARS:
         return None
     fenced = _FENCED.fullmatch(said)
     said = fenced[1] if fenced else said

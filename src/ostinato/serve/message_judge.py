@@ -17,7 +17,7 @@ from ostinato.core.generation import Usage
 from ostinato.core.records import Sampling
 from ostinato.serve.config import JudgeConfig
 from ostinato.serve.feedback.next_message import NextMessage
-from ostinato.serve.judge_prompt import VERSION, Case, question, word_in
+from ostinato.serve.judge_prompt import VERSION, Case, label_in, question
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.outside_models import Breaker, OutsideFailed, OutsideModel, OutsideQuery, key_of
 
@@ -104,7 +104,7 @@ class Judge:
             labelled: the message and its label by the rules.
             tell: called on the event loop with the judge's label; not called if there is none.
         """
-        if not self._hears(tenant, id):
+        if not self._accepts(tenant, id):
             return
         self._known[tenant, id] = None
         if len(self._known) > _KNOWN:
@@ -114,24 +114,24 @@ class Judge:
             self._metrics.not_judged(tenant, "closed" if self._closed else "full")
             return
         self._waiting.put(tenant, _Waiting(tenant, labelled, tell))
-        self._go_on()
+        self._start_calls()
 
-    def _hears(self, tenant: str, id: str) -> bool:
+    def _accepts(self, tenant: str, id: str) -> bool:
         if (self._config.tenants and tenant not in self._config.tenants) or (tenant, id) in self._known:
             return False
         return int.from_bytes(sha256(f"{tenant}\n{id}".encode()).digest()[:8]) < self._config.share * 2**64
 
-    def _go_on(self) -> None:
+    def _start_calls(self) -> None:
         while len(self._open) < _AT_ONCE and not self._closed and (each := self._waiting.next()) is not None:
-            task = asyncio.get_running_loop().create_task(self._hear(each))
+            task = asyncio.get_running_loop().create_task(self._label(each))
             self._open.add(task)
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
-        self._go_on()
+        self._start_calls()
 
-    async def _hear(self, each: _Waiting) -> None:
+    async def _label(self, each: _Waiting) -> None:
         now = asyncio.get_running_loop().time()
         if not self._has_room(each.tenant, now):
             self._metrics.not_judged(each.tenant, "limit")
@@ -141,7 +141,7 @@ class Judge:
             return
         self._begun.append((now, each.tenant))
         try:
-            word = word_in(await self._answer(each))
+            word = label_in(await self._answer(each))
         except OutsideFailed as error:
             self._metrics.not_judged(each.tenant, "timeout" if isinstance(error.__cause__, TimeoutError) else "failed")
         except asyncio.CancelledError:

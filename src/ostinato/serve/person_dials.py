@@ -19,7 +19,7 @@ from ostinato.core.records import Arm, Consent, Person
 from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
 from ostinato.serve.auth import Principal
 from ostinato.serve.consent import ConsentChoices, named_user
-from ostinato.serve.dialects.dialect import kind, refusal
+from ostinato.serve.dialects.dialect import json_type, refusal
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.writes import in_time
@@ -153,7 +153,7 @@ class PersonDialHandlers:
 def _wish(body: Any, names: list[str]) -> dict[str, float | None]:
     """Return the dials to set. Raises BadRequest naming every invalid dial."""
     if not isinstance(body, dict):
-        raise BadRequest(f"The body must be a JSON object of dials, not {kind(body)}.")
+        raise BadRequest(f"The body must be a JSON object of dials, not {json_type(body)}.")
     given: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]
     if not names:
         raise NotFound(f"There are no dials yet: {NotSteered.BASIS.words}.")
@@ -166,7 +166,7 @@ def _wish(body: Any, names: list[str]) -> dict[str, float | None]:
                 f"there is no dial {name[:60]!r} in the basis that is used now; it has {', '.join(names)}"
             )
         elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null, not {kind(value)}"
+            wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null, not {json_type(value)}"
         elif value is not None and not abs(value) <= MOST_SET:
             wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null to return it to the prior"
     if wrong:

@@ -22,7 +22,7 @@ from typing import Any
 # ---------------------------------------------------------------- latency window
 
 
-_LATELY_S = 10.0
+_WINDOW_S = 10.0
 _LATE_SHARE = 0.1
 _LATE_CALLS = 3  # fewer late calls may be due to a single long prompt
 _LATE_USERS = 2  # a single user's waits do not justify calling servers back
@@ -30,7 +30,7 @@ _LATE_USERS = 2  # a single user's waits do not justify calling servers back
 
 def _forget(seen: deque[Any], now: float) -> None:
     """Drop observations that are too old. Each begins with its time."""
-    while seen and seen[0][0] < now - _LATELY_S:
+    while seen and seen[0][0] < now - _WINDOW_S:
         seen.popleft()
 
 
@@ -48,7 +48,7 @@ class LatencyWindow:
         self._clock = clock
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[float, str]] = {}  # calls without a first token: start time and user
-        self._lately: deque[tuple[float, float, str]] = deque()  # first tokens: time, wait and user
+        self._recent: deque[tuple[float, float, str]] = deque()  # first tokens: time, wait and user
         self.answers = 0
 
     @contextmanager
@@ -66,8 +66,8 @@ class LatencyWindow:
         def first() -> None:
             now = self._clock()
             if self._waiting.pop(number, None) is not None:
-                _forget(self._lately, now)
-                self._lately.append((now, now - came, user))
+                _forget(self._recent, now)
+                self._recent.append((now, now - came, user))
 
         try:
             yield first
@@ -80,8 +80,8 @@ class LatencyWindow:
         If that tenth is fewer than three calls, or all of one user, it is extended by the next shorter waits; 0 if there are too few.
         """
         now = self._clock()
-        _forget(self._lately, now)
-        found = [(wait, user) for _, wait, user in self._lately]
+        _forget(self._recent, now)
+        found = [(wait, user) for _, wait, user in self._recent]
         found += [(now - came, user) for came, user in self._waiting.values()]
         found.sort(reverse=True)
         late = max(_LATE_CALLS, len(found) - int((1 - _LATE_SHARE) * len(found) - 1e-9))
@@ -93,8 +93,8 @@ class LatencyWindow:
         return 0.0
 
 
-_EACH_S = 1.0
-_SHORT = 8  # answers of at most this many tokens say nothing about speed
+_ADJUST_S = 1.0
+_SHORT_ANSWER = 8  # answers of at most this many tokens say nothing about speed
 _SHARE_OF_LEFT = 0.25  # the largest share of the time left until a call's deadline that it waits
 
 
@@ -109,7 +109,7 @@ _Seen = deque[tuple[float, bool]]
 """Recent observations of people's calls: when, and whether it was too slow."""
 
 
-def _too_many(seen: _Seen, overdue: int = 0) -> bool:
+def _too_slow(seen: _Seen, overdue: int = 0) -> bool:
     """True if the share of slow observations is too large, including `overdue` calls that are still waiting and already too slow."""
     return overdue + sum(late for _, late in seen) > _LATE_SHARE * (overdue + len(seen))
 
@@ -192,7 +192,7 @@ class PeopleFirst:
 
         def last(tokens: int) -> None:
             now = self._clock()
-            if tokens > _SHORT:
+            if tokens > _SHORT_ANSWER:
                 self._observe(self._speeds, now, late=tokens - 1 < self._least * (now - began))
 
         try:
@@ -231,7 +231,7 @@ class PeopleFirst:
             async with self._changed:
                 while self._open >= self._limit and (left_s := ends - self._clock()) > 0:
                     try:
-                        async with asyncio.timeout(min(_EACH_S, left_s)):
+                        async with asyncio.timeout(min(_ADJUST_S, left_s)):
                             await self._changed.wait()
                     except TimeoutError:
                         pass
@@ -251,13 +251,13 @@ class PeopleFirst:
     def _look(self) -> None:
         """Adjust the limit at most once a second, down if too many people wait too long, else up."""
         now = self._clock()
-        if now - self._looked < _EACH_S:
+        if now - self._looked < _ADJUST_S:
             return
         self._looked = now
         overdue = sum(now - came > self._longest_s for came in self._asking.values())
         for seen in (self._waits, self._speeds):
             _forget(seen, now)
-        if _too_many(self._waits, overdue) or _too_many(self._speeds):
+        if _too_slow(self._waits, overdue) or _too_slow(self._speeds):
             self._limit = max(1, min(self._limit, self._open) // 2)
             for seen in (self._waits, self._speeds):
                 seen.clear()  # so that the same observations do not halve the limit again

@@ -65,10 +65,10 @@ def in_force(config: ServeConfig, tenants: Collection[str]) -> str:
     groups = dict[QuotaConfig, list[str]]()
     for tenant in sorted(tenants):
         groups.setdefault(quota_of(config, tenant, tenants), []).append(tenant)
-    return "; ".join(f"{_some(names)}: {_limits(quota)}" for quota, names in groups.items())
+    return "; ".join(f"{_listed(names)}: {_limits(quota)}" for quota, names in groups.items())
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -99,9 +99,9 @@ class Quotas:
         now = clock()
         self._tenants = {name: _Tenant(quota_of(config, name, tenants), now) for name in tenants}
         self._places = config.max_inflight
-        self._kept = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
+        self._reserved = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
         self._open = 0
-        self._kept_free = self._kept * len(tenants)  # reserved places that are not in use
+        self._reserved_free = self._reserved * len(tenants)  # reserved places that are not in use
 
     def count_call(self, tenant: str) -> None:
         """Charge a model call. Raises QuotaExceeded."""
@@ -148,14 +148,14 @@ class Quotas:
         """Reserve capacity for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Overloaded."""
         account = self._tenants[tenant]
         quota = account.quota
-        most = min(quota.max_n, quota.open_samples, self._places - self._kept * (len(self._tenants) - 1))
+        most = min(quota.max_n, quota.open_samples, self._places - self._reserved * (len(self._tenants) - 1))
         if samples > most:
             raise BadRequest(f"n is {samples}; at most {most} samples are made per call here.", field="n")
         if account.open + samples > quota.open_samples:
             limit = f"{account.open} samples are in progress, of {quota.open_samples} (serve.quota.open_samples)."
             raise self._exceeded(tenant, limit, 1.0)
-        own = max(0, self._kept - account.open)
-        if samples > self._places - self._open - (self._kept_free - own):
+        own = max(0, self._reserved - account.open)
+        if samples > self._places - self._open - (self._reserved_free - own):
             self._refused(tenant, Overloaded.code)
             raise Overloaded(
                 f"The server is overloaded: {self._open} samples are being generated, as many as fit; try again in a moment."
@@ -192,7 +192,7 @@ class Quotas:
         return QuotaExceeded(f"Rate limit reached: {why} Please try again in {wait}.", kind=kind, retry_after_s=wait_s)
 
     def _change(self, account: _Tenant, samples: int) -> None:
-        before = max(0, self._kept - account.open)
+        before = max(0, self._reserved - account.open)
         account.open += samples
         self._open += samples
-        self._kept_free += max(0, self._kept - account.open) - before
+        self._reserved_free += max(0, self._reserved - account.open) - before

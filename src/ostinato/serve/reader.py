@@ -30,7 +30,7 @@ from ostinato.core.errors import BadRequest, TooLarge, Unavailable
 from ostinato.core.records import Signal
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.dialects.dialect import Omissions
-from ostinato.serve.dialects.items import FoundItem, ItemReader, ReadItems
+from ostinato.serve.dialects.items import FoundItem, ItemCache, ItemReader
 from ostinato.serve.reader_child import (
     BODY_PARSERS,
     GROWTH_BYTES,
@@ -53,11 +53,11 @@ generous because the helper has a low priority and may get a tenth of a core on 
 """
 START_S = 60.0
 """Longest start of the helper, during which long requests are parsed in the gateway."""
-_CROWDED = 20_000  # approximate values in a body from which on the gateway does not even split it into items
-_FEW = 256  # approximate values below which a body of any length is parsed faster than transferred
+_MAX_VALUES_HERE = 20_000  # approximate values in a body from which on the gateway does not even split it into items
+_FEW_VALUES = 256  # approximate values below which a body of any length is parsed faster than transferred
 _SLACK_S = 10.0  # after the helper's own limit, until the gateway kills it
 _TRIES, _AGAIN_S = 3, 60.0  # attempts to start it, and the pause after they fail
-_KEPT_S = 60.0  # how long a request that exceeded a limit is refused at once
+_REFUSED_S = 60.0  # how long a request that exceeded a limit is refused at once
 _VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH"} | {
     "XDG_CACHE_HOME",
     "HF_HOME",
@@ -65,7 +65,7 @@ _VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
     "HF_HUB_OFFLINE",
 }
 _PREFIXES = ("LC_", "PYTHON")
-_NOT_ITS_OWN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_BLOCKED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 """Signals that the helper blocks, so that the gateway can still finish its calls when they end it. The helper exits when its input
 closes.
 """
@@ -153,24 +153,24 @@ class RequestReader:
 
     # ------------------------------------------------------------ requests to the helper
 
-    def ahead(self, parse: Callable[..., Any], data: bytes, items: ReadItems, value: Any, *, hashed: bool) -> ReadItems:
+    def ahead(self, parse: Callable[..., Any], data: bytes, items: ItemCache, value: Any, *, hashed: bool) -> ItemCache:
         """Return the items of a body as parsed by the helper, if they are long and new; pass them to the parser in place of `items`.
 
         `value`: the body as JSON, or None if it is not parsed yet; `hashed`: compute digests, too. Raises BadRequest, TooLarge,
         Unavailable.
         """
-        if parse.__name__ not in BODY_PARSERS or _values(data) < _FEW:
+        if parse.__name__ not in BODY_PARSERS or _values(data) < _FEW_VALUES:
             return items
         if value is not None and _news(value, items) < LONG_CHARS:
             return items
-        found = self._asked(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
-        return items if found is None else _Ahead(items, _FOUND.decode(found[1]))
+        found = self._ask(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
+        return items if found is None else _PreparsedItems(items, _FOUND.decode(found[1]))
 
     def count(self, data: bytes, most: int) -> PromptLength | None:
         """Return the length of a prompt of at most `most` characters. Raises BadRequest, TooLarge, Unavailable."""
         if len(data) < LONG_CHARS:
             return None
-        found = self._asked(ReaderJob(name="count", most=most, limits=self._limits), data)
+        found = self._ask(ReaderJob(name="count", most=most, limits=self._limits), data)
         return None if found is None else PromptLength(found[0].chars, found[0].number)
 
     def chat(self, conversation: Conversation) -> list[int] | None:
@@ -189,13 +189,13 @@ class RequestReader:
             body = text.encode()
         except UnicodeEncodeError:  # the gateway refuses it
             return None
-        return _ids_of(self._asked(ReaderJob(name="encode"), body))
+        return _ids_of(self._ask(ReaderJob(name="encode"), body))
 
     def feedback(self, data: bytes, tenant: str, now: float) -> ReadEvents | None:
         """Parse the events in a body (`parse_feedback`). Raises BadRequest or TooLarge if the body is not JSON; Unavailable."""
         if len(data) < LONG_CHARS:
             return None
-        found = self._exchanged(ReaderJob(name="feedback", tenant=tenant, now=now, limits=self._limits), data)
+        found = self._exchange(ReaderJob(name="feedback", tenant=tenant, now=now, limits=self._limits), data)
         if found is None or found[0].unread:
             return None
         said, body = found
@@ -213,10 +213,10 @@ class RequestReader:
             body = msgspec.json.encode(conversation)
         except UnicodeEncodeError:  # half of a surrogate pair; the gateway refuses it
             return None
-        return _ids_of(self._asked(job, body))
+        return _ids_of(self._ask(job, body))
 
-    def _asked(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
-        found = self._exchanged(job, body)
+    def _ask(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
+        found = self._exchange(job, body)
         if found is None or found[0].unread:
             return None
         if found[0].refusal is not None:
@@ -225,7 +225,7 @@ class RequestReader:
 
     # ------------------------------------------------------------ the process
 
-    def _exchanged(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
+    def _exchange(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
         with self._lock:
             self._look()
             self._refuse_known(job, body)
@@ -260,7 +260,7 @@ class RequestReader:
             why = f"the request took more than {excess}" if excess else why
             self._failed(f"the process that reads long requests ended while it read one of {len(body)} bytes: {why}")
             if excess:
-                self._too_large[_digest(job, body)] = excess, time.monotonic() + _KEPT_S
+                self._too_large[_digest(job, body)] = excess, time.monotonic() + _REFUSED_S
                 raise _too_much(excess)
         raise Unavailable("The process that reads long requests ended while it read this one; send it again.")
 
@@ -294,7 +294,7 @@ class RequestReader:
             if self._current is None:
                 self._begin()
             return
-        said = starting.first_word()
+        said = starting.first_message()
         if said == READY:
             if self._current is not None:
                 self._current.end()
@@ -306,7 +306,7 @@ class RequestReader:
         starting.end()
         self._starting, self._tries = None, self._tries + 1
         if late or self._tries >= _TRIES:
-            self._left_alone(f"{_ABSENT}; the gateway's output says why")
+            self._pause_starts(f"{_ABSENT}; the gateway's output says why")
         else:
             self._begin()
 
@@ -324,11 +324,11 @@ class RequestReader:
         try:
             self._starting = _Process(self._hello, self)
         except OSError as error:
-            self._left_alone(f"{_ABSENT}: {error}")
+            self._pause_starts(f"{_ABSENT}: {error}")
         if self._closed and self._starting is not None:  # `close` was called meanwhile
             self._starting.kill()
 
-    def _left_alone(self, why: str) -> None:
+    def _pause_starts(self, why: str) -> None:
         self._tries, self._not_before = 0, time.monotonic() + _AGAIN_S
         self._failed(why)
 
@@ -363,7 +363,7 @@ class _Process:
     grown = False
 
     def __init__(self, hello: ReaderHello, owner: object) -> None:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_ITS_OWN)  # inherited by the process
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # inherited by the process
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ostinato.serve.reader_child"],
@@ -395,7 +395,7 @@ class _Process:
             self._process.kill()
         return self._process.returncode
 
-    def first_word(self) -> bytes | None:
+    def first_message(self) -> bytes | None:
         """Return the process's first message: None if there is none yet, b"" if the process ended."""
         waiting = select.poll()
         waiting.register(self._says, select.POLLIN)
@@ -449,7 +449,7 @@ def _ids_of(found: tuple[ReaderAnswer, bytes] | None) -> list[int] | None:
 
 def crowded(data: bytes) -> bool:
     """Return True if a body may hold so many values that even splitting it into items takes noticeable time."""
-    return len(data) >= LONG_CHARS and _values(data) > _CROWDED
+    return len(data) >= LONG_CHARS and _values(data) > _MAX_VALUES_HERE
 
 
 def _values(data: bytes) -> int:
@@ -457,16 +457,16 @@ def _values(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def _news(value: Any, items: ReadItems) -> int:
+def _news(value: Any, items: ItemCache) -> int:
     """Return the total bytes of a body's uncached items. Its other fields, such as tools, are parsed by the gateway each time."""
     lists: Iterable[Any] = value.values() if isinstance(value, dict) else ()
     return sum(items.unknown(each) for each in lists if isinstance(each, list))
 
 
-class _Ahead(ReadItems):
+class _PreparsedItems(ItemCache):
     """A tenant's cache of items, fed with the helper's results for the items of one body, in their order."""
 
-    def __init__(self, items: ReadItems, found: Sequence[FoundItem | None]) -> None:
+    def __init__(self, items: ItemCache, found: Sequence[FoundItem | None]) -> None:
         super().__init__()
         self._items, self._found = items, iter(found)
 

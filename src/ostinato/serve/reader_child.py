@@ -27,7 +27,7 @@ from ostinato.core.interpreter import keep_heaps_small
 from ostinato.core.seams import Renderer
 from ostinato.serve.dialects.anthropic import parse_count, parse_messages
 from ostinato.serve.dialects.dialect import Omissions
-from ostinato.serve.dialects.items import FoundItem, ItemReader, ReadItems
+from ostinato.serve.dialects.items import FoundItem, ItemCache, ItemReader
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 from ostinato.serve.dialects.responses import parse_compact, parse_responses
 from ostinato.serve.feedback.intake import count_events, parse_feedback
@@ -42,7 +42,7 @@ READY = b"ready"
 NO_MEMORY = 86  # exit code after a request that took too much memory
 _NICE = 10  # priority below the engine and the event loop
 _T = TypeVar("_T")
-BODY_PARSERS: dict[str, Callable[[Any, ReadItems], Any]] = {
+BODY_PARSERS: dict[str, Callable[[Any, ItemCache], Any]] = {
     parse.__name__: parse
     for parse in (parse_chat, parse_completion, parse_messages, parse_count, parse_responses, parse_compact)
 }
@@ -93,7 +93,7 @@ _JOB, _CONVERSATION = msgspec.json.Decoder(ReaderJob), msgspec.json.Decoder(Conv
 
 
 def read_body(
-    parse: Callable[[Any, ReadItems], _T], data: bytes, items: ReadItems, limits: tuple[int, int], value: Any = None
+    parse: Callable[[Any, ItemCache], _T], data: bytes, items: ItemCache, limits: tuple[int, int], value: Any = None
 ) -> _T:
     """Parse a body with a dialect's parser; its items are parsed through `items`. `limits`: JSON depth and values; `value`: the body as
     JSON, if it is parsed already. Raises BadRequest, TooLarge.
@@ -111,7 +111,7 @@ def read_body(
 # ---------------------------------------------------------------- the helper's side
 
 
-class _Recorded(ReadItems):
+class _RecordingItems(ItemCache):
     """Parses every item and records the results in order; None for an item that only the gateway can process."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ def answer(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswe
 
 
 def _read(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    items = _Recorded()
+    items = _RecordingItems()
     found = read_body(BODY_PARSERS[job.parser], body, items, job.limits)
     conversation = getattr(found, "conversation", None)
     if job.hashed and isinstance(conversation, Conversation):
@@ -151,7 +151,7 @@ def _read(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer
 
 
 def _count(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    request = read_body(parse_count, body, ReadItems(), job.limits)
+    request = read_body(parse_count, body, ItemCache(), job.limits)
     if request.context_management is not None:
         return ReaderAnswer(unread=True), b""
     chars = request.conversation.chars
@@ -187,7 +187,7 @@ def main() -> None:
     """Answer requests until the input closes. A request that exceeds a limit on time or memory ends the process."""
     keep_heaps_small()
     asks, says = os.dup(0), os.dup(1)
-    threading.Thread(target=_end_with, args=(asks,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(asks,), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.modules["torch"] = cast("Any", None)  # tokenizers work without it, and it takes 200 MB
@@ -215,7 +215,7 @@ def main() -> None:
         _send(says, msgspec.json.encode(said), found)
 
 
-def _end_with(asks: int) -> None:
+def _exit_with(asks: int) -> None:
     """Exit the process, whatever it is doing, once the gateway's end of the pipe is closed. Runs on its own thread."""
     waiting = select.poll()
     waiting.register(asks, 0)  # a hang-up is always reported

@@ -20,10 +20,10 @@ from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.serve.config import PrivacyConfig
 from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
-from ostinato.serve.secret_detector import NEAR_A_WORD, PLACEHOLDER, SecretDetector, detector, is_named_secret
+from ostinato.serve.secret_detector import CONTEXTUAL_KINDS, PLACEHOLDER, SecretDetector, detector, is_named_secret
 
 _OPEN, _CLOSE = "\u27e8", "\u27e9"
-_TAG = 8  # hexadecimal digits; more if two values of a request collide
+_DIGEST_CHARS = 8  # hexadecimal digits; more if two values of a request collide
 _PASSES = 4  # masking a value may expose another one beside it
 _LITERAL = re2.compile(rb'"(?:[^"\\]|\\.)*"')
 _BATCH = 1 << 15  # bytes of known values per regular expression
@@ -107,7 +107,7 @@ class Scrubber:
         """Return JSON text with placeholders. A number that is masked becomes a string."""
         data = _bytes(in_json(text, self._named))
         for _ in range(_PASSES):
-            found = self._stand_ins(data)
+            found = self._placeholders(data)
             if not found:
                 break
             literals = [match.span() for match in _LITERAL.finditer(data)]
@@ -123,12 +123,12 @@ class Scrubber:
 
     def _named(self, name: str, value: str) -> str:
         if is_named_secret(name, value):
-            return self._stand_in("PASSWORD", _bytes(value)).decode()
+            return self._placeholder("PASSWORD", _bytes(value)).decode()
         return self.text(value)
 
     def _masked(self, data: bytes) -> bytes:
         for _ in range(_PASSES):
-            found = self._stand_ins(data)
+            found = self._placeholders(data)
             if not found:
                 break
             data = _spliced(data, found)
@@ -138,15 +138,17 @@ class Scrubber:
                 data = _spliced(data, [(*match.span(), self._near[match.group()]) for match in found])
         return data
 
-    def _stand_ins(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        return [(start, end, self._stand_in(kind, data[start:end])) for kind, start, end in self._detector.find(data)]
+    def _placeholders(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        return [
+            (start, end, self._placeholder(kind, data[start:end])) for kind, start, end in self._detector.find(data)
+        ]
 
-    def _stand_in(self, kind: str, value: bytes) -> bytes:
+    def _placeholder(self, kind: str, value: bytes) -> bytes:
         digits, text = hmac.digest(self._key, value, "sha256").hex(), value.decode(errors="surrogatepass")
-        lengths = range(_TAG, len(digits) + 1, _TAG)
+        lengths = range(_DIGEST_CHARS, len(digits) + 1, _DIGEST_CHARS)
         choices = (f"{_OPEN}{kind}_{digits[:length]}{_CLOSE}" for length in lengths)
         placeholder = next(choice for choice in choices if self.values.setdefault(choice, text) == text)
-        if kind in NEAR_A_WORD:
+        if kind in CONTEXTUAL_KINDS:
             self._near[value] = placeholder.encode()
         return placeholder.encode()
 

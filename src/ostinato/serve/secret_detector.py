@@ -27,13 +27,13 @@ import re2
 _TOO_FEW = 5  # different characters; excludes xxxxxxxx and 12121212
 _WORDS = re.compile(rb"[a-z]+(?:[_.:/-][a-z0-9]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(.*)?")
 _CAMEL = re.compile(rb"(?:[A-Z][a-z]+[0-9]*){2,}")
-_SPOKEN = re2.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row; `re` would backtrack through every split
+_WORD_RUN = re2.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row; `re` would backtrack through every split
 _STAND_INS = re.compile(
     rb"(?i)your|example|placeholder|redacted|dummy|x{4}|\*{3}|\.{3}|[<>{}]|^\[[A-Z_]+$|\$\(|%\(|\xe2\x9f\xa8"
 )
-_AFTER = b".,;:!?)]}>"  # punctuation that ends a sentence or a bracket, not a value
+_TRAILING = b".,;:!?)]}>"  # punctuation that ends a sentence or a bracket, not a value
 _PICTURES = (b".png", b".jpg", b".jpeg", b".gif", b".svg", b".webp")  # logo@2x.png
-_COUNTED = b"01234567890123456789"
+_COUNTING = b"01234567890123456789"
 _DAY = re.compile(rb"\+?[12][0-9]{3}-[0-9]{2}-[0-9]{2}\b")
 _GROUPS = re.compile(rb"[0-9]+")
 _IBAN_LENGTHS = range(15, 35)
@@ -59,26 +59,26 @@ def _varied(value: bytes) -> int:
 
 def _service(value: bytes) -> int:
     """Check for a key next to the name of a service."""
-    value = value.rstrip(_AFTER)
+    value = value.rstrip(_TRAILING)
     return 0 if _WORDS.fullmatch(value) or _CAMEL.fullmatch(value) or _STAND_INS.search(value) else _random(value)
 
 
-def _chosen(value: bytes) -> int:
+def _quoted_secret(value: bytes) -> int:
     """Check for a quoted password or key in an assignment: not a word, an identifier or a placeholder."""
-    value = value.rstrip(_AFTER)
-    plain = _WORDS.fullmatch(value) or (value.isalpha() and (len(value) < 10 or _SPOKEN.fullmatch(value)))
+    value = value.rstrip(_TRAILING)
+    plain = _WORDS.fullmatch(value) or (value.isalpha() and (len(value) < 10 or _WORD_RUN.fullmatch(value)))
     if len(value) < 6 or plain or len(set(value)) < _TOO_FEW or _STAND_INS.search(value):
         return 0
     return len(value)
 
 
-def _bare(value: bytes) -> int:
-    """Like `_chosen`, without quotes, where it could also be an expression: mixed case with a digit, or a character that no name has."""
-    value = value.rstrip(_AFTER)
+def _unquoted_secret(value: bytes) -> int:
+    """Like `_quoted_secret`, but without quotes it may be an expression: it needs mixed case and a digit, or a character of no name."""
+    value = value.rstrip(_TRAILING)
     kinds = (b"[0-9]", b"[a-z]", b"[A-Z]")
     mixed = all(re.search(kind, value) for kind in kinds) or re.search(rb"[^\w./:\[\]()-]", value)
     random = mixed or (len(value) >= 20 and re.search(rb"[0-9]", value))
-    return _chosen(value) if random and not _CAMEL.fullmatch(value) else 0
+    return _quoted_secret(value) if random and not _CAMEL.fullmatch(value) else 0
 
 
 def _basic(value: bytes) -> int:
@@ -90,7 +90,7 @@ def _basic(value: bytes) -> int:
 
 
 def _mail(value: bytes) -> int:
-    bare = value.rstrip(_AFTER)
+    bare = value.rstrip(_TRAILING)
     remote = bare.startswith(b"git@")  # git@github.com:a/b.git
     return 0 if bare.lower().endswith(_PICTURES) or remote or b".." in bare else len(bare)
 
@@ -142,7 +142,7 @@ def _phone(value: bytes) -> int:
     if _DAY.match(bare):
         return 0
     digits = bytes(byte for byte in bare if 48 <= byte < 58)
-    return len(bare) if 7 <= len(digits) <= 15 and len(set(digits)) > 2 and digits not in _COUNTED else 0
+    return len(bare) if 7 <= len(digits) <= 15 and len(set(digits)) > 2 and digits not in _COUNTING else 0
 
 
 def _ssn(value: bytes) -> int:
@@ -189,7 +189,7 @@ def _cpf(value: bytes) -> int:
     return len(value) if len(set(digits)) > 1 else 0
 
 
-def _born(year: int, month: int, day: int) -> bool:
+def _is_date(year: int, month: int, day: int) -> bool:
     try:
         date(year, month, day)
     except ValueError:
@@ -201,10 +201,10 @@ def _personnummer(value: bytes) -> int:
     """Check Sweden's personal number: a birthday, and Luhn's check over the last ten digits."""
     digits = bytes(byte for byte in value if 48 <= byte < 58)[-10:]
     year, month, day = (int(digits[at : at + 2]) for at in (0, 2, 4))
-    return len(value) if _born(2000 + year, month, day) and _luhn(digits) else 0
+    return len(value) if _is_date(2000 + year, month, day) and _luhn(digits) else 0
 
 
-def _eleven(value: bytes) -> int:
+def _cpf_or_pesel(value: bytes) -> int:
     """Check Brazil's CPF without punctuation, or Poland's PESEL: a birthday, whose month encodes the century, and a check digit."""
     if _cpf(value):
         return len(value)
@@ -213,14 +213,14 @@ def _eleven(value: bytes) -> int:
     century = {0: 1900, 1: 2000, 2: 2100, 3: 2200, 4: 1800}[month // 20]
     weights = (1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1)
     right = sum(digit * weight for digit, weight in zip(digits, weights, strict=True)) % 10 == 0
-    return len(value) if right and _born(century + year, month % 20, day) else 0
+    return len(value) if right and _is_date(century + year, month % 20, day) else 0
 
 
 def _resident(value: bytes) -> int:
     """Check China's resident number: a birthday and a check character modulo 11."""
     weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
     rest = sum((byte - 48) * weight for byte, weight in zip(value[:17], weights, strict=True)) % 11
-    born = _born(int(value[6:10]), int(value[10:12]), int(value[12:14]))
+    born = _is_date(int(value[6:10]), int(value[10:12]), int(value[12:14]))
     return len(value) if born and b"10X98765432"[rest] == value[17] else 0
 
 
@@ -264,7 +264,7 @@ class Pattern:
 
 _MOST_LEFT = 64
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-_OF_MAIL = _LETTERS + _LETTERS.upper() + b"0123456789._%+-"
+_EMAIL_CHARS = _LETTERS + _LETTERS.upper() + b"0123456789._%+-"
 _KEYWORD = (
     r"(?i:passw(?:or)?d|passwort|passphrase|pwd|secret|api[_-]?key|token|access[_-]?key|auth[_-]?key|private[_-]?key)"
 )
@@ -434,21 +434,21 @@ SECRETS: Sequence[Pattern] = (
         value="[^\\s\"'`\\\\]{6}",
         rest="([^\\s\"'`\\\\]{0,300})[\"'`\\\\]",
         window=301,
-        check=_chosen,
+        check=_quoted_secret,
     ),
     Pattern(
         kind="PASSWORD",
         before=rf"{_NAMED}[ \t]{{0,2}}[:=][ \t]{{0,2}}",
         value="[^\\s\"'`,;(){}\\[\\]<>$\\\\]{8}",
         rest="([^\\s\"'`,;(){}\\[\\]<>$\\\\]*)(?:[\\s\"'`,;)}\\]<>$\\\\]|$)",
-        check=_bare,
+        check=_unquoted_secret,
     ),
     Pattern(
         kind="PASSWORD",
         before=r"(?i:\b(?:password|passphrase|passwort|kennwort|pin)[ \t]{1,2}(?:is|was|ist|lautet|est|:)[ \t:]{1,3})[\"'`]?",
         value="[^\\s\"'`\\\\]{4}",
         rest="([^\\s\"'`\\\\]*)",
-        check=_chosen,
+        check=_quoted_secret,
     ),
 )
 """Secrets. Where several begin at the same place, the first in this order is tried first."""
@@ -459,7 +459,7 @@ PERSONAL: Sequence[Pattern] = (
         before="",
         value=r"[A-Za-z0-9._%+-]@[A-Za-z0-9]",
         rest=r"([A-Za-z0-9-]{0,62}\.(?:[A-Za-z0-9-]{1,63}\.){0,8}[A-Za-z]{2,24})",
-        left=_OF_MAIL,
+        left=_EMAIL_CHARS,
         window=256,
         check=_mail,
     ),
@@ -472,7 +472,7 @@ PERSONAL: Sequence[Pattern] = (
     ),
     _alone("NATIONAL_ID", r"\d{3}\.\d{3}\.\d{3}-\d{2}\b", _cpf),
     _alone("NATIONAL_ID", r"(?:\d{2})?\d{6}[-+]\d{4}\b", _personnummer),
-    _alone("NATIONAL_ID", r"\d{11}\b", _eleven, decimals=False),
+    _alone("NATIONAL_ID", r"\d{11}\b", _cpf_or_pesel, decimals=False),
     _alone("NATIONAL_ID", r"\d{17}[0-9X]\b", _resident, decimals=False),
     _alone("NATIONAL_ID", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]\b"),
     _alone(
@@ -504,7 +504,7 @@ PERSONAL: Sequence[Pattern] = (
 """Personal data in a distinctive form."""
 
 KINDS: Sequence[str] = tuple(dict.fromkeys(pattern.kind for pattern in (*SECRETS, *PERSONAL)))
-NEAR_A_WORD = frozenset({"PASSWORD", "URL_PASSWORD", "AUTHORIZATION", "AWS_SECRET", "AZURE_KEY", "SERVICE_KEY"})
+CONTEXTUAL_KINDS = frozenset({"PASSWORD", "URL_PASSWORD", "AUTHORIZATION", "AWS_SECRET", "AZURE_KEY", "SERVICE_KEY"})
 """Kinds that are recognised by the words before a value, since the value alone has no distinctive form."""
 
 
@@ -529,7 +529,7 @@ def is_named_secret(name: str, value: str) -> bool:
     """
     data = value.encode(errors="surrogatepass")
     named = len(name) <= 64 and _NAME.search(name.encode(errors="surrogatepass")) is not None
-    return named and not re.search(rb"\s", data) and _chosen(data) == len(data)
+    return named and not re.search(rb"\s", data) and _quoted_secret(data) == len(data)
 
 
 PLACEHOLDER = r"\x{27e8}[A-Z][A-Z0-9_]{1,23}_[0-9a-f]{8,64}\x{27e9}"

@@ -21,7 +21,7 @@ from ostinato.core.audit import fingerprint
 from ostinato.core.errors import OstinatoError
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
-from ostinato.serve.auth import Keyring, presented
+from ostinato.serve.auth import Keyring, presented_keys
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.wire.origins import Origins
 
@@ -55,7 +55,7 @@ class SessionCookies:
         self._keys = keys
         self._clock = clock
         self._secure = secure
-        self._left = dict[str, int]()  # signed-out cookies: MAC -> expiry time
+        self._signed_out = dict[str, int]()  # signed-out cookies: MAC -> expiry time
         self._admins = [key.get_secret_value() for key in admin_keys]
         self.renew(api_keys)
 
@@ -65,7 +65,7 @@ class SessionCookies:
         clients = [entry.partition(":")[2] or entry for entry in entries]
         every = sorted(key.encode() for key in [*clients, *self._admins])
         self._seal = hashlib.sha256(b"ostinato page\0" + b"\0".join(every)).digest()
-        self._known = {self._name(key): key for key in every}
+        self._known = {self._key_id(key): key for key in every}
 
     @property
     def secure(self) -> bool:
@@ -78,8 +78,8 @@ class SessionCookies:
         At most one cookie per key and second exists, so the list of signed-out cookies stays small.
         """
         now = self._clock()
-        self._left = {mac: until for mac, until in self._left.items() if until >= now}
-        self._left |= {found[3]: int(found[1]) for found in self._cookies_in(headers)}
+        self._signed_out = {mac: until for mac, until in self._signed_out.items() if until >= now}
+        self._signed_out |= {found[3]: int(found[1]) for found in self._cookies_in(headers)}
 
     @property
     def cookie_s(self) -> int:
@@ -90,7 +90,7 @@ class SessionCookies:
         """The visitor by a key in a header, else by the cookie, else an anonymous one if no keys are configured; None if nobody is
         identified.
         """
-        return self._by_key(headers) or self._by_cookie(headers) or self._anyone()
+        return self._by_key(headers) or self._by_cookie(headers) or self._anonymous()
 
     def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """The key in these headers if it is invalid; None if there is none or it is valid."""
@@ -99,12 +99,12 @@ class SessionCookies:
     def cookie(self, key: str) -> str | None:
         """Return a cookie's value for a key; None if the key is not valid here."""
         given = key.strip().encode()
-        if self._named(given) is None:
+        if self._owner_of(given) is None:
             return None
         until = int(self._clock()) + _COOKIE_S
-        return f"{until}.{self._name(given)}.{self._mac(until, self._name(given))}"
+        return f"{until}.{self._key_id(given)}.{self._mac(until, self._key_id(given))}"
 
-    def _anyone(self) -> Visitor | None:
+    def _anonymous(self) -> Visitor | None:
         return Visitor(tenant=None, operator=False) if self._keys.open else None
 
     def _by_key(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
@@ -112,9 +112,9 @@ class SessionCookies:
         return self._visitor(given) if given else None
 
     def _by_cookie(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        found = next((each for each in self._cookies_in(headers) if each[3] not in self._left), None)
+        found = next((each for each in self._cookies_in(headers) if each[3] not in self._signed_out), None)
         key = None if found is None else self._known.get(found[2])
-        return None if key is None else self._named(key)
+        return None if key is None else self._owner_of(key)
 
     def _cookies_in(self, headers: Mapping[bytes, bytes]) -> list[re.Match[str]]:
         """The parts of the valid, unexpired cookies of this gateway. Foreign cookies of the same names may precede them, since any site on
@@ -129,9 +129,9 @@ class SessionCookies:
         made = self._mac(int(found[1]), found[2])
         return float(found[1]) >= self._clock() and hmac.compare_digest(made, found[3])
 
-    def _named(self, key: bytes) -> Visitor | None:
+    def _owner_of(self, key: bytes) -> Visitor | None:
         """The visitor to whom a key belongs; None if the key is unknown."""
-        if not key or self._name(key) not in self._known:
+        if not key or self._key_id(key) not in self._known:
             return None
         return self._visitor({b"x-ostinato-key": key})
 
@@ -139,19 +139,21 @@ class SessionCookies:
         who = self._keys.known(headers)
         if who is None:
             return None
-        key = next((fingerprint(each) for each in presented(headers) if not who.admin or self._keys.is_admin(each)), "")
+        key = next(
+            (fingerprint(each) for each in presented_keys(headers) if not who.admin or self._keys.is_admin(each)), ""
+        )
         if who.admin:
             return Visitor(tenant=None, operator=True, key=key)
         return Visitor(tenant=None if self._keys.open else who.tenant, operator=False, key=key)
 
-    def _name(self, key: bytes) -> str:
+    def _key_id(self, key: bytes) -> str:
         return hmac.new(self._seal, b"name\0" + key, hashlib.sha256).hexdigest()[:32]
 
     def _mac(self, until: int, name: str) -> str:
         return hmac.new(self._seal, f"{until}.{name}".encode(), hashlib.sha256).hexdigest()
 
 
-class OwnNameOnly(BaseRoute):
+class OriginCheckedRoute(BaseRoute):
     """A route of the web page behind the gateway's origin check."""
 
     def __init__(self, inner: BaseRoute, origins: Origins) -> None:

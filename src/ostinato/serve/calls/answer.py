@@ -149,14 +149,14 @@ class Answer:
             EngineFailed, StoreSlow, StorageFull: the answer cannot be completed.
             GrammarTooComplex: the answer's format cannot be enforced to its end.
         """
-        await self._kept(self._events() if stream else self._whole(), stream=stream)
+        await self._run_and_store(self._events() if stream else self._whole(), stream=stream)
 
     async def sample(self, *, stream: bool) -> None:
         """Sample the whole answer and store its turns, but send only a stream's heartbeats. The response head then names no turn, because
         the client may get another one. Raises like `send`.
         """
         self._named = False
-        await self._kept(self._beating() if stream else self._sampled(), stream=False)
+        await self._run_and_store(self._beating() if stream else self._sampled(), stream=False)
 
     async def deliver(self, data: bytes, *, stream: bool) -> None:
         """Send `data`, made from a sampled answer, as the body or as all events of the stream."""
@@ -167,7 +167,7 @@ class Answer:
             await self._exchange.start(200, STREAM + self._headers())
         await self._exchange.write(data, last=True)
 
-    async def _kept(self, work: Coroutine[Any, Any, None], *, stream: bool) -> None:
+    async def _run_and_store(self, work: Coroutine[Any, Any, None], *, stream: bool) -> None:
         """Run `work`; however it ends, write the turns of everything sampled."""
         capture = self._capture
         try:
@@ -178,7 +178,7 @@ class Answer:
                 if close is not None:
                     await close()
         except (asyncio.CancelledError, ClientGone):
-            finish = self._broken_off(stream=stream)
+            finish = self._cancelled_finish(stream=stream)
             if finish is Finish.LEFT and self._question.left is not None and capture.call.n == 1:
                 self._question.left(capture.call.turn_ids()[0], self._readings[0].message())
             await capture.close(finish, self._config.store_timeout_s)
@@ -196,7 +196,7 @@ class Answer:
             await capture.close(Finish.ERROR, self._config.store_timeout_s)
             raise
 
-    def _broken_off(self, *, stream: bool) -> Finish:
+    def _cancelled_finish(self, *, stream: bool) -> Finish:
         """Why the call was cancelled. `LEFT` requires a person who has seen some of the answer: a stream that had begun."""
         if isinstance(self._watch.reason, EngineFailed):
             return Finish.ERROR
@@ -280,7 +280,7 @@ class Answer:
     async def _next(self) -> tuple[Chunk, list[Piece]]:
         """Add the next chunk to the capture; return it and the pieces of the answer that it completes. Raises EngineFailed."""
         chunk = await self._chunk()
-        while self._over(chunk.index):  # the engine continues an ended choice while others are open
+        while self._ended_by_gateway(chunk.index):  # the engine continues an ended choice while others are open
             self._capture.drop(chunk)
             chunk = await self._chunk()
         if not self._opened:
@@ -291,14 +291,14 @@ class Answer:
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
         if reading.over and self._capture.end(chunk.index):
-            await self._ended_here(chunk.index)
+            await self._fetch_routes(chunk.index)
         if chunk.finish is not None and reading.message().calls:
             self._capture.called(chunk.index)
         if self._capture.complete:
             self._person.last(self._capture.tokens // self._capture.call.n)
         return chunk, pieces
 
-    async def _ended_here(self, index: int) -> None:
+    async def _fetch_routes(self, index: int) -> None:
         """Fetch the expert routes of a choice that the gateway ended, since the engine's last chunk will not bring them."""
         choice = self._capture.choices[index]
         self._watch.allow(self._config.chunk_timeout_s, self._silent)
@@ -312,7 +312,7 @@ class Answer:
         except StopAsyncIteration:
             raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
 
-    def _over(self, index: int) -> bool:
+    def _ended_by_gateway(self, index: int) -> bool:
         """True if the gateway ended this choice, while the engine continues it because other choices are open."""
         return index < len(self._readings) and self._readings[index].over
 
@@ -399,9 +399,9 @@ class Answer:
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 0.25
-MOST = 256  # turns per row
+MAX_TURNS_PER_ROW = 256  # turns per row
 _RETRY_S = 2.0
-_KEPT = 100_000  # turns held in memory while the log accepts no writes
+_MAX_HELD = 100_000  # turns held in memory while the log accepts no writes
 
 
 class Deliveries:
@@ -421,7 +421,7 @@ class Deliveries:
     def note(self, turns: Sequence[str]) -> None:
         """Record that these turns' answers were handed to the connection, to the last byte."""
         self._noted += turns
-        if len(self._noted) >= MOST:
+        if len(self._noted) >= MAX_TURNS_PER_ROW:
             self._begin()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._begin)
@@ -449,11 +449,11 @@ class Deliveries:
 
     async def _write(self) -> None:
         while self._noted:
-            turns, self._noted = self._noted[:MOST], self._noted[MOST:]
+            turns, self._noted = self._noted[:MAX_TURNS_PER_ROW], self._noted[MAX_TURNS_PER_ROW:]
             row = Delivered(id=secrets.token_hex(8), turns=tuple(turns), at=self._clock())
             try:
                 await self._writes.begin(self._log.append(row))
             except OstinatoError as error:
                 _LOG.warning("%d deliveries were not noted, and will be tried again: %s", len(turns), error)
-                self._noted = [*turns, *self._noted][:_KEPT]
+                self._noted = [*turns, *self._noted][:_MAX_HELD]
                 return

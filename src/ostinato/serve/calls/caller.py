@@ -30,7 +30,7 @@ from ostinato.serve.calls.compaction import asks_for_summary
 from ostinato.serve.consent import ConsentChoices, read_level
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Request, Writer
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 from ostinato.serve.dialects.openai import ChatRequest, parse_chat, parse_completion
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
@@ -149,7 +149,7 @@ class Senders:
             group=exchange.text("X-Ostinato-Group"),
             slot=slot,
             harness=exchange.text("X-Ostinato-Harness") or "",
-            until=_until(exchange, slot),
+            until=_deadline(exchange, slot),
             consent=self._consent(exchange, (who.tenant, user), slot, store),
         )
 
@@ -196,7 +196,7 @@ class Senders:
         return loaded
 
 
-def _until(exchange: Exchange, slot: str | None) -> float | None:
+def _deadline(exchange: Exchange, slot: str | None) -> float | None:
     """Return the deadline for the end of sampling, counted from the call's arrival. Raises BadRequest, Unauthorized.
 
     Only a caller that names a slot may set a deadline: turns that end at a deadline are trained on, which must not happen to a person's
@@ -225,7 +225,7 @@ def _agents_session(exchange: Exchange) -> str | None:
 # ---------------------------------------------------------------- personalisation
 
 
-_LEANING = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers are personalised
+_STEERED_PURPOSES = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers are personalised
 
 
 def steering_of(
@@ -239,14 +239,14 @@ def steering_of(
 ) -> Steering | None:
     """Return the steering of an answer towards its person's preferences; None if there is none. Raises BadRequest.
 
-    None where `_may_lean` forbids it, for a constrained format, and for auxiliary calls. None while a trial compares releases of which one
+    None where `_may_steer` forbids it, for a constrained format, and for auxiliary calls. None while a trial compares releases of which one
     has no steering basis: the other's users would be served better for that reason alone. An engine with static steering (a fixed bias per
     answer) also gives None for calls with tools or a `logit_bias`.
     """
     adaptation, policy = parts.adaptation, parts.engine.slots().get(placement.slot)
-    if not _may_lean(caller, placement, exchange) or adaptation is None or policy is None:
+    if not _may_steer(caller, placement, exchange) or adaptation is None or policy is None:
         return None
-    if sampling.grammar or purpose not in _LEANING:
+    if sampling.grammar or purpose not in _STEERED_PURPOSES:
         return None
     if not adaptation.fits(parts.arms.compared(parts.engine.slots())):
         return None
@@ -262,18 +262,18 @@ def style_texts(
 ) -> Mapping[str, str]:
     """Return the styles that a person's conversation may have now, as {arm: system text}. Raises BadRequest.
 
-    Empty where steering is not allowed (`_may_lean`), for the holdout, and for calls with tools or a constrained format, whose output a
+    Empty where steering is not allowed (`_may_steer`), for the holdout, and for calls with tools or a constrained format, whose output a
     program reads. A summary keeps its conversation's style. While releases are compared, in a trial or with the verified one, only styles
     approved for all of them count.
     """
     styles, slots = parts.styles, parts.engine.slots()
     policy = None if placement is None else slots.get(placement.slot)
-    if styles is None or placement is None or policy is None or not _may_lean(caller, placement, exchange):
+    if styles is None or placement is None or policy is None or not _may_steer(caller, placement, exchange):
         return {}
     if conversation.demand is not None or _has_tools(conversation):
         return {}
     purpose = Purpose.COMPACTION if conversation.summarises else purpose_of(exchange.headers, conversation)
-    if purpose not in (*_LEANING, Purpose.COMPACTION):
+    if purpose not in (*_STEERED_PURPOSES, Purpose.COMPACTION):
         return {}
     if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
         return {}
@@ -281,7 +281,7 @@ def style_texts(
     return styles.texts(parts.arms.styled(caller.tenant, arm, slots), shared=arm is not Arm.BRANCH)
 
 
-def _may_lean(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
+def _may_steer(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
     """Return True for named callers with consent who do not opt out, except on a named slot, the control arm or an outside model.
 
     Raises BadRequest for a malformed X-Ostinato-Adapt header.
@@ -301,13 +301,13 @@ def with_style(conversation: Conversation, text: str) -> Conversation:
     """
     if not text:
         return conversation
-    messages, first = conversation.messages, leading(conversation)
+    messages, first = conversation.messages, system_message_count(conversation)
     before = messages[first - 1].text.rstrip() if first else ""
     system = Message(role=Role.SYSTEM, text=f"{before}\n\n{text}" if before else text)
     return replace(conversation, messages=(*messages[: max(0, first - 1)], system, *messages[first:]))
 
 
-def leading(conversation: Conversation) -> int:
+def system_message_count(conversation: Conversation) -> int:
     """Return the number of system messages with which a conversation begins."""
     messages = conversation.messages
     return next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
@@ -391,7 +391,7 @@ class CallRoute:
     path: str
     kind: str
     field: str
-    parse: Callable[[Any, ReadItems], Request]
+    parse: Callable[[Any, ItemCache], Request]
     writer: Callable[[Any, Heading, Renderer | None], Writer]
     errors: ErrorShape
     overflow: Callable[[Any, Heading, ContextExceeded], str] | None = None

@@ -359,7 +359,7 @@ def stop_string(sampled: str, shown: str, stops: Sequence[str]) -> str:
     return min((stop for stop in stops if rest.startswith(stop)), key=len, default="")
 
 
-def again(turns: Sequence[Turn]) -> Call:
+def call_of_turns(turns: Sequence[Turn]) -> Call:
     """Return the call that these turns answered."""
     first = turns[0]
     return Call(
@@ -388,7 +388,7 @@ def again(turns: Sequence[Turn]) -> Call:
     )
 
 
-async def played(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
+async def replay(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
     """Replay stored turns as the chunks that an engine would send: one per span, all text in the first."""
     for index, turn in enumerate(turns):
         start, text = 0, turn.text

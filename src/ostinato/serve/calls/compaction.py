@@ -23,12 +23,12 @@ from ostinato.core.conversation import CompactionBlock, Conversation, Message, R
 from ostinato.core.records import Window, WindowMaker
 from ostinato.serve.dialects.compaction_blocks import CompactionRefused, packed_token, signature_invalid, unpacked_token
 
-_LONG = 40  # fewest characters of a line that identifies a text
-_LEAST = 200  # fewest characters of such lines that must match
-_ANSWERS = 64  # answers indexed per user
+_LONG_LINE_CHARS = 40  # fewest characters of a line that identifies a text
+_MIN_CHARS = 200  # fewest characters of such lines that must match
+_MAX_ANSWERS = 64  # answers indexed per user
 _OVERHEAD = 50  # memory cost of an answer besides its lines, in lines
 _MOST_LINES = 2_048  # lines indexed per answer; later lines are ignored
-_FIRST = 2  # messages that may hold the summary: system and user, or the task and the next
+_LEADING = 2  # messages that may hold the summary: system and user, or the task and the next
 _BREAKS = re.compile(r"[\n<>]")  # angle brackets too, since summaries stand between tags
 
 
@@ -50,7 +50,7 @@ class SummaryTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _IndexedAnswer:
     """The hashes and lengths of an answer's long lines, its user, and whether it was sampled as a summary (`asked`)."""
 
     user: str
@@ -81,18 +81,18 @@ class SummaryIndex:
     def __init__(self, lines: int) -> None:
         self._most = lines
         self._held = 0
-        self._answers: OrderedDict[bytes, list[_Known]] = OrderedDict()
+        self._answers: OrderedDict[bytes, list[_IndexedAnswer]] = OrderedDict()
 
     def add(self, place: bytes, summary: SummaryTurn, text: str, user: str = "", *, asked: bool = False) -> None:
         """Index an answer, unless it has too few long lines to be recognised. `asked`: the client had asked for a summary."""
         lines = [*islice(_long_lines(text), _MOST_LINES)]
-        if sum(map(len, lines)) < _LEAST:
+        if sum(map(len, lines)) < _MIN_CHARS:
             return
         answers = self._answers.setdefault(place, [])
         self._answers.move_to_end(place)
-        answers.append(_Known(user, summary, asked, array("q", map(hash, lines)), array("I", map(len, lines))))
+        answers.append(_IndexedAnswer(user, summary, asked, array("q", map(hash, lines)), array("I", map(len, lines))))
         self._held += answers[-1].cost
-        if len(answers) > _ANSWERS:
+        if len(answers) > _MAX_ANSWERS:
             self._held -= answers.pop(0).cost
         while self._held > self._most:
             oldest = next(iter(self._answers))
@@ -109,25 +109,32 @@ class SummaryIndex:
     def find(self, place: bytes, episode: str | None, messages: Sequence[Message]) -> SummaryTurn | None:
         """Return the answer of this user (and this episode, if given) that the conversation begins with; None if there is none.
 
-        It is the one with the largest share of its long lines, at least half of them and `_LEAST` characters, in the first messages that
-        are not the assistant's; the newest of equals. The assistant's first message counts only for answers requested as summaries, since
-        any other answer stands there in an edited history, too.
+        It is the one with the largest share of its long lines, at least half of them and `_MIN_CHARS` characters, in the first messages
+        that are not the assistant's; the newest of equals. The assistant's first message counts only for answers requested as summaries,
+        since any other answer stands there in an edited history, too.
         """
         answers = list(self._answers.get(place, ()))
         if not answers:
             return None
-        first = [*islice((message for message in messages if message.role is not Role.ASSISTANT), _FIRST)]
+        first = [*islice((message for message in messages if message.role is not Role.ASSISTANT), _LEADING)]
         if first and messages[0].role is Role.SYSTEM:  # agents that keep the task put the summary after it
-            first += islice(takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _FIRST, _FIRST + 1)
+            first += islice(
+                takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _LEADING, _LEADING + 1
+            )
         there = {hash(line) for message in first for line in _long_lines(message.text)}
-        spoken = next((message.text for message in messages[: _FIRST + 1] if message.role is Role.ASSISTANT), "")
+        spoken = next((message.text for message in messages[: _LEADING + 1] if message.role is Role.ASSISTANT), "")
         anywhere = there.union(map(hash, _long_lines(spoken)))
         best: tuple[float, SummaryTurn | None] = (0.0, None)
         for known in reversed(answers):
             places = anywhere if known.asked else there
             found = [length for line, length in zip(known.hashes, known.lengths, strict=True) if line in places]
             share = len(found) / len(known.hashes)
-            if episode in (None, known.summary.episode) and share >= 0.5 and sum(found) >= _LEAST and share > best[0]:
+            if (
+                episode in (None, known.summary.episode)
+                and share >= 0.5
+                and sum(found) >= _MIN_CHARS
+                and share > best[0]
+            ):
                 best = (share, known.summary)
         return best[1]
 
@@ -136,7 +143,7 @@ def _long_lines(text: str) -> Iterator[str]:
     """Yield a text's lines that are long enough to identify it, with whitespace collapsed."""
     for line in _BREAKS.split(text):
         normal = " ".join(line.split())
-        if len(normal) >= _LONG:
+        if len(normal) >= _LONG_LINE_CHARS:
             yield normal
 
 

@@ -17,9 +17,9 @@ from ostinato.serve.calls.caller import (
     CallRoute,
     Placement,
     for_auto,
-    leading,
     purpose_of,
     style_texts,
+    system_message_count,
     with_style,
 )
 from ostinato.serve.calls.compaction import SummaryTurn
@@ -32,7 +32,7 @@ from ostinato.serve.dialects.context_edits import COMPACT, cleared
 from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Json, Request
 from ostinato.serve.dialects.openai import CompletionRequest, check_ids
 from ostinato.serve.dialects.responses import ResponsesRequest
-from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
+from ostinato.serve.fair_thread import CHARS_PER_DIGEST, LONG, PARSED_PER_CHAR, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
@@ -41,7 +41,7 @@ from ostinato.serve.scrub import Scrubber, unmasked_message
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import DisconnectWatch
 
-_NEVER = -100.0  # the lowest logit bias that all engines accept
+_LOWEST_BIAS = -100.0  # the lowest logit bias that all engines accept
 LEAST_SHARE = 16
 """Agents request more tokens than there are: an answer gets at least 1/16 of the context, and a summary within a call at most that much."""
 MOST_LOGGED = 200_000
@@ -102,7 +102,7 @@ class EnginePrompt:
 # ---------------------------------------------------------------- sampling
 
 
-OTHERS = "*"
+ANY_TENANT = "*"
 
 
 def override_sampling(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
@@ -112,7 +112,7 @@ def override_sampling(asked: Sampling, caller: Caller, rules: Mapping[str, Sampl
 
     Example: ``override_sampling(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
     """
-    rule = rules.get(caller.tenant, rules.get(OTHERS))
+    rule = rules.get(caller.tenant, rules.get(ANY_TENANT))
     if rule is None or caller.slot is not None:
         return asked, ""
     changed = {name: value for name, value in rule if value is not None and value != getattr(asked, name)}
@@ -124,7 +124,7 @@ def compacts(request: Request) -> bool:
     return isinstance(request, MessagesRequest | ResponsesRequest) and request.compacts
 
 
-def in_call(request: Request) -> InCallCompaction | None:
+def in_call_compaction(request: Request) -> InCallCompaction | None:
     """Return the request's wish for compaction within the call once the prompt is long, if it has one."""
     return request.in_call if isinstance(request, MessagesRequest | ResponsesRequest) else None
 
@@ -142,7 +142,7 @@ def constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
     if question.call_token is not None:
         bias = (
             *((token, value) for token, value in bias if token != question.call_token),
-            (question.call_token, _NEVER),
+            (question.call_token, _LOWEST_BIAS),
         )
     return replace(sampling, grammar=question.grammar, logit_bias=bias, stop=stop)
 
@@ -217,9 +217,9 @@ class Prompts:
         said = asked.exchange.received
         if told is not request.conversation:  # it continues a stored answer or begins with a summary
             said += sum(message.chars for message in told.messages)
-        rough = PER_HASHED * told.parts
+        rough = CHARS_PER_DIGEST * told.parts
         if not told.hashed:
-            rough += said // PER_PARSED + PART_CHARS * told.parts
+            rough += said // PARSED_PER_CHAR + PART_CHARS * told.parts
         masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
         styled, style, arm = await self._styled(asked, masked, style, ours=ours)
         rendered = partial(self._rendered, asked, request, rough, summary)
@@ -273,7 +273,7 @@ class Prompts:
         """
         tenant = asked.caller.tenant
         conversation, edits = await self.edited(tenant, request, styled)
-        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, styled, unstyled)
+        sessions, weighed = self._sessions[tenant], partial(_chains_of, asked.scope, conversation, styled, unstyled)
         chars, chain, origin, plain = await self._thread.run(tenant, rough, weighed)
         self.check_length(chars, asked.route.field)
         summary = summary or await self._proven(asked, conversation)
@@ -285,7 +285,7 @@ class Prompts:
     def _fits(self, request: ConversationRequest, question: PendingPrompt, prompt: Prompt) -> bool:
         """Return True if a prompt leaves room for an answer, or will be compacted within the call."""
         told, room = question.conversation, self._context - len(prompt.ids)
-        shortened = in_call(request) is not None and not told.summarises
+        shortened = in_call_compaction(request) is not None and not told.summarises
         return shortened or room >= least_answer(request, told, self._context)
 
     def _remembering(
@@ -327,7 +327,7 @@ class Prompts:
         tenant, scope, sessions = asked.caller.tenant, asked.scope, self._sessions[asked.caller.tenant]
         begins = not conversation.answered and conversation.block is None
         if style is None and begins and not ours:
-            cost = PER_HASHED * conversation.parts
+            cost = CHARS_PER_DIGEST * conversation.parts
             before = sessions.dealt(scope, await self._thread.run(tenant, cost, partial(chain_of, scope, conversation)))
             style = styles.deal((tenant, asked.caller.user), texts) if before is None else before[0]
         if style is not None and style.arm in (*texts, styles.none):
@@ -342,7 +342,7 @@ class Prompts:
                 (arm, form, chain_of(scope, form), either if arm in either else {arm}) for arm, form in made.items()
             ]
 
-        tried = await self._thread.run(tenant, PER_HASHED * conversation.parts * len(made), forms)
+        tried = await self._thread.run(tenant, CHARS_PER_DIGEST * conversation.parts * len(made), forms)
         for arm, form, chain, arms in tried:
             if sessions.knows(scope, form, chain, arms):
                 return form, None, arm
@@ -361,7 +361,7 @@ class Prompts:
             return conversation, None
         if not any(edit.type != COMPACT for edit in wanted.edits):
             return conversation, []
-        chars = await self._thread.run(tenant, PER_HASHED * conversation.parts, lambda: conversation.chars)
+        chars = await self._thread.run(tenant, CHARS_PER_DIGEST * conversation.parts, lambda: conversation.chars)
         self.check_length(chars, "messages")
         work = partial(cleared, conversation, wanted, self.tokens, self.most_tokens)
         return await self._thread.run(tenant, 3 * (chars + PART_CHARS * conversation.parts), work)
@@ -383,7 +383,7 @@ class Prompts:
         if block is None:
             return None
         verify = partial(self._parts.blocks.summary, scope.tenant, asked.route.kind, scope.place, block)
-        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PER_PARSED, verify)
+        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PARSED_PER_CHAR, verify)
 
     async def scrubbed(
         self, asked: CallContext, conversation: Conversation, chars: int
@@ -395,7 +395,7 @@ class Prompts:
         self.check_length(conversation.chars, asked.route.field)
         scrubber = scrubbing.person(caller.tenant, caller.user)
         masked = await self._thread.run(
-            caller.tenant, chars // PER_PARSED, partial(scrubber.conversation, conversation)
+            caller.tenant, chars // PARSED_PER_CHAR, partial(scrubber.conversation, conversation)
         )
         return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
 
@@ -448,7 +448,7 @@ class Prompts:
             raise ContextExceeded(prompt=tokens, answer=0, context=self._context, field=field, chars=chars)
 
 
-def _weighed(
+def _chains_of(
     scope: ConversationScope, conversation: Conversation, sent: Conversation, unstyled: Conversation
 ) -> tuple[int, list[bytes], list[bytes] | None, list[bytes] | None]:
     """Return a conversation's length in characters, its hash chain, the chain of what was sent if some of it was cleared, and the chain
@@ -456,7 +456,7 @@ def _weighed(
     """
     origin, plain = None if sent is conversation else chain_of(scope, sent), None
     if sent is not unstyled:
-        before, after = leading(unstyled), leading(conversation)
+        before, after = system_message_count(unstyled), system_message_count(conversation)
         bare = replace(conversation, messages=(*unstyled.messages[:before], *conversation.messages[after:]))
         plain = [b""] * (after - before) + chain_of(scope, bare)  # padding, if the style is a message of its own
     return conversation.chars, chain_of(scope, conversation), origin, plain

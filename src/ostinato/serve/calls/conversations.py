@@ -95,7 +95,7 @@ class AnswerParser:
 # ---------------------------------------------------------------- repeated questions
 
 
-_MOST = 16_384
+_MAX_QUESTIONS = 16_384
 
 
 class RecentQuestions:
@@ -110,7 +110,7 @@ class RecentQuestions:
         asked = place in self._asked
         self._asked.setdefault(place, (user, style))
         self._asked.move_to_end(place)
-        if len(self._asked) > _MOST:
+        if len(self._asked) > _MAX_QUESTIONS:
             self._asked.popitem(last=False)
         return asked
 
@@ -132,7 +132,7 @@ OWN_EPISODE = "ep-"  # prefix of the episode names that the gateway makes up
 AUTO = "auto"  # the arm in all scopes of Auto's calls, so that a conversation is found whichever arm answered
 _OVERHEAD = 32  # memory cost of an entry besides its ids, in ids
 _PER_LINE = 4  # ids of the budget for each line held in the summary index
-_GUESSES = 8  # most of a user's turns that are tried for a message that may begin with the client's prefill
+_MAX_PREFILL_GUESSES = 8  # most of a user's turns that are tried for a message that may begin with the client's prefill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class ConversationScope:
     @property
     def place(self) -> bytes:
         """A hash of the tenant, user and arm."""
-        return _place(self.tenant, self.user, self.arm)
+        return _scope_hash(self.tenant, self.user, self.arm)
 
     @property
     def shared(self) -> bool:
@@ -307,7 +307,7 @@ class Sessions:
         """
         plain = plain or chain
         # anonymous callers may ask the same question, and any user may begin two conversations with the same words
-        spoken = _spoken(conversation.messages)
+        spoken = _assistant_indices(conversation.messages)
         telling = not scope.shared and (scope.episode is not None or bool(spoken))
         question = PendingPrompt(
             scope=scope,
@@ -350,14 +350,14 @@ class Sessions:
             question.summary = self._summaries.find(_answers_of(scope), scope.episode, messages)
         entry, conversation = question.entry, question.conversation
         if conversation.continued:
-            ids = self._whole(question)
+            ids = self._render_whole(question)
             extends = entry is not None and entry.known and entry.ids == ids[: entry.length]
             return _prompt(ids, question, follows=extends)
         following = None if entry is None else self._follow(entry, conversation, question.known)
-        ids = self._whole(question) if following is None else following
+        ids = self._render_whole(question) if following is None else following
         return _prompt(ids, question, follows=following is not None)
 
-    def _whole(self, question: PendingPrompt) -> array[int]:
+    def _render_whole(self, question: PendingPrompt) -> array[int]:
         """Render a conversation from scratch. The ids are packed here because `remember` runs on the event loop and must be fast."""
         question.packed = array("i", self._renderer.chat(question.conversation))
         return question.packed
@@ -370,14 +370,14 @@ class Sessions:
         if turn.finish.complete:
             whole = replace(answer, text=question.prefill + answer.text)
             entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
-            self._put(_next(question.before, whole.digest), entry)
+            self._put(_extended(question.before, whole.digest), entry)
             # a follow-up to the uncleared messages continues this turn, but cannot reuse its tokens
             if question.origin is not None:
                 before = question.origin[-2 if question.conversation.continued else -1]
-                self._put(_next(before, whole.digest), replace(entry, known=False))
+                self._put(_extended(before, whole.digest), replace(entry, known=False))
             if question.plain is not question.chain:  # so that a follow-up without the style finds it
                 before = question.plain[-2 if question.conversation.continued else -1]
-                self._put(_next(before, whole.digest), replace(entry, known=False))
+                self._put(_extended(before, whole.digest), replace(entry, known=False))
             self._index(turn, question.scope, answer)
 
     def restore(self, turn: Turn) -> None:
@@ -385,8 +385,8 @@ class Sessions:
         if not turn.finish.complete or turn.redacted:
             return
         arm = turn.arm if turn.auto is None else AUTO
-        cold = self._cold[_place(turn.tenant, turn.user, arm)]
-        before = next((entry for entry in reversed(cold[-_GUESSES:]) if entry.turn == turn.parent), None)
+        cold = self._cold[_scope_hash(turn.tenant, turn.user, arm)]
+        before = next((entry for entry in reversed(cold[-_MAX_PREFILL_GUESSES:]) if entry.turn == turn.parent), None)
         entry = self._entry(turn, before, text=turn.text)
         cold.append(entry)
         self._hold(entry)
@@ -406,7 +406,7 @@ class Sessions:
 
     def _index(self, turn: Turn, scope: ConversationScope, answer: Message) -> None:
         """Add an answer to the summary index: it may be the summary with which a later window begins."""
-        if (scope.user == ANONYMOUS and not _named(scope)) or answer.calls or turn.calls:
+        if (scope.user == ANONYMOUS and not _client_episode(scope)) or answer.calls or turn.calls:
             return
         by = {Arm.OUTSIDE: WindowMaker.OUTSIDE, Arm.WORLD: WindowMaker.HARNESS}.get(turn.arm, WindowMaker.AGENT)
         number = 0 if turn.window is None else turn.window.number
@@ -426,7 +426,7 @@ class Sessions:
         self, scope: ConversationScope, conversation: Conversation, chain: list[bytes], arms: Collection[str | None]
     ) -> bool:
         """True if the newest turn of this process that a conversation continues has one of these styles. Only for named users."""
-        found = (self._find(chain[i + 1], scope.episode) for i in _spoken(conversation.messages))
+        found = (self._find(chain[i + 1], scope.episode) for i in _assistant_indices(conversation.messages))
         entry = next((entry for entry in found if entry is not None), None)
         return entry is not None and (entry.style and entry.style.arm) in arms
 
@@ -434,7 +434,7 @@ class Sessions:
         self, scope: ConversationScope, conversation: Conversation, chain: list[bytes], arms: Collection[str | None]
     ) -> bool:
         """The same for turns of earlier processes. It only reads, and it renders the conversation."""
-        spoken = _spoken(conversation.messages)
+        spoken = _assistant_indices(conversation.messages)
         asked = PendingPrompt(
             scope=scope, conversation=conversation, chain=chain, plain=chain, spoken=spoken, known=0, entry=None
         )
@@ -457,15 +457,15 @@ class Sessions:
         spoken = question.spoken[::-1]
         if not cold or not spoken or (scope.shared and not conversation.messages[spoken[0]].calls):
             return
-        ids = self._renderer.chat(_first(conversation, spoken[0])) if spoken[0] else None
+        ids = self._renderer.chat(_prefix(conversation, spoken[0])) if spoken[0] else None
         for position, i in enumerate(spoken):
-            entry = self._match(cold, ids, _first(conversation, i + 1))
+            entry = self._match(cold, ids, _prefix(conversation, i + 1))
             if entry is None:
                 return
             question.known, question.entry = i + 1, entry
             question.warmed.append((question.chain[i + 1], entry))
             if position + 1 < len(spoken):
-                upto = _first(conversation, spoken[position + 1])
+                upto = _prefix(conversation, spoken[position + 1])
                 ids = self._follow(entry, upto, i + 1) or self._renderer.chat(upto)
 
     def _match(self, cold: list[_Entry], ids: Iterable[int] | None, conversation: Conversation) -> _Entry | None:
@@ -477,7 +477,7 @@ class Sessions:
                 if self._read(conversation, entry).digest == last.digest:
                     return entry
                 continue
-            if last.calls or not entry.text or not last.text.endswith(entry.text) or guesses == _GUESSES:
+            if last.calls or not entry.text or not last.text.endswith(entry.text) or guesses == _MAX_PREFILL_GUESSES:
                 continue
             guesses += 1
             begun = replace(last, text=last.text[: len(last.text) - len(entry.text)])
@@ -512,7 +512,7 @@ class Sessions:
         """
         if conversation.messages[known - 1].calls:
             return None
-        opened = self._renderer.chat(replace(_first(conversation, known), continued=True))
+        opened = self._renderer.chat(replace(_prefix(conversation, known), continued=True))
         whole = self._renderer.chat(conversation)
         closing = whole[len(opened) : len(whole) - len(rest)]
         fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
@@ -559,7 +559,7 @@ class Sessions:
         place = (key, entry.episode)
         old = self._entries.pop(place, None)
         if old is not None:
-            self._leave(old)
+            self._release_indexed(old)
         self._entries[place] = entry
         self._turns[entry.episode] += entry.task
         self._latest[key] = entry.episode
@@ -569,20 +569,20 @@ class Sessions:
         self._held += _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
         entry.run.users += 1
         while self._held > self._budget and (self._cold or self._entries):
-            self._forget()
+            self._evict()
 
     def _release(self, entry: _Entry) -> None:
         entry.run.users -= 1
         self._held -= _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
 
-    def _leave(self, entry: _Entry) -> None:
+    def _release_indexed(self, entry: _Entry) -> None:
         """Release an entry that was removed from `_entries`."""
         self._release(entry)
         self._turns[entry.episode] -= entry.task
         if not self._turns[entry.episode]:
             del self._turns[entry.episode]
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         """Evict the oldest entry, first among the turns read from the log, most of which are never needed again."""
         if self._cold:
             place = next(iter(self._cold))
@@ -594,7 +594,7 @@ class Sessions:
         self._drop(*next(iter(self._entries)))
 
     def _drop(self, key: bytes, episode: str) -> None:
-        self._leave(self._entries.pop((key, episode)))
+        self._release_indexed(self._entries.pop((key, episode)))
         if self._latest.get(key) == episode:
             del self._latest[key]
 
@@ -619,7 +619,7 @@ def _prompt(ids: array[int], question: PendingPrompt, *, follows: bool) -> Promp
     )
 
 
-def _spoken(messages: Sequence[Message]) -> list[int]:
+def _assistant_indices(messages: Sequence[Message]) -> list[int]:
     """The indices of the assistant's messages before the last message, in descending order."""
     return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
 
@@ -650,7 +650,7 @@ def _made_by(message: Message, turn: str) -> bool:
     return any(calling_turn(call.id) == turn for call in message.calls)
 
 
-def _first(conversation: Conversation, count: int) -> Conversation:
+def _prefix(conversation: Conversation, count: int) -> Conversation:
     """Return a conversation's first messages."""
     return Conversation(messages=conversation.messages[:count], tools=conversation.tools)
 
@@ -660,25 +660,25 @@ def chain_of(scope: ConversationScope, conversation: Conversation) -> list[bytes
     last = digest(scope.place, tools_digest(conversation.tools))
     hashes = [last]
     for message in conversation.messages:
-        last = _next(last, message.digest)
+        last = _extended(last, message.digest)
         hashes.append(last)
     return hashes
 
 
 def _answers_of(scope: ConversationScope) -> bytes:
     """The key of a user's answers in the summary index. Episodes named by the client have keys of their own."""
-    return digest(scope.place, _named(scope))
+    return digest(scope.place, _client_episode(scope))
 
 
-def _named(scope: ConversationScope) -> str:
+def _client_episode(scope: ConversationScope) -> str:
     """The episode as named by the client; "" if the gateway made up the name, even if the client repeats it."""
     return "" if scope.episode is None or scope.episode.startswith(OWN_EPISODE) else scope.episode
 
 
-def _place(tenant: str, user: str, arm: str) -> bytes:
+def _scope_hash(tenant: str, user: str, arm: str) -> bytes:
     return digest(b"", tenant, user, arm)
 
 
-def _next(before: bytes, message: bytes) -> bytes:
+def _extended(before: bytes, message: bytes) -> bytes:
     """Extend a conversation's hash by that of one message; both have the same fixed length."""
     return blake2b(before + message, digest_size=16).digest()

@@ -27,7 +27,7 @@ from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Senders, asks_auto, draw_arm, steering_of
-from ostinato.serve.calls.capture import Call, Capture, EngineFailed, again, cache_salt, played
+from ostinato.serve.calls.capture import Call, Capture, EngineFailed, cache_salt, call_of_turns, replay
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
     LEAST_SHARE,
@@ -37,20 +37,20 @@ from ostinato.serve.calls.context import (
     check_logged,
     compacts,
     constrained,
-    in_call,
+    in_call_compaction,
     least_answer,
     override_sampling,
 )
 from ostinato.serve.calls.conversations import OWN_EPISODE, AnswerParser, Prompt, Sessions
-from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest, is_whole
+from ostinato.serve.calls.response_store import Attempt, IdempotencyKeys, ResponseStore, body_digest, is_whole
 from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import parse_count
-from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, summarised
+from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, with_summary_request
 from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Heading, Request
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 from ostinato.serve.dialects.openai import CompletionRequest, parse_score
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import PER_PARSED
+from ostinato.serve.fair_thread import PARSED_PER_CHAR
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
@@ -89,7 +89,7 @@ class CallHandlers:
         budget = config.session_tokens // len(tenants)
         self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
         read = 0 if self._masks else config.history_bytes // len(tenants)  # never cache messages that must be masked
-        self._items = {tenant: ReadItems(read) for tenant in tenants}
+        self._items = {tenant: ItemCache(read) for tenant in tenants}
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
@@ -183,7 +183,7 @@ class CallHandlers:
             return
         request = await self._parsed(who.tenant, exchange, data, parse_count)
         conversation = request.conversation
-        rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        rough = exchange.received // PARSED_PER_CHAR + PART_CHARS * conversation.parts
         if self._masks is not None:  # count what the model would get
             mask = self._masks.person(who.tenant, ANONYMOUS).conversation
             conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
@@ -221,7 +221,7 @@ class CallHandlers:
             found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
         await exchange.reply(200, json_bytes({"logprobs": found}))
 
-    async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
+    async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ItemCache], _T]) -> _T:
         """Parse a body on the shared thread. Raises BadRequest, TooLarge."""
         config, items, reader = self._parts.config, self._items[tenant], self._parts.reader
 
@@ -236,7 +236,7 @@ class CallHandlers:
                 conversation.compute_digests()
             return found
 
-        return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
+        return await self._thread.run(tenant, exchange.received // PARSED_PER_CHAR, read)
 
     async def _counted(self, tenant: str, data: bytes) -> PromptLength | None:
         """Return a long prompt's length as counted in the reader process; None if it must be counted here."""
@@ -250,7 +250,7 @@ class CallHandlers:
         """Answer a call, from the log if its idempotency key was answered before."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
-            await self._sample(asked, Try(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
+            await self._sample(asked, Attempt(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
@@ -260,17 +260,17 @@ class CallHandlers:
         def digest() -> str:
             return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
 
-        shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
+        shape = await self._thread.run(caller.tenant, asked.exchange.received // PARSED_PER_CHAR, digest)
         async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
             begun = attempt.turns and attempt.turns[0].purpose is Purpose.COMPACTION
-            if attempt.turns and not (compacts(asked.request) or (begun and in_call(asked.request))):
+            if attempt.turns and not (compacts(asked.request) or (begun and in_call_compaction(asked.request))):
                 await self._repeat(asked, attempt.turns)
             else:
                 await self._sample(asked, attempt)
 
     # ------------------------------------------------------------ the answer
 
-    async def _sample(self, asked: CallContext, attempt: Try) -> None:
+    async def _sample(self, asked: CallContext, attempt: Attempt) -> None:
         """Sample an answer. If the prompt is too long, send the error in the stream where the dialect does so."""
         overflow = asked.route.overflow
         try:
@@ -283,7 +283,7 @@ class CallHandlers:
                 await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
-    async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
+    async def _sample_fitting(self, asked: CallContext, attempt: Attempt) -> None:
         """Sample an answer. If an outside model fails before any output, draw another of Auto's arms; each attempt leaves a turn in the
         log.
         """
@@ -292,13 +292,13 @@ class CallHandlers:
         if attempt.turns and question.purpose is Purpose.COMPACTION:
             await self._repeat(asked, attempt.turns)
             return
-        if await self._is_full(asked, question) or attempt.turns:
-            shorter = await self._shortened(asked, attempt, question)
+        if await self._needs_summary(asked, question) or attempt.turns:
+            shorter = await self._with_summary(asked, attempt, question)
             if shorter is None:
                 return
             question = shorter
             if attempt.turns and (turns := await self._stored(attempt)):
-                await self._send(asked, self._stored_capture(turns), played(turns), question, asked.person)
+                await self._send(asked, self._stored_capture(turns), replay(turns), question, asked.person)
                 return
         episode = self._episode(asked, question)
         while True:
@@ -314,13 +314,13 @@ class CallHandlers:
                     await self._send(asked, capture, self._chunks(question, call, deal), question, person)
                 return
             except OutsideFailed as error:
-                if asked.exchange.said or deal is None:
+                if asked.exchange.body_sent or deal is None:
                     raise
                 failed[deal.arm.name] = error
                 attempt.again()
 
     @contextmanager
-    def _at_engine(self, asked: CallContext, attempt: Try, capture: Capture) -> Generator[Person]:
+    def _at_engine(self, asked: CallContext, attempt: Attempt, capture: Capture) -> Generator[Person]:
         """Yield the `Person` to notify of tokens. Sampling is charged to the tenant's quota and traced; a replayed answer is not.
 
         A person's wait is measured from here on, for the live weights only: servers lent to other work are called back for live traffic.
@@ -332,7 +332,7 @@ class CallHandlers:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         if call.consent is Consent.NEVER:
-            self._intake.keep_no_words(call.tenant, call.turn_ids())
+            self._intake.drop_text_of(call.tenant, call.turn_ids())
         try:
             if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
                 yield asked.person
@@ -355,30 +355,30 @@ class CallHandlers:
 
     # ------------------------------------------------------------ summaries
 
-    async def _compact(self, asked: CallContext, attempt: Try) -> None:
+    async def _compact(self, asked: CallContext, attempt: Attempt) -> None:
         """Answer a request for a summary with a signed block. An unusable summary is stored as a turn, too, and another is sampled under
         the next id; a repeated call finds them all.
 
         Raises CompactionUnavailable if no summary is usable.
         """
         question = await self._prompts.ask(asked)
-        ids, found = await self._tried(asked, attempt, question, self._episode(asked, question))
+        ids, found = await self._sample_summary(asked, attempt, question, self._episode(asked, question))
         if found is None:
             self._deliveries.note(ids)
             raise CompactionUnavailable(_NO_SUMMARY)
         capture, answer, text = found
         block, _ = self._signed(asked, capture.call, text)
-        await self._hand_over(asked, replace(question, tries=ids), capture, answer, block)
+        await self._send_summary(asked, replace(question, tries=ids), capture, answer, block)
 
     def _episode(self, asked: CallContext, question: EnginePrompt) -> str:
         return asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
 
-    async def _is_full(self, asked: CallContext, question: EnginePrompt) -> bool:
+    async def _needs_summary(self, asked: CallContext, question: EnginePrompt) -> bool:
         """Return True if the call must begin with a summary: its client asked for compaction and the prompt has reached the trigger.
 
         Raises BadRequest if the trigger would make every call summarise again, or the conversation was summarised too often.
         """
-        wish, config = in_call(asked.request), self._parts.config
+        wish, config = in_call_compaction(asked.request), self._parts.config
         if wish is None or question.told is None or question.purpose is Purpose.COMPACTION:
             return False
         if wish.trigger is not None and wish.trigger < config.compaction_least_tokens:
@@ -408,21 +408,21 @@ class CallHandlers:
             )
         return True
 
-    async def _shortened(self, asked: CallContext, attempt: Try, question: EnginePrompt) -> EnginePrompt | None:
+    async def _with_summary(self, asked: CallContext, attempt: Attempt, question: EnginePrompt) -> EnginePrompt | None:
         """Return the question with the conversation replaced by its summary, which is sampled now or was by an earlier try. None if the
         summary was the whole answer and is sent. If no summary is usable, the question is returned unchanged but for `compacted`, which
         says so.
 
         Raises CompactionUnavailable, CompactionRefused.
         """
-        wish, told = in_call(asked.request), question.told
+        wish, told = in_call_compaction(asked.request), question.told
         assert wish is not None
         assert told is not None, "only conversations are summarised"
         summarising = await self._prompts.ask(
-            asked, summarised(told, wish.instructions, asked.route.field), style=question.style
+            asked, with_summary_request(told, wish.instructions, asked.route.field), style=question.style
         )
         episode = self._episode(asked, question)
-        ids, found = await self._tried(asked, attempt, summarising, episode)
+        ids, found = await self._sample_summary(asked, attempt, summarising, episode)
         if found is None:
             if wish.pause:
                 raise CompactionUnavailable(_NO_SUMMARY)
@@ -432,7 +432,7 @@ class CallHandlers:
         block, summary = self._signed(asked, capture.call, text)
         compacted = Compacted(block=block, counts=answer.counts())
         if wish.pause:
-            await self._hand_over(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
+            await self._send_summary(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
             return None
         attempt.again()
         after = await self._prompts.ask(asked, begun_with(told, block), summary, question.style)
@@ -440,8 +440,8 @@ class CallHandlers:
         heard = {"answered": question.answered, "left": question.left}
         return replace(after, edits=question.edits, compacted=compacted, tries=ids, **heard)
 
-    async def _tried(
-        self, asked: CallContext, attempt: Try, question: EnginePrompt, episode: str
+    async def _sample_summary(
+        self, asked: CallContext, attempt: Attempt, question: EnginePrompt, episode: str
     ) -> tuple[list[str], tuple[Capture, Answer, str] | None]:
         """Sample summaries until one is usable. Return the ids of all their turns, and the usable one (None if there is none)."""
         repeated, ids, tried = bool(attempt.turns), list[str](), 0
@@ -450,7 +450,7 @@ class CallHandlers:
                 # an earlier try ended here with the answer, after unusable summaries only
                 if turns[0].purpose is not Purpose.COMPACTION:
                     break
-                capture, chunks = self._stored_capture(turns), played(turns)
+                capture, chunks = self._stored_capture(turns), replay(turns)
             else:
                 call, _ = self._call(asked, attempt.id, episode, question, ())
                 call = replace(call, branch=Branch.AGAIN) if ids else call
@@ -463,26 +463,31 @@ class CallHandlers:
             attempt.again()
         return ids, None
 
-    async def _stored(self, attempt: Try) -> list[Turn]:
+    async def _stored(self, attempt: Attempt) -> list[Turn]:
         """Return the turn stored by an earlier try under this id, or under the first later id with a whole answer; [] if there is none."""
         while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not is_whole(turns[0]):
             attempt.again()
         return turns
 
     async def _summarise(
-        self, asked: CallContext, attempt: Try, capture: Capture, chunks: AsyncIterator[Chunk], question: EnginePrompt
+        self,
+        asked: CallContext,
+        attempt: Attempt,
+        capture: Capture,
+        chunks: AsyncIterator[Chunk],
+        question: EnginePrompt,
     ) -> tuple[Answer, str]:
         """Sample a summary, or replay a stored one. Return its text; "" if it is unusable: empty, cut off, or with a tool call."""
         conversation = cast("Conversation", question.conversation)
-        parser = self._reading(conversation, capture.call.turn_ids()[0])
+        parser = self._make_parser(conversation, capture.call.turn_ids()[0])
         try:
             with self._at_engine(asked, attempt, capture) as person:
-                answer = self._replying(asked, capture, chunks, question, [parser], person, [])
+                answer = self._make_answer(asked, capture, chunks, question, [parser], person, [])
                 await answer.sample(stream=bool(asked.request.stream))
         except EngineFailed as error:
             raise CompactionUnavailable(f"No summary came about: {error}") from error
         choice = capture.choices[0]
-        with_calls = self._reading(replace(conversation, demand=None), capture.call.turn_ids()[0])
+        with_calls = self._make_parser(replace(conversation, demand=None), capture.call.turn_ids()[0])
         with_calls.take("".join(choice.text), last=True)
         usable = choice.finish is Finish.STOP and not with_calls.parsed_calls()
         text = parser.message().text.strip() if usable else ""
@@ -499,7 +504,7 @@ class CallHandlers:
         )
         return block, summary
 
-    async def _hand_over(
+    async def _send_summary(
         self, asked: CallContext, question: EnginePrompt, capture: Capture, answer: Answer, block: CompactionBlock
     ) -> None:
         """Send a summary in the dialect's form."""
@@ -525,7 +530,7 @@ class CallHandlers:
             told, edits = await self._prompts.edited(asked.caller.tenant, request, told)
         prompt = Prompt(ids=turns[0].prompt_ids)
         question = EnginePrompt(prompt=prompt, conversation=told, edits=edits, scrubber=scrubber)
-        await self._send(asked, self._stored_capture(turns), played(turns), question, asked.person)
+        await self._send(asked, self._stored_capture(turns), replay(turns), question, asked.person)
 
     async def _send(
         self,
@@ -536,16 +541,16 @@ class CallHandlers:
         person: Person,
     ) -> None:
         call, request = capture.call, asked.request
-        readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
+        readings = [self._make_parser(question.conversation, turn) for turn in call.turn_ids()]
         headers = _REPLAYED if capture.stored else []
-        answer = self._replying(asked, capture, chunks, question, readings, person, headers)
+        answer = self._make_answer(asked, capture, chunks, question, readings, person, headers)
         await answer.send(stream=bool(request.stream))
         self._deliveries.note([*question.tries, *call.turn_ids()])
         if question.answered is not None:
             question.answered(call.turn_ids(), [reading.message() for reading in readings])
         self._parts.metrics.delivered(call.tenant, call.n)
 
-    def _replying(
+    def _make_answer(
         self,
         asked: CallContext,
         capture: Capture,
@@ -589,7 +594,7 @@ class CallHandlers:
             edits=None if question is None else question.edits,
         )
 
-    def _reading(self, conversation: Conversation | None, turn: str) -> AnswerParser:
+    def _make_parser(self, conversation: Conversation | None, turn: str) -> AnswerParser:
         if conversation is None:
             return AnswerParser(None)
         return AnswerParser(self._parts.renderer.reader(conversation, turn), one_call=conversation.one_call)
@@ -660,4 +665,4 @@ class CallHandlers:
         return Capture(call, self._parts, self._intake.turn)
 
     def _stored_capture(self, turns: Sequence[Turn]) -> Capture:
-        return Capture(again(turns), self._parts, self._intake.turn, stored=True)
+        return Capture(call_of_turns(turns), self._parts, self._intake.turn, stored=True)

@@ -25,7 +25,7 @@ from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Log
 from ostinato.serve.dialects.compaction_blocks import block_message
 from ostinato.serve.dialects.dialect import ConversationRequest, Json, Request
-from ostinato.serve.dialects.items import Memo
+from ostinato.serve.dialects.items import LruCache
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses import ResponsesRequest
 from ostinato.serve.dialects.responses_items import ReferenceMessage, messages_of
@@ -91,8 +91,8 @@ class ResponseStore:
     """
 
     def __init__(self, budget: int) -> None:
-        self._kept = Memo[str, _Kept](budget - budget // 4)
-        self._items = Memo[str, _Items](budget // 4)
+        self._kept = LruCache[str, _Kept](budget - budget // 4)
+        self._items = LruCache[str, _Items](budget // 4)
 
     def conversation(self, request: ConversationRequest, user: str) -> Conversation:
         """Return the request's full conversation: first the messages up to the answer that it refers to, then its own, with referenced
@@ -103,7 +103,7 @@ class ResponseStore:
         if not isinstance(request, ResponsesRequest) or not request.refers:
             return request.conversation
         # this touches a conversation's first answer last, so that its newest answers are evicted first
-        steps, read = dict(self._back(request.previous_response_id)), request.read
+        steps, read = dict(self._ancestors(request.previous_response_id)), request.read
         there = {id for kept in steps.values() for id in kept.named}
         own, named = list[Message](), list[str]()
         for part in read.parts:
@@ -156,7 +156,7 @@ class ResponseStore:
         parts = sum(bool(message.text) + bool(message.reasoning) + len(message.calls) for message in told)
         self._items.put(id, items, cost=sum(message.chars for message in told) + _OVERHEAD * (1 + parts))
 
-    def _back(self, id: str | None) -> Iterator[tuple[str, _Kept]]:
+    def _ancestors(self, id: str | None) -> Iterator[tuple[str, _Kept]]:
         """Yield the answers of a conversation, the last one first. Raises PreviousGone."""
         while id is not None:
             kept = self._kept.get(id)
@@ -203,7 +203,7 @@ class KeyReused(BadRequest):
 
 
 @dataclass(slots=True, kw_only=True)
-class Try:
+class Attempt:
     """One attempt at a call: its id, the turns of an earlier attempt that answered it (if any), and the writes that it has begun."""
 
     base: str
@@ -242,7 +242,7 @@ class IdempotencyKeys:
         self._open: dict[str, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def attempt(self, kind: str, tenant: str, key: str, shape: str, n: int) -> AsyncGenerator[Try]:
+    async def attempt(self, kind: str, tenant: str, key: str, shape: str, n: int) -> AsyncGenerator[Attempt]:
         """Wait for other calls under the same key, then look for their answer. `shape`: the `body_digest`.
 
         Raises KeyReused, Conflict.
@@ -254,7 +254,7 @@ class IdempotencyKeys:
             await asyncio.shield(self._open[name])
             _claim(bodies, name, shape)  # again, since a call that left nothing has released the key
         ended = self._open[name] = asyncio.get_running_loop().create_future()
-        attempt = Try(base=f"{kind}-{name}-{shape}")
+        attempt = Attempt(base=f"{kind}-{name}-{shape}")
         try:
             attempt.turns = await self._find(attempt, n)
             yield attempt
@@ -275,7 +275,7 @@ class IdempotencyKeys:
             if len(bodies) > self._remembered:
                 bodies.popitem(last=False)
 
-    async def _find(self, attempt: Try, n: int) -> list[Turn]:
+    async def _find(self, attempt: Attempt, n: int) -> list[Turn]:
         """Advance `attempt` to the number that was answered and return its turns, or to the first without turns and return []."""
         for _ in range(_MOST_TRIES):
             turns = await self._log.find(Turn, [(f"{attempt.id}:{index}",) for index in range(n)])

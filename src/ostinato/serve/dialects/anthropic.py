@@ -21,9 +21,9 @@ from ostinato.serve.dialects.compaction_blocks import (
     InCallCompaction,
     block_message,
     check_alone,
+    from_last_block,
     misplaced,
-    replaced,
-    summarised,
+    with_summary_request,
 )
 from ostinato.serve.dialects.context_edits import ContextManagement
 from ostinato.serve.dialects.dialect import (
@@ -36,13 +36,13 @@ from ostinato.serve.dialects.dialect import (
     Omissions,
     OneAnswer,
     User,
+    build_demand,
     check_stops,
-    demanded,
     printable,
     validate,
 )
 from ostinato.serve.dialects.field_rules import Cached, Fields, Hidden, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems, WithItems, joined
+from ostinato.serve.dialects.items import ItemCache, WithItems, joined
 
 # ---------------------------------------------------------------- parsing
 
@@ -65,7 +65,7 @@ _HOSTED = frozenset(
         "web_search_tool_result",
     ]
 )
-_TAKEN = {
+_ALLOWED_TYPES = {
     Role.SYSTEM: ("text",),
     Role.USER: ("text", "tool_result", *_MEDIA),
     Role.ASSISTANT: ("text", "thinking", "redacted_thinking", "tool_use", *_MEDIA),
@@ -76,14 +76,14 @@ def read_messages(
     messages: Sequence[Mapping[str, Any]],
     system: str | list[dict[str, Any]] | None,
     omissions: Omissions,
-    items: ReadItems | None = None,
+    items: ItemCache | None = None,
 ) -> tuple[tuple[Message, ...], CompactionBlock | None]:
     """Parse messages. Return them, preceded by the system prompt, and the compaction block with which they begin. `omissions` collects what
     is omitted.
 
     Raises BadRequest naming the field.
     """
-    known = items or ReadItems()
+    known = items or ItemCache()
     parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
     if not parts:
         raise BadRequest("messages contains nothing to answer; send a user's message.", field="messages")
@@ -93,7 +93,7 @@ def read_messages(
         raise CompactionRefused("block_ambiguous", message, "messages")
     if blocks not in ([], [0]):
         raise misplaced("messages")
-    parts, block = replaced(parts)
+    parts, block = from_last_block(parts)
     if text := "" if system is None else _texts(system, "system", ("text",), omissions):
         parts.insert(0, Message(role=Role.SYSTEM, text=text))
     return tuple(joined(parts, items)), block
@@ -206,10 +206,10 @@ class DocumentBlock(_Block):
 
 
 def _read(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
-    return joined(_said(message, where, omissions))
+    return joined(_parts_of(message, where, omissions))
 
 
-def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+def _parts_of(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     """Yield a message's parts in order; empty parts of an assistant are dropped."""
     said = validate(AnthropicMessage, message, where)
     role, content, where = Role(said.role), said.content, f"{where}.content"
@@ -229,12 +229,12 @@ def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Itera
 
 def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message | None:
     """Return the message of one content block; None if the block contributes nothing."""
-    if role is not Role.SYSTEM and _given(block, where) in _HOSTED:
+    if role is not Role.SYSTEM and _type_of(block, where) in _HOSTED:
         omissions.add("hosted-tools")
         return None
-    if role is not Role.SYSTEM and _given(block, where) == "compaction":
+    if role is not Role.SYSTEM and _type_of(block, where) == "compaction":
         return _compacted(validate(CompactionContentBlock, block, where))
-    match _type(block, where, _TAKEN[role], f"a message of role {role}"):
+    match _type(block, where, _ALLOWED_TYPES[role], f"a message of role {role}"):
         case "thinking":
             return Message(role=role, reasoning=validate(ThinkingBlock, block, where).thinking)
         case "redacted_thinking":
@@ -246,8 +246,8 @@ def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message |
             return Message(role=role, calls=(ToolCall(id=use.id, name=use.name, arguments=arguments),))
         case "tool_result":
             result = validate(ToolResultBlock, block, where)
-            taken = ("text", "tool_reference", *_MEDIA)
-            text = "" if result.content is None else _texts(result.content, f"{where}.content", taken, omissions)
+            allowed = ("text", "tool_reference", *_MEDIA)
+            text = "" if result.content is None else _texts(result.content, f"{where}.content", allowed, omissions)
             return Message(role=Role.TOOL, text=text, answers=result.tool_use_id, failed=bool(result.is_error))
         case type:
             text = _text(type, block, where, omissions)
@@ -293,33 +293,33 @@ def _document(source: _Source, where: str, omissions: Omissions) -> str:
     return omissions.media("document")
 
 
-def _texts(content: Any, where: str, taken: tuple[str, ...], omissions: Omissions) -> str:
-    """Return a text, or the texts of blocks whose types are in `taken`, joined by line breaks."""
+def _texts(content: Any, where: str, allowed: tuple[str, ...], omissions: Omissions) -> str:
+    """Return a text, or the texts of blocks whose types are in `allowed`, joined by line breaks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{where} must be text or a list of text blocks.", field=where)
-    kinds = [_type(block, f"{where}[{i}]", taken, where) for i, block in enumerate(content)]
+    kinds = [_type(block, f"{where}[{i}]", allowed, where) for i, block in enumerate(content)]
     return "\n".join(
         _text(kind, block, f"{where}[{i}]", omissions)
         for i, (kind, block) in enumerate(zip(kinds, content, strict=True))
     )
 
 
-def _type(block: Any, where: str, taken: tuple[str, ...], place: str) -> str:
-    """Return a block's type. Raises BadRequest unless it is in `taken`."""
-    given = _given(block, where)
+def _type(block: Any, where: str, allowed: tuple[str, ...], place: str) -> str:
+    """Return a block's type. Raises BadRequest unless it is in `allowed`."""
+    given = _type_of(block, where)
     if given == "compaction":
         raise misplaced(where)
-    if given not in taken:
+    if given not in allowed:
         raise BadRequest(
-            f"{where}: a block of type {given[:100]!r} is not supported in {place}; send {' or '.join(taken)}.",
+            f"{where}: a block of type {given[:100]!r} is not supported in {place}; send {' or '.join(allowed)}.",
             field=f"{where}.type",
         )
     return given
 
 
-def _given(block: Any, where: str) -> str:
+def _type_of(block: Any, where: str) -> str:
     given = block.get("type") if isinstance(block, dict) else None
     if not isinstance(given, str):
         raise BadRequest(f"{where} must be a content block: an object with a type.", field=where)
@@ -424,7 +424,7 @@ class CompactionConfig(Fields):
     instructions: str | None = None
 
 
-class _Asked(WithItems):
+class _PromptRequest(WithItems):
     """The fields that determine the prompt, and those that change nothing."""
 
     model: Name
@@ -475,7 +475,7 @@ class _Asked(WithItems):
         choice = self.tool_choice or ToolChoice(type="auto")
         tools = read_tools(self.tools or [])
         form = (self.output_config.format if self.output_config else None) or self.output_format
-        demand = demanded(
+        demand = build_demand(
             tools,
             choice=_CHOICES[choice.type],
             named=choice.name,
@@ -500,7 +500,7 @@ class _Asked(WithItems):
                     "output_config.format": form,
                 }
             )
-            conversation = summarised(conversation, self.compaction.instructions, "messages")
+            conversation = with_summary_request(conversation, self.compaction.instructions, "messages")
         return conversation, omissions.words
 
     @property
@@ -524,7 +524,7 @@ class _Asked(WithItems):
         return self._read[1]
 
 
-class CountRequest(_Asked):
+class CountRequest(_PromptRequest):
     """`POST /v1/messages/count_tokens`."""
 
     max_tokens: _CountOnly = None
@@ -546,7 +546,7 @@ class CountRequest(_Asked):
         return False
 
 
-class MessagesRequest(_Asked, OneAnswer):
+class MessagesRequest(_PromptRequest, OneAnswer):
     """`POST /v1/messages`. A final assistant message is continued by the answer."""
 
     max_tokens: int = Field(ge=1, le=10_000_000)
@@ -584,14 +584,14 @@ class MessagesRequest(_Asked, OneAnswer):
         return None if self.metadata is None else self.metadata.user_id
 
 
-def parse_messages(body: Any, items: ReadItems | None = None) -> MessagesRequest:
+def parse_messages(body: Any, items: ItemCache | None = None) -> MessagesRequest:
     """Parse a request for an answer. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(MessagesRequest, body).reading(items)
     _ = request.conversation  # so that errors in messages are raised here
     return request
 
 
-def parse_count(body: Any, items: ReadItems | None = None) -> CountRequest:
+def parse_count(body: Any, items: ItemCache | None = None) -> CountRequest:
     """Parse a request to count a conversation's tokens. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(CountRequest, body).reading(items)
     _ = request.conversation  # so that errors in messages are raised here

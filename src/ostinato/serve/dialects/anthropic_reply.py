@@ -57,8 +57,8 @@ class Messages(Writer):
         if said.reasoning:
             blocks.insert(0, json_line({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
         if compacted is not None:
-            blocks.insert(0, json_line(_told(compacted.block)))
-        rest: Json = {**_stopped(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
+            blocks.insert(0, json_line(_compaction_block(compacted.block)))
+        rest: Json = {**_stop_fields(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
         return f'{json_line(self._head)[:-1]},"content":[{",".join(blocks)}],{json_line(rest)[1:]}'.encode()
 
     def heartbeat(self) -> str:
@@ -71,7 +71,7 @@ class Messages(Writer):
         if self._heading.compacted is None:
             return data
         self._blocks = 1
-        return data + _told_events(_told(self._heading.compacted.block))
+        return data + _compaction_events(_compaction_block(self._heading.compacted.block))
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
@@ -82,7 +82,7 @@ class Messages(Writer):
         if closing is None:  # never for the only answer
             return data
         counts, ostinato = closing
-        last = {"delta": _stopped(finish, stop), **self._closing(counts), "ostinato": ostinato}
+        last = {"delta": _stop_fields(finish, stop), **self._closing(counts), "ostinato": ostinato}
         return data + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")
 
     def failure(self, error: OstinatoError) -> str:
@@ -151,7 +151,7 @@ def compaction_answer(
     if heading.compacted is None:
         told: Json = {"type": "compaction", "content": block.content, "signature": block.token, "tool_changes": []}
     else:
-        told = _told(block)
+        told = _compaction_block(block)
         usage = _usage(Counts(prompt=0, answer=0)) | {"iterations": [{"type": "compaction", **usage}]}
     stopped: Json = {"stop_reason": "compaction", "stop_sequence": None}
     rest: Json = {**stopped, **closing, "usage": usage, "ostinato": ostinato}
@@ -159,18 +159,18 @@ def compaction_answer(
         head = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
         return json_line({**head, "content": [told], **rest}).encode()
     last = {"delta": stopped, **closing, "usage": usage, "ostinato": ostinato}
-    begun = Messages(replace(heading, compacted=None)).opening() + _told_events(told)
+    begun = Messages(replace(heading, compacted=None)).opening() + _compaction_events(told)
     return (begun + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")).encode()
 
 
-def _told(block: CompactionBlock | None) -> Json:
+def _compaction_block(block: CompactionBlock | None) -> Json:
     """The compaction block with which an answer begins; without content if there is no usable summary."""
     if block is None:
         return {"type": "compaction", "content": None}
     return {"type": "compaction", "content": block.content, "encrypted_content": block.token}
 
 
-def _told_events(told: Json) -> str:
+def _compaction_events(told: Json) -> str:
     """The events of a compaction block, which is sent at once. Streams have no delta for its signature, which therefore stands in the
     block's start, and again as `encrypted_content` in the delta.
     """
@@ -201,17 +201,17 @@ def _input(call: ToolCall) -> str:
     missing.
     """
     try:
-        values = json.loads(call.arguments, parse_constant=_no_number)
+        values = json.loads(call.arguments, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return "{}"
     return call.arguments if isinstance(values, dict) else "{}"
 
 
-def _no_number(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _stopped(finish: Finish, stop: str) -> Json:
+def _stop_fields(finish: Finish, stop: str) -> Json:
     """Why an answer ended. Clients look for `tool_use`, so a call takes precedence over a stop string; any other cut is `max_tokens`."""
     if finish is Finish.STOP and stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}

@@ -23,7 +23,7 @@ REQUEST = (
     "It will be gone, and only your summary will be left. Answer with the summary alone."
 )
 _OPENING, _CLOSING = "<summary>", "</summary>"
-_TOLD = "The conversation so far was replaced by this summary of it:"
+_INTRODUCTION = "The conversation so far was replaced by this summary of it:"
 _TAG = re.compile(r"<(?=\s*(?:/\s*)?summary\b)", re.IGNORECASE)
 
 
@@ -84,14 +84,14 @@ class TriggerMessage(Message):
 def block_message(block: CompactionBlock, *, alone: bool = False) -> BlockMessage:
     """Return a block as a user's message: the summary between fixed tags, which are escaped within it."""
     shown = _TAG.sub("&lt;", block.content)
-    text = f"{_TOLD}\n{_OPENING}\n{shown}\n{_CLOSING}"
+    text = f"{_INTRODUCTION}\n{_OPENING}\n{shown}\n{_CLOSING}"
     return BlockMessage(role=Role.USER, text=text, block=block, alone=alone)
 
 
-def replaced(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock | None]:
+def from_last_block(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock | None]:
     """Return the last block and the messages from it on. System messages before it stay.
 
-    Example: ``replaced([user, answer, block_message(block), more]) == ([block_message(block) as a plain message, more], block)``
+    Example: ``from_last_block([user, answer, block_message(block), more]) == ([block_message(block) as a plain message, more], block)``
     """
     places = [i for i, part in enumerate(parts) if isinstance(part, BlockMessage)]
     if not places:
@@ -102,7 +102,7 @@ def replaced(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock |
     return [*system, Message(role=found.role, text=found.text), *parts[places[-1] + 1 :]], found.block
 
 
-def summarised(conversation: Conversation, instructions: str | None, field: str) -> Conversation:
+def with_summary_request(conversation: Conversation, instructions: str | None, field: str) -> Conversation:
     """Append a request for a summary. The prompt keeps the conversation's tokens, tools included, as its prefix; calls are forbidden.
 
     Raises CompactionRefused if there is nothing to summarise, or the last turn is not finished.
@@ -132,7 +132,7 @@ def summarised(conversation: Conversation, instructions: str | None, field: str)
 
 def begun_with(conversation: Conversation, block: CompactionBlock) -> Conversation:
     """Return the conversation as its client will send it after an answer that began with this block: system messages, then the summary."""
-    parts, _ = replaced([*conversation.messages, block_message(block)])
+    parts, _ = from_last_block([*conversation.messages, block_message(block)])
     return replace(conversation, messages=tuple(joined(parts)), block=block)
 
 
@@ -148,7 +148,7 @@ def check_alone(others: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------- tokens
 
 
-_MOST = 20_000_000  # characters; longer tokens are rejected unread
+_MAX_TOKEN_CHARS = 20_000_000  # characters; longer tokens are rejected unread
 _FIELDS = {"turn", "episode", "number", "place", "content"}
 
 
@@ -163,7 +163,7 @@ def packed_token(fields: Mapping[str, Any], mac: bytes) -> str:
 def unpacked_token(token: str, field: str | None) -> tuple[dict[str, Any], bytes]:
     """Return the fields and the signature in a token, unverified. Raises CompactionRefused."""
     try:
-        payload, mac = token.split(".") if len(token) < _MOST else ("", "")
+        payload, mac = token.split(".") if len(token) < _MAX_TOKEN_CHARS else ("", "")
         fields = json.loads(_decoded(payload))
         if not isinstance(fields, dict) or {*fields} - {"text"} != _FIELDS:
             raise ValueError("other fields than a block's")

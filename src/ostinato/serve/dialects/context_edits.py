@@ -152,7 +152,7 @@ def _clear_thinking(
         for turn, message in zip(turns, conversation.messages, strict=True)
     ]
     shorter = replace(conversation, messages=tuple(messages))
-    told: Json = {"cleared_thinking_turns": len(gone), "cleared_input_tokens": _less(conversation, shorter, count)}
+    told: Json = {"cleared_thinking_turns": len(gone), "cleared_input_tokens": _saved(conversation, shorter, count)}
     return shorter, told
 
 
@@ -184,7 +184,7 @@ def _clear_tool_uses(
             calls = [replace(call, arguments="{}") if call.id == use.call else call for call in asked.calls]
             messages[use.asked] = replace(asked, calls=tuple(calls))
     shorter = replace(conversation, messages=tuple(messages))
-    less = _less(conversation, shorter, count)
+    less = _saved(conversation, shorter, count)
     if less < max(1, 0 if edit.clear_at_least is None else edit.clear_at_least.value or 0):
         return None
     return shorter, {"cleared_tool_uses": len(old), "cleared_input_tokens": less}
@@ -209,5 +209,5 @@ def _reached(conversation: Conversation, trigger: Measure, uses: int, count: Cou
     return longest > least and count(conversation) > least
 
 
-def _less(conversation: Conversation, shorter: Conversation, count: Count) -> int:
+def _saved(conversation: Conversation, shorter: Conversation, count: Count) -> int:
     return max(0, count(conversation) - count(shorter))

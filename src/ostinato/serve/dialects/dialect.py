@@ -78,7 +78,7 @@ class Omissions:
 Json = dict[str, Any]
 
 
-def told_finish(finish: Finish) -> Finish:
+def reported_finish(finish: Finish) -> Finish:
     """Return the finish reason to report. No dialect has a word for a deadline, so `DEADLINE` is reported as `LENGTH`, which all have."""
     return Finish.LENGTH if finish.cut else finish
 
@@ -292,7 +292,7 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 _STRICT = "strict-tools"
 
 
-def demanded(
+def build_demand(
     tools: Sequence[Tool],
     *,
     choice: str,
@@ -342,8 +342,8 @@ MAX_STOPS = 16
 _JOINERS = "\u200c\u200d"
 # pydantic puts the type of a union's branch into an error's path, although it is no field of the body
 _BRANCHES = ("str", "int", "float", "bool")
-SHOWN = 10  # fields that one error names; further ones are only counted
-_LONGEST = 200  # characters of a field's path in an error
+MAX_REPORTED_FIELDS = 10  # fields that one error names; further ones are only counted
+_MAX_PATH_CHARS = 200  # characters of a field's path in an error
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -351,12 +351,12 @@ def printable(text: str) -> str:
     """Return a name that is shown to people unchanged. Raises ValueError for characters that could move a terminal's cursor or end a
     line.
     """
-    if not text.isprintable() and not all(map(_stays, text)):
+    if not text.isprintable() and not all(map(_is_allowed, text)):
         raise ValueError("contains a character that is not printable")
     return text
 
 
-def _stays(character: str) -> bool:
+def _is_allowed(character: str) -> bool:
     """True for printable characters, joiners (Persian, emoji) and spaces (Japanese): Python calls the latter two unprintable, but names use
     them.
     """
@@ -367,8 +367,8 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for no user
 
 
-_OF_CHAT = "is not supported in this dialect: chat completions have it"
-_OfChat0 = Annotated[Any, Only(0, why=_OF_CHAT)]
+_CHAT_ONLY = "is not supported in this dialect: chat completions have it"
+_ChatOnlyZero = Annotated[Any, Only(0, why=_CHAT_ONLY)]
 
 
 class OneAnswer(Extensions):
@@ -377,12 +377,12 @@ class OneAnswer(Extensions):
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     stream: bool | None = None
-    presence_penalty: _OfChat0 = None
-    frequency_penalty: _OfChat0 = None
-    logit_bias: Annotated[Any, Only({}, why=_OF_CHAT)] = None
-    logprobs: Annotated[Any, Only(False, why=_OF_CHAT)] = None
-    seed: Annotated[Any, Only(why=_OF_CHAT)] = None
-    n_: Annotated[Any, Only(1, why=_OF_CHAT), Field(alias="n")] = None
+    presence_penalty: _ChatOnlyZero = None
+    frequency_penalty: _ChatOnlyZero = None
+    logit_bias: Annotated[Any, Only({}, why=_CHAT_ONLY)] = None
+    logprobs: Annotated[Any, Only(False, why=_CHAT_ONLY)] = None
+    seed: Annotated[Any, Only(why=_CHAT_ONLY)] = None
+    n_: Annotated[Any, Only(1, why=_CHAT_ONLY), Field(alias="n")] = None
 
     @property
     def n(self) -> int | None:
@@ -433,7 +433,7 @@ def check_stops(stops: Sequence[str]) -> None:
 def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
     """Validate a JSON object with a pydantic model. Raises BadRequest, which names every bad field; the first is its `field`."""
     if not isinstance(body, dict):
-        raise BadRequest(f"{where or 'The body'} must be a JSON object, not {kind(body)}.", field=where or None)
+        raise BadRequest(f"{where or 'The body'} must be a JSON object, not {json_type(body)}.", field=where or None)
     if wide := too_wide(body):
         field = ".".join(filter(None, (where, wide[0])))
         raise BadRequest(f"{where or 'The body'} {wide[1]}.", field=field or None)
@@ -444,27 +444,27 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             field = _path(each["loc"], where)
             if field not in found:  # of a union's errors the first
-                found[field] = _wrong(each, field, fields) if len(found) < SHOWN else ""
+                found[field] = _describe_error(each, field, fields) if len(found) < MAX_REPORTED_FIELDS else ""
         raise refusal(found) from None
 
 
 def refusal(wrong: Mapping[str, str], rest: str = "") -> BadRequest:
-    """Return one error for several fields. `wrong`: field -> its problem, without a full stop; those after the first `SHOWN` are only
+    """Return one error for several fields. `wrong`: field -> its problem, without a full stop; after `MAX_REPORTED_FIELDS` they are only
     counted. `rest` is appended: what was not checked.
     """
-    parts = list(wrong.values())[:SHOWN]
+    parts = list(wrong.values())[:MAX_REPORTED_FIELDS]
     if len(wrong) > len(parts):
         parts.append(f"and {len(wrong) - len(parts)} more")
     if rest:
         parts.append(rest)
-    return BadRequest(f"{'; '.join(parts)}.", field=next(iter(wrong))[:_LONGEST])
+    return BadRequest(f"{'; '.join(parts)}.", field=next(iter(wrong))[:_MAX_PATH_CHARS])
 
 
-def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
+def _describe_error(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
     """A pydantic error as a sentence without a full stop."""
-    field = field[:_LONGEST]
+    field = field[:_MAX_PATH_CHARS]
     if error["type"] == "extra_forbidden":
-        return str(unknown(str(error["loc"][-1]), field, valid)).removesuffix(".")
+        return str(_unknown_field(str(error["loc"][-1]), field, valid)).removesuffix(".")
     if error["type"] == "missing":
         return f"{field} is missing"
     if error["type"] == "value_error":  # one of our own checks
@@ -472,11 +472,11 @@ def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
     return f"{field}: {error['msg']}"
 
 
-def unknown(name: str, field: str, valid: Sequence[str]) -> BadRequest:
+def _unknown_field(name: str, field: str, valid: Sequence[str]) -> BadRequest:
     """Return the error for an unknown field; it names the closest valid field."""
     name = name[:100]
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
-    return BadRequest(f"Unknown field {name!r}; the nearest valid one is {near[0]!r}.", field=field[:_LONGEST])
+    return BadRequest(f"Unknown field {name!r}; the nearest valid one is {near[0]!r}.", field=field[:_MAX_PATH_CHARS])
 
 
 def _path(loc: Sequence[int | str], where: str) -> str:
@@ -489,7 +489,7 @@ def _path(loc: Sequence[int | str], where: str) -> str:
     return path or "body"
 
 
-def kind(value: Any) -> str:
+def json_type(value: Any) -> str:
     """The JSON type of a value, with its article."""
     names = {
         dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean",

@@ -27,7 +27,7 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
-class ReadItems:
+class ItemCache:
     """A cache of the parsed items of one tenant's requests. Thread-safe.
 
     Args:
@@ -38,10 +38,10 @@ class ReadItems:
 
     def __init__(self, budget: int = 0) -> None:
         self._keeps = budget > 0
-        self._memo = Memo[tuple[ItemReader, bytes], FoundItem](budget - budget // 4)
+        self._memo = LruCache[tuple[ItemReader, bytes], FoundItem](budget - budget // 4)
         self._readers = set[ItemReader]()
         # keyed by the identity of the parts, which the entry keeps alive
-        self._merged = Memo[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
+        self._merged = LruCache[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -98,7 +98,7 @@ def _told(found: FoundItem, omissions: Omissions) -> Sequence[Message]:
     return found[0]
 
 
-def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator[Message]:
+def joined(parts: Iterable[Message], items: ItemCache | None = None) -> Iterator[Message]:
     """Merge adjacent parts of the same role into one message, because chat templates expect alternating roles. Tool results and compaction
     blocks stay separate.
 
@@ -139,7 +139,7 @@ def _bytes_of(message: Message) -> int:
     return texts + called + _MESSAGE
 
 
-class Memo(Generic[_K, _V]):
+class LruCache(Generic[_K, _V]):
     """An LRU cache with a total cost. Thread-safe.
 
     Args:
@@ -196,9 +196,9 @@ class Memo(Generic[_K, _V]):
 class WithItems(Extensions):
     """Base of the requests whose items are parsed through a cache."""
 
-    _items: ReadItems | None = PrivateAttr(default=None)
+    _items: ItemCache | None = PrivateAttr(default=None)
 
-    def reading(self, items: ReadItems | None) -> Self:
+    def reading(self, items: ItemCache | None) -> Self:
         """Set the cache through which this request's items are parsed; return the request."""
         self._items = items
         return self

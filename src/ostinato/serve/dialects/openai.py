@@ -26,14 +26,14 @@ from ostinato.serve.dialects.dialect import (
     Name,
     Omissions,
     User,
+    build_demand,
     check_stops,
-    demanded,
     sampling_of,
     validate,
 )
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.field_rules import Cached, Fields, Hidden, Ignored, Only, too_wide
-from ostinato.serve.dialects.items import ReadItems, WithItems
+from ostinato.serve.dialects.items import ItemCache, WithItems
 
 # ---------------------------------------------------------------- messages
 
@@ -125,10 +125,10 @@ class ChatFunction(Fields):
 
 
 def read_messages(
-    messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None, items: ReadItems | None = None
+    messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None, items: ItemCache | None = None
 ) -> tuple[Message, ...]:
     """Parse messages. `omissions` collects what is omitted; `items`: cache of parsed items. Raises BadRequest naming the field."""
-    told, known = omissions or Omissions(), items or ReadItems()
+    told, known = omissions or Omissions(), items or ItemCache()
     return tuple(
         part for i, message in enumerate(messages) for part in known.read(_read, message, f"messages[{i}]", told)
     )
@@ -383,7 +383,7 @@ class ChatRequest(_Request, WithItems):
         omissions = Omissions()
         choice, form = self.tool_choice or AUTO, self.response_format
         tools = read_tools(self.tools or [])
-        demand = demanded(
+        demand = build_demand(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
             named=None if isinstance(choice, str) else choice.function.name,
@@ -476,12 +476,12 @@ class _ScoreRequest(ChatRequest):
     answer: str = Field(min_length=1, max_length=65_536)
 
 
-def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
+def parse_chat(body: Any, items: ItemCache | None = None) -> ChatRequest:
     """Parse a chat request. `items`: cache of parsed items. Raises BadRequest naming the field."""
     return _checked(validate(ChatRequest, body).reading(items))
 
 
-def parse_score(body: Any, items: ReadItems | None = None) -> _ScoreRequest:
+def parse_score(body: Any, items: ItemCache | None = None) -> _ScoreRequest:
     """Parse a chat request with an answer to be scored. `items`: cache of parsed items. Raises BadRequest naming the field."""
     return _checked(validate(_ScoreRequest, body).reading(items))
 
@@ -504,7 +504,7 @@ def _checked(request: _C) -> _C:
     return request
 
 
-def parse_completion(body: Any, items: ReadItems | None = None) -> CompletionRequest:
+def parse_completion(body: Any, items: ItemCache | None = None) -> CompletionRequest:
     """Parse a completion request. Raises BadRequest naming the field."""
     return validate(CompletionRequest, body)
 

@@ -17,7 +17,7 @@ from ostinato.core.errors import BadRequest, NotFound, OstinatoError
 from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
 from ostinato.core.seams import Renderer
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer, told_finish
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer, reported_finish
 
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # OpenAI's value for a probability of zero, since JSON has no infinity
@@ -104,7 +104,7 @@ class Chat(_OpenAI):
         return f'{{"content":{json_line(piece.text)}}}'
 
     def _last(self, index: int, finish: Finish) -> str:
-        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
+        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{reported_finish(finish)}"}}'
 
     def _choice(self, index: int, answer: Whole) -> str:
         said = answer.message
@@ -114,7 +114,7 @@ class Chat(_OpenAI):
         if said.calls:
             message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
         logged = self._logprobs(answer.tokens)
-        return f'{{"index":{index},"message":{json_line(message)},"logprobs":{logged},"finish_reason":"{told_finish(answer.finish)}"}}'
+        return f'{{"index":{index},"message":{json_line(message)},"logprobs":{logged},"finish_reason":"{reported_finish(answer.finish)}"}}'
 
     def _logprobs(self, tokens: Tokens) -> str:
         """The JSON, assembled by hand for speed: an answer may have a hundred thousand tokens, and all calls share one thread."""
@@ -152,13 +152,13 @@ class Completion(_OpenAI):
         return self._event(choice, self._more)
 
     def _last(self, index: int, finish: Finish) -> str:
-        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
+        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{reported_finish(finish)}"}}'
 
     def _choice(self, index: int, answer: Whole) -> str:
         logged = self._logprobs(index, answer.tokens)
         text = answer.message.text
         return json_line(
-            {"index": index, "text": text, "logprobs": logged, "finish_reason": str(told_finish(answer.finish))}
+            {"index": index, "text": text, "logprobs": logged, "finish_reason": str(reported_finish(answer.finish))}
         )
 
     def _logprobs(self, index: int, tokens: Tokens) -> Json | None:

@@ -23,8 +23,8 @@ from ostinato.serve.dialects.compaction_blocks import (
     InCallCompaction,
     TriggerMessage,
     check_alone,
-    replaced,
-    summarised,
+    from_last_block,
+    with_summary_request,
 )
 from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
@@ -43,11 +43,11 @@ from ostinato.serve.dialects.dialect import (
     User,
     Whole,
     Writer,
-    demanded,
+    build_demand,
     validate,
 )
 from ostinato.serve.dialects.field_rules import Cached, Fields, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems, WithItems, joined
+from ostinato.serve.dialects.items import ItemCache, WithItems, joined
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, ReferenceMessage, read_items, read_tools
@@ -209,14 +209,14 @@ class ResponsesRequest(OneAnswer, WithItems):
         if not self.read.parts or (whole and not parts):
             raise BadRequest("input contains nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
-        said, block = replaced([*told, *(parts[:-1] if self.compacts else parts)])
+        said, block = from_last_block([*told, *(parts[:-1] if self.compacts else parts)])
         messages = tuple(joined(said, self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
         tools = tuple(self.read.tools)
-        demand = demanded(
+        demand = build_demand(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
-            named=None if isinstance(choice, str) else self.read.called(choice.name),
+            named=None if isinstance(choice, str) else self.read.model_name_of(choice.name),
             several=self.parallel_tool_calls is not False,
             schema=ANY_OBJECT if form and form.type == "json_object" else form.schema_ if form else None,
             omissions=self.read.omissions,
@@ -232,7 +232,7 @@ class ResponsesRequest(OneAnswer, WithItems):
                 "text.format": form is not None and form.type != "text",
             }
         )
-        return summarised(conversation, None, "input") if whole else replace(conversation, summarises=True)
+        return with_summary_request(conversation, None, "input") if whole else replace(conversation, summarises=True)
 
     @property
     def omitted(self) -> Sequence[str]:
@@ -299,14 +299,14 @@ class CompactRequest(ResponsesRequest):
         return read
 
 
-def parse_compact(body: Any, items: ReadItems | None = None) -> CompactRequest:
+def parse_compact(body: Any, items: ItemCache | None = None) -> CompactRequest:
     """Parse a request for a summary. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(CompactRequest, body).reading(items)
     _ = request.conversation  # so that errors in items are raised here
     return request
 
 
-def parse_responses(body: Any, items: ReadItems | None = None) -> ResponsesRequest:
+def parse_responses(body: Any, items: ItemCache | None = None) -> ResponsesRequest:
     """Parse a request for an answer. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(ResponsesRequest, body).reading(items)
     _ = request.conversation  # so that errors in items are raised here
@@ -332,7 +332,7 @@ _NOTHING_ASKED: Json = {
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenItem:
     """The item being streamed: text or reasoning."""
 
     item: Json
@@ -362,7 +362,7 @@ class Responses(Writer):
         self._echo = echo
         self._events = 0
         self._items: list[Json] = [] if told is None else told.setdefault(heading.id, [])  # completed items
-        self._open: _Open | None = None
+        self._open: _OpenItem | None = None
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
@@ -453,7 +453,7 @@ class Responses(Writer):
 
     def _begin(self, type: str) -> str:
         item = self._written(type, "", status="in_progress") | {"content": []}
-        self._open = _Open(item, type)
+        self._open = _OpenItem(item, type)
         added = self._event("response.output_item.added", output_index=len(self._items), item=item)
         return added + self._event("response.content_part.added", **self._place(), part=_part(type, ""))
 

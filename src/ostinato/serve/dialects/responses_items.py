@@ -14,7 +14,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.compaction_blocks import TriggerMessage, block_message, signature_invalid, unpacked_token
 from ostinato.serve.dialects.dialect import MAX_TOOLS, MEDIA_TYPES, Name, Omissions, validate
 from ostinato.serve.dialects.field_rules import Fields, Hidden, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
@@ -59,7 +59,7 @@ class Read:
     omissions: Omissions = field(default_factory=Omissions)
     named: list[str] = field(default_factory=list[str])
 
-    def called(self, name: str) -> str:
+    def model_name_of(self, name: str) -> str:
         """Return the name by which the model knows a tool, given the client's name without its namespace."""
         within = [known for known, offered in self.offered.items() if offered.name == name]
         return within[0] if len(within) == 1 else name
@@ -72,9 +72,9 @@ class ReferenceMessage(Message):
     id: str
 
 
-def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None = None) -> None:
+def read_items(given_items: Sequence[Any], read: Read, items: ItemCache | None = None) -> None:
     """Add the messages and tools of the input items. `items`: cache of parsed items. Raises BadRequest naming the field."""
-    known = items or ReadItems()
+    known = items or ItemCache()
     for i, item in enumerate(given_items):
         where = f"input[{i}]"
         try:
@@ -210,22 +210,22 @@ def _message(item: Mapping[str, Any], where: str, omissions: Omissions) -> Itera
 
 def _call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(CallItem, item, where)
-    yield _calling(call.call_id, _full_name(call.namespace or "", call.name), call.arguments)
+    yield _call_message(call.call_id, _full_name(call.namespace or "", call.name), call.arguments)
 
 
 def _custom_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(CustomCallItem, item, where)
     arguments = json.dumps({"input": call.input}, ensure_ascii=False)
-    yield _calling(call.call_id, _full_name(call.namespace or "", call.name), arguments)
+    yield _call_message(call.call_id, _full_name(call.namespace or "", call.name), arguments)
 
 
 def _client_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(ClientCallItem, item, where)
     values = json.dumps(call.action or call.operation, ensure_ascii=False)
-    yield _calling(call.call_id, call.type.removesuffix("_call"), values)
+    yield _call_message(call.call_id, call.type.removesuffix("_call"), values)
 
 
-def _calling(id: str, name: str, arguments: str) -> Message:
+def _call_message(id: str, name: str, arguments: str) -> Message:
     return Message(role=Role.ASSISTANT, calls=(ToolCall(id=id, name=name, arguments=arguments),))
 
 
@@ -372,7 +372,7 @@ def _add_tool(given: Mapping[str, Any], read: Read, where: str, namespace: str =
     """Add a function or a custom tool, unless it was added before. `about` is appended to its description."""
     custom = given["type"] == "custom"
     tool = (
-        _with_input(validate(CustomTool, given, where)) if custom else _function(validate(FunctionTool, given, where))
+        _as_function(validate(CustomTool, given, where)) if custom else _function(validate(FunctionTool, given, where))
     )
     offered = Offered(tool.name, namespace, custom)
     name = _full_name(namespace, tool.name)
@@ -402,7 +402,7 @@ def _function(function: FunctionTool) -> Tool:
     )
 
 
-def _with_input(custom: CustomTool) -> Tool:
+def _as_function(custom: CustomTool) -> Tool:
     """A plain-text tool, converted to a function with one string parameter."""
     grammar = custom.format.get("definition")
     told = [custom.description, f"The input follows this grammar:\n{grammar}" if grammar else ""]

@@ -118,18 +118,18 @@ def _outside(text: str) -> Iterator[str]:
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 0.25
-_MOST = 256  # signals per write
+_BATCH_SIZE = 256  # signals per write
 _RETRY_S = 2.0
-_KEPT = 10_000  # signals held in memory while the log accepts no writes
-_ANSWERED = 16_384  # delivered answers held for all tenants, to notice questions that are asked again
+_MAX_QUEUED = 10_000  # signals held in memory while the log accepts no writes
+_MAX_ANSWERED = 16_384  # delivered answers held for all tenants, to notice questions that are asked again
 _LEAST_ANSWERED = 64  # of these, the fewest per tenant
-_LEFT = 512  # interrupted answers held per tenant until their conversation goes on
+_MAX_INTERRUPTED = 512  # interrupted answers held per tenant until their conversation goes on
 _LONGEST_LEFT = 20_000  # most characters of such an answer, and of its question
 _SINCE = 8  # messages after an interrupted answer's question within which the question is recognised
 _READING_S = 2.0  # a question repeated sooner comes from a program, since nobody can have read the answer
 
 
-class _Said(NamedTuple):
+class _Draft(NamedTuple):
     """A signal before it has a tenant and a time. `labelled`: the message with the rules' label, for the judge."""
 
     id: str
@@ -140,7 +140,7 @@ class _Said(NamedTuple):
     labelled: LabelledMessage | None = None
 
 
-class _Left(NamedTuple):
+class _Interrupted(NamedTuple):
     """An interrupted answer: its turn, and the part that was sent. `asked`: the text that the next message repeats before its new words."""
 
     turn: str
@@ -173,10 +173,10 @@ class FollowUps:
         self._intake = intake
         # by tenant: the turn and its time of delivery
         self._answered: dict[str, OrderedDict[tuple[bytes, str], tuple[str, float]]] = {}
-        self._most_answered = max(_LEAST_ANSWERED, _ANSWERED // len(parts.keys.tenants))
-        self._left: dict[str, OrderedDict[tuple[bytes, str], _Left]] = {}  # by tenant
+        self._most_answered = max(_LEAST_ANSWERED, _MAX_ANSWERED // len(parts.keys.tenants))
+        self._left: dict[str, OrderedDict[tuple[bytes, str], _Interrupted]] = {}  # by tenant
         self._asked: list[_Asked] = []
-        self._noted: list[Signal] = []
+        self._queued: list[Signal] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -210,11 +210,11 @@ class FollowUps:
         left = self._left.setdefault(question.scope.tenant, OrderedDict())
         if len(answer.text) > _LONGEST_LEFT:
             return
-        left[question.plain[-1], episode] = _Left(turn, answer.text, user=question.scope.user)
+        left[question.plain[-1], episode] = _Interrupted(turn, answer.text, user=question.scope.user)
         # agents send the person's message again, merged with the words that come next
         if last.role is Role.USER and 0 < len(last.text) <= _LONGEST_LEFT:
-            left[question.plain[-2], episode] = _Left(turn, answer.text, last.text, question.scope.user)
-        while len(left) > _LEFT:
+            left[question.plain[-2], episode] = _Interrupted(turn, answer.text, last.text, question.scope.user)
+        while len(left) > _MAX_INTERRUPTED:
             left.popitem(last=False)
 
     def forget(self, row: Forgotten) -> None:
@@ -234,10 +234,10 @@ class FollowUps:
 
     # ------------------------------------------------------------ classifying
 
-    def _listen(self) -> None:
+    def _classify(self) -> None:
         asked, self._asked = self._asked, []
         for each in asked:
-            for said in self._said(each):
+            for said in self._signals_of(each):
                 signal = Signal(
                     id=said.id,
                     tenant=each.tenant,
@@ -249,7 +249,7 @@ class FollowUps:
                     received_at=each.at,
                     comment=said.comment,
                 )
-                self._noted.append(signal)
+                self._queued.append(signal)
                 if self._judge is not None and said.labelled is not None:
                     self._judge.ask(each.tenant, said.id, said.labelled, partial(self._judged, signal))
 
@@ -264,21 +264,21 @@ class FollowUps:
             received_at=now,
             comment=self._judge.comment(kind),
         )
-        self._noted.append(word)
+        self._queued.append(word)
         if decides:  # the rules' label counts until now; it is retracted but stays in the log
-            self._noted.append(
+            self._queued.append(
                 replace(ruled, id=f"{word.id}-r", value=0.0, received_at=now, comment=None, retracts=ruled.id)
             )
         self._wait(EVERY_S)
 
-    def _said(self, asked: _Asked) -> Iterator[_Said]:
+    def _signals_of(self, asked: _Asked) -> Iterator[_Draft]:
         """Yield the signals of a message; none if no person wrote it, or if the previous answer belongs to no known turn."""
         question = asked.question
         messages, known = question.conversation.messages, question.known
         new = messages[known:]
         if not new or new[-1].role is not Role.USER:
             return
-        if (stopped := self._broken_off(question)) is not None:
+        if (stopped := self._after_interruption(question)) is not None:
             yield from stopped
             return
         if any(message.role is Role.ASSISTANT for message in new):
@@ -287,9 +287,9 @@ class FollowUps:
         if question.entry is not None and not (words.later or _spoken(new[:-1])):
             yield from self._about(question, question.entry.turn, words, new)
         if asked.read and words.text:
-            yield _Said(f"again-{asked.read}", asked.read, "dissatisfied", _comment(NextMessage.RETRY))
+            yield _Draft(f"again-{asked.read}", asked.read, "dissatisfied", _comment(NextMessage.RETRY))
 
-    def _broken_off(self, question: PendingPrompt) -> list[_Said] | None:
+    def _after_interruption(self, question: PendingPrompt) -> list[_Draft] | None:
         """Return the signals about an answer that was interrupted before this message; None if there was none, or nothing was said
         since.
         """
@@ -308,15 +308,15 @@ class FollowUps:
                 return list(_about_left(left, words, before))
         return None
 
-    def _about(self, question: PendingPrompt, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Said]:
+    def _about(self, question: PendingPrompt, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Draft]:
         """Yield the signals from what a person said about the previous answer and did with its calls."""
         id = f"next-{question.plain[-1].hex()}"
         calls = [message.answers for message in new if message.failed and calling_turn(message.answers) == turn]
         if words.refused and calls:
             for call in calls:
-                yield _Said(f"rejected-{call}", turn, "tool_rejected", None, Source.HUMAN)
+                yield _Draft(f"rejected-{call}", turn, "tool_rejected", None, Source.HUMAN)
         elif words.stopped:
-            yield _Said(f"{id}-i", turn, "interrupted")
+            yield _Draft(f"{id}-i", turn, "interrupted")
         if words.text:
             messages, known = question.conversation.messages, question.known
             case = Case(
@@ -325,7 +325,7 @@ class FollowUps:
                 message=words.text,
             )
             kind = kind_of(case.message, case.request, case.answer)
-            yield _Said(id, turn, _name(kind), _comment(kind), labelled=LabelledMessage(case, kind))
+            yield _Draft(id, turn, _name(kind), _comment(kind), labelled=LabelledMessage(case, kind))
 
     # ------------------------------------------------------------ writing
 
@@ -335,42 +335,44 @@ class FollowUps:
 
     def _begin(self) -> None:
         self._timer = None
-        self._listen()
-        if self._writing is None and self._noted:
+        self._classify()
+        if self._writing is None and self._queued:
             self._writing = asyncio.ensure_future(self._write())
             self._writing.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._writing = None
-        if self._noted:
+        if self._queued:
             self._wait(_RETRY_S)
 
     async def _write(self) -> None:
-        self._listen()
-        while self._noted:
-            tenant = self._noted[0].tenant
-            theirs = [signal for signal in self._noted if signal.tenant == tenant]
+        self._classify()
+        while self._queued:
+            tenant = self._queued[0].tenant
+            theirs = [signal for signal in self._queued if signal.tenant == tenant]
             # a retraction stays in one write with the judge's label
-            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]
+            part = theirs[: _BATCH_SIZE + any(signal.retracts for signal in theirs[_BATCH_SIZE : _BATCH_SIZE + 1])]
             ids = {signal.id for signal in part}
             try:
                 await self._intake.take(part)
             except OstinatoError as error:
-                dropped = max(0, len(self._noted) - _KEPT)
-                self._noted = self._noted[dropped:]
+                dropped = max(0, len(self._queued) - _MAX_QUEUED)
+                self._queued = self._queued[dropped:]
                 _LOG.warning(
-                    "%d next messages are not written yet, %d were dropped: %s", len(self._noted), dropped, error
+                    "%d next messages are not written yet, %d were dropped: %s", len(self._queued), dropped, error
                 )
                 return
-            self._noted = [signal for signal in self._noted if signal.tenant != tenant or signal.id not in ids]
+            self._queued = [signal for signal in self._queued if signal.tenant != tenant or signal.id not in ids]
 
 
-def _about_left(left: _Left, words: Typed, before: str) -> Iterator[_Said]:
+def _about_left(left: _Interrupted, words: Typed, before: str) -> Iterator[_Draft]:
     """Yield the signals from words that follow an interrupted answer: a client that goes on with other words had stopped it."""
-    yield _Said(f"left-{left.turn}", left.turn, "interrupted")
+    yield _Draft(f"left-{left.turn}", left.turn, "interrupted")
     case = Case(request=before, answer=left.answer, message=words.text)
     if words.text and (kind := kind_of(case.message, case.request, case.answer)) in DISSATISFIED:
-        yield _Said(f"left-{left.turn}-w", left.turn, _name(kind), _comment(kind), labelled=LabelledMessage(case, kind))
+        yield _Draft(
+            f"left-{left.turn}-w", left.turn, _name(kind), _comment(kind), labelled=LabelledMessage(case, kind)
+        )
 
 
 def _spoken(messages: Sequence[Message]) -> bool:

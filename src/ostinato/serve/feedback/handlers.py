@@ -38,7 +38,7 @@ from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.records import Signal, Source
 from ostinato.core.verdicts import RESERVED
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import PER_PARSED
+from ostinato.serve.fair_thread import PARSED_PER_CHAR
 from ostinato.serve.feedback.intake import MAX_EVENTS, MAX_VALUE, Intake, count_events, parse_feedback
 from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, TraceSpan, read_logs, read_spans
 from ostinato.serve.parts import Parts
@@ -76,7 +76,7 @@ class TelemetrySignals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _Verdict:
     name: str
     source: Source = Source.CODE
     value: float = 1.0
@@ -87,8 +87,8 @@ class _Unclear(ValueError):
     """An event of a known kind that lacks a required field."""
 
 
-_Reader = Callable[[Attributes], Sequence[_Said]]
-_Told = TypeVar("_Told", Event, TraceSpan)
+_Reader = Callable[[Attributes], Sequence[_Verdict]]
+_Record = TypeVar("_Record", Event, TraceSpan)
 
 
 def read_events(events: Iterable[Event], *, tenant: str, now: float) -> TelemetrySignals:
@@ -137,7 +137,7 @@ class _Batch:
     def result(self) -> TelemetrySignals:
         return TelemetrySignals(signals=list(self._signals.values()), unclear=self._unclear)
 
-    def _signal(self, event: Event | TraceSpan, turn: str, said: _Said) -> Signal:
+    def _signal(self, event: Event | TraceSpan, turn: str, said: _Verdict) -> Signal:
         return Signal(
             id=_id(event, turn, said),
             tenant=self._tenant,
@@ -151,7 +151,7 @@ class _Batch:
         )
 
 
-def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
+def _id(event: Event | TraceSpan, turn: str, said: _Verdict) -> str:
     attributes = event.attributes
     session = [attributes.get(key) for key in (*_SESSIONS, "event.sequence")]
     named = [attributes.get(key) for key in (*_CALL_IDS, *_ANSWER_IDS)]
@@ -176,15 +176,15 @@ def _texts(attributes: Attributes, keys: Iterable[str]) -> Iterator[str]:
             yield value
 
 
-def _decided(*, accepted: bool, by_person: bool) -> _Said:
+def _decided(*, accepted: bool, by_person: bool) -> _Verdict:
     verb = "accepted" if accepted else "rejected"
     if by_person:
-        return _Said(name=f"tool_{verb}", source=Source.HUMAN)
-    return _Said(name=f"tool_auto_{verb}")
+        return _Verdict(name=f"tool_{verb}", source=Source.HUMAN)
+    return _Verdict(name=f"tool_auto_{verb}")
 
 
-def _ended(*, ok: bool) -> _Said:
-    return _Said(name="tool_ok" if ok else "tool_error")
+def _ended(*, ok: bool) -> _Verdict:
+    return _Verdict(name="tool_ok" if ok else "tool_error")
 
 
 def _word(attributes: Attributes, key: str) -> str:
@@ -192,21 +192,21 @@ def _word(attributes: Attributes, key: str) -> str:
     return value.lower() if isinstance(value, str) and len(value) <= _MAX_ID else ""
 
 
-def _truth(value: Scalar | None) -> bool | None:
+def _boolean(value: Scalar | None) -> bool | None:
     """Return a boolean, which some agents send as "true" or "false"; None for anything else."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value)
     return value if isinstance(value, bool) else None
 
 
-def _claude_decision(attributes: Attributes) -> Sequence[_Said]:
+def _claude_decision(attributes: Attributes) -> Sequence[_Verdict]:
     decision = _word(attributes, "decision")
     if decision not in ("accept", "reject"):
         raise _Unclear
     return [_decided(accepted=decision == "accept", by_person=_word(attributes, "source").startswith("user"))]
 
 
-def _codex_decision(attributes: Attributes) -> Sequence[_Said]:
+def _codex_decision(attributes: Attributes) -> Sequence[_Verdict]:
     decision = _word(attributes, "decision")
     accepted = decision.startswith("approved")  # also "approvedforsession"
     if not accepted and decision not in ("denied", "abort"):
@@ -214,8 +214,8 @@ def _codex_decision(attributes: Attributes) -> Sequence[_Said]:
     return [_decided(accepted=accepted, by_person=_word(attributes, "source") == "user")]
 
 
-def _result(attributes: Attributes) -> Sequence[_Said]:
-    ok = _truth(attributes.get("success"))
+def _result(attributes: Attributes) -> Sequence[_Verdict]:
+    ok = _boolean(attributes.get("success"))
     if ok is None:
         raise _Unclear
     if not ok and _word(attributes, "decision_type") == "reject":
@@ -223,13 +223,13 @@ def _result(attributes: Attributes) -> Sequence[_Said]:
     return [_ended(ok=ok)]
 
 
-def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
-    ok, decision = _truth(attributes.get("success")), _word(attributes, "decision")
+def _qwen_call(attributes: Attributes) -> Sequence[_Verdict]:
+    ok, decision = _boolean(attributes.get("success")), _word(attributes, "decision")
     if ok is None:
         raise _Unclear
-    said: list[_Said] = []
+    said: list[_Verdict] = []
     if decision == "modify":
-        said.append(_Said(name="tool_modified", source=Source.HUMAN))
+        said.append(_Verdict(name="tool_modified", source=Source.HUMAN))
     elif decision == "auto_accept":  # may be a person's "always" or a configuration
         said.append(_decided(accepted=True, by_person=False))
     elif decision == "accept":
@@ -242,7 +242,7 @@ def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
     return said
 
 
-def _evaluation(attributes: Attributes) -> Sequence[_Said]:
+def _evaluation(attributes: Attributes) -> Sequence[_Verdict]:
     told = attributes.get("gen_ai.evaluation.name")
     if not isinstance(told, str) or len(told) > _MAX_ID:
         raise _Unclear
@@ -257,10 +257,12 @@ def _evaluation(attributes: Attributes) -> Sequence[_Said]:
     if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_VALUE:
         raise _Unclear
     why = attributes.get("gen_ai.evaluation.explanation")
-    return [_Said(name=name, value=float(score), comment=why[:_MAX_COMMENT] if isinstance(why, str) and why else None)]
+    return [
+        _Verdict(name=name, value=float(score), comment=why[:_MAX_COMMENT] if isinstance(why, str) and why else None)
+    ]
 
 
-def _span(span: TraceSpan) -> Sequence[_Said]:
+def _span(span: TraceSpan) -> Sequence[_Verdict]:
     attributes = span.attributes
     failed = span.failed or "error.type" in attributes
     is_tool = (
@@ -268,7 +270,7 @@ def _span(span: TraceSpan) -> Sequence[_Said]:
     )
     if is_tool:
         return [_ended(ok=not failed)]
-    return [_Said(name="response_error")] if failed and "gen_ai.response.id" in attributes else []
+    return [_Verdict(name="response_error")] if failed and "gen_ai.response.id" in attributes else []
 
 
 _EVALUATION = "gen_ai.evaluation.result"
@@ -304,8 +306,8 @@ class Telemetry:
     async def _take(
         self,
         exchange: Exchange,
-        read: Callable[..., list[_Told]],
-        size: Callable[[list[_Told]], int],
+        read: Callable[..., list[_Record]],
+        size: Callable[[list[_Record]], int],
         understand: Callable[..., TelemetrySignals],
         answer: Any,
         rejected: str,
@@ -351,8 +353,8 @@ def _answer(heard: TelemetrySignals, encoding: Encoding, answer: Any, rejected: 
 
 
 # each event's JSON holds one of these: the name of a required field, or one of its letters as an escape, which encoders do not write
-_TARGET = (b'"target"', *(b"\\u00%x" % letter for letter in sorted(set(b"target"))))
-_EVENT = 100  # cost of checking an event, in characters that are tokenised in the same time
+_EVENT_MARKS = (b'"target"', *(b"\\u00%x" % letter for letter in sorted(set(b"target"))))
+_EVENT_COST = 100  # cost of checking an event, in characters that are tokenised in the same time
 
 
 def _refuse_reserved(signals: Sequence[Signal]) -> None:
@@ -388,7 +390,7 @@ class Feedback:
             quotas.count_events(tenant, count_events(body))  # before any is parsed
             parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
             signals = await self._parts.thread.run(
-                tenant, max(exchange.received // PER_PARSED, _EVENT * count_events(body)), parse
+                tenant, max(exchange.received // PARSED_PER_CHAR, _EVENT_COST * count_events(body)), parse
             )
             listed = isinstance(body, list)
         else:
@@ -411,7 +413,7 @@ class Feedback:
         reader, quotas = self._parts.reader, self._parts.quotas
         if reader is None or len(data) < LONG_CHARS:
             return None
-        most = max(1, min(sum(map(data.count, _TARGET)), MAX_EVENTS))
+        most = max(1, min(sum(map(data.count, _EVENT_MARKS)), MAX_EVENTS))
         quotas.count_events(tenant, most)
         read = partial(reader.feedback, data, tenant, self._parts.clock())
         try:

@@ -25,16 +25,16 @@ from ostinato.core.errors import BadRequest, OstinatoError, StorageFull, TooLarg
 from ostinato.core.line_survival import MOST_LINES, holds, line_spans, parse_ranges
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
-from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
-from ostinato.serve.fair_thread import PER_PARSED
+from ostinato.serve.dialects.dialect import MAX_REPORTED_FIELDS, printable, refusal, validate
+from ostinato.serve.fair_thread import PARSED_PER_CHAR
 from ostinato.serve.quotas import QuotaExceeded
 
 if TYPE_CHECKING:  # the parsing of events must not import the rest of the gateway
     from ostinato.serve.parts import Parts
 
-_REMEMBERED = 100_000  # turns held in memory
-_COMING = 100_000  # turns held that are not in the log yet and whose text must not be stored, over all tenants
-_LEAST_COMING = 1_024  # of these, the fewest per tenant
+_MAX_TURNS = 100_000  # turns held in memory
+_MAX_PENDING = 100_000  # turns held that are not in the log yet and whose text must not be stored, over all tenants
+_MIN_PENDING = 1_024  # of these, the fewest per tenant
 _V = TypeVar("_V")
 
 
@@ -75,8 +75,8 @@ class Intake:
         # turns whose comments and corrections are not stored, whoever sends them: those in `_tenants`, and those not in the log yet
         self._unkept: set[str] = set()
         # the latter by tenant, so that no tenant can evict another's
-        self._coming: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
-        self._most_coming = max(_LEAST_COMING, _COMING // len(parts.keys.tenants))
+        self._pending: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        self._max_pending = max(_MIN_PENDING, _MAX_PENDING // len(parts.keys.tenants))
 
     def turn(self, turn: Turn) -> None:
         """Register a turn that is in the log, so that feedback about it needs no lookup."""
@@ -86,7 +86,7 @@ class Intake:
             _remember(self._users, turn.id, turn.user)
         if not turn.counts:
             self._unkept.add(turn.id)
-            self._coming[turn.tenant].pop(turn.id, None)
+            self._pending[turn.tenant].pop(turn.id, None)
 
     def forget(self, row: Forgotten) -> None:
         """Drop the turns of a forgotten person."""
@@ -94,11 +94,11 @@ class Intake:
         for turn in theirs:
             del self._users[turn]
 
-    def keep_no_words(self, tenant: str, turns: Sequence[str]) -> None:
+    def drop_text_of(self, tenant: str, turns: Sequence[str]) -> None:
         """Drop comments and corrections on these turns of a tenant, which are not in the log yet."""
         for turn in turns:
             self._unkept.add(turn)
-            self._unkept.difference_update(_remember(self._coming[tenant], turn, None, self._most_coming))
+            self._unkept.difference_update(_remember(self._pending[tenant], turn, None, self._max_pending))
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
         """Write one tenant's signals, durable on return. Return their statuses in order.
@@ -157,7 +157,7 @@ class Intake:
         if about:
             turns = {turn.id: turn for turn in await self._log.find(Turn, [(turn,) for turn in about])}
             size = sum(len(turn.text) for turn in turns.values())
-            await self._thread.run(signals[0].tenant, size // PER_PARSED, partial(_refuse_lines, signals, turns))
+            await self._thread.run(signals[0].tenant, size // PARSED_PER_CHAR, partial(_refuse_lines, signals, turns))
 
     def _check_room(self) -> None:
         """Raise StorageFull while the remaining space is reserved for turns, which cannot be sent again."""
@@ -188,7 +188,7 @@ class Intake:
             whole = [masked(signal, user) for signal, user in zip(signals, mine, strict=True)]
             return whole, [masked(signal, ANONYMOUS) for signal in signals]
 
-        return await self._thread.run(signals[0].tenant, size // PER_PARSED, work)
+        return await self._thread.run(signals[0].tenant, size // PARSED_PER_CHAR, work)
 
     def _known(self, signal: Signal) -> bool:
         return self._tenants.get(signal.turn) == signal.tenant
@@ -259,10 +259,10 @@ def _same(one: Signal, other: Signal) -> bool:
 
 
 def _remember(known: OrderedDict[str, _V], key: str, value: _V, most: int | None = None) -> list[str]:
-    """Add or renew a key; keep the newest `most` (None: `_REMEMBERED`) and return the evicted keys."""
+    """Add or renew a key; keep the newest `most` (None: `_MAX_TURNS`) and return the evicted keys."""
     known[key] = value
     known.move_to_end(key)
-    return [known.popitem(last=False)[0]] if len(known) > (_REMEMBERED if most is None else most) else []
+    return [known.popitem(last=False)[0]] if len(known) > (_MAX_TURNS if most is None else most) else []
 
 
 # ---------------------------------------------------------------- events
@@ -385,7 +385,7 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
             signals.append(_signal(event, f"[{i}]", tenant, now + i * _APART_S))
         except BadRequest as error:
             wrong[error.field or f"[{i}]"] = str(error).removesuffix(".")
-        if len(wrong) == SHOWN and i + 1 < len(body):
+        if len(wrong) == MAX_REPORTED_FIELDS and i + 1 < len(body):
             raise refusal(wrong, f"the {len(body) - i - 1} events after [{i}] were not checked")
     if wrong:
         raise refusal(wrong)

@@ -120,7 +120,7 @@ THANKS = re.compile(
     r"super|exactly|well done|lgtm|looks good|good (?:job|work|one|catch|bot)|love (?:it|this)|"
     r"(?:it|that|this) (?:works|worked|did it|did the trick|fixed it|helped)|works|sweet|lifesaver|kudos|legend)\b"
 )
-WARM = frozenset(
+PRAISE_WORDS = frozenset(
     (  # noqa: SIM905 (a list of words reads better)
         "a again ah all amazing and answer awesome beautiful bot brilliant catch charm cheers cool danke did done excellent exactly "
         "exciting explanation fast finally fixed for good great green help helped hey i is it job lgtm like looking looks lot love lovely "
@@ -138,7 +138,7 @@ TOPIC = re.compile(
     r"different now\b|next up\b|moving on\b|unrelated\b(?! to)|switching (?:to|gears)|on another note|changing the (?:subject|topic)|"
     r"let us (?:move on|switch|talk about|now do|do something else)|forget (?:about )?(?:it|this|that)$)"
 )
-EMPTY = frozenset(
+STOP_WORDS = frozenset(
     (  # noqa: SIM905
         "a again an and are can could do for hello hey hi i in is it just me my now of ok okay on please pls so that the this to us we "
         "what which will would you your"
@@ -152,9 +152,9 @@ EMPTY = frozenset(
 VERSION = "rules@2"
 _MOST_WORDS = 60  # words that are read; complaints come early, and longer text is mostly pasted material
 _MOST_CHARS = 800
-_MOST_WARM = 10  # most words of a message of pure praise
-_MOST_CROSS = 40  # most words of a complaint or correction; longer messages have another purpose
-_FEWEST = 3  # fewest meaningful words of a request that can be recognised as a repetition
+_MAX_PRAISE_WORDS = 10  # most words of a message of pure praise
+_MAX_COMPLAINT_WORDS = 40  # most words of a complaint or correction; longer messages have another purpose
+_MIN_REPEATED_WORDS = 3  # fewest meaningful words of a request that can be recognised as a repetition
 _SENTENCES = re.compile(r"(?<![.!?])([.!?]+)(?=\s|$)|\n+")
 _PARTS = re.compile(r"(?<![,;:()])[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|(?<!\s)\s+[\u2013\u2014]\s*|[\u2013\u2014]\s*")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|\u201c[^\u201d\n]*\u201d|`[^`\n]*`")
@@ -204,7 +204,7 @@ def kind_of(message: str, before: str, answer: str = "") -> NextMessage:
         return NextMessage.PRAISE
     if any(TOPIC.search(words) for words in (whole, *(part.words for part in parts[:2]))):
         return NextMessage.TOPIC
-    if len(whole.split()) > _MOST_CROSS or UNCLEAR.search(whole):
+    if len(whole.split()) > _MAX_COMPLAINT_WORDS or UNCLEAR.search(whole):
         return NextMessage.GOES_ON
     if any(_complains(part) for part in parts):
         return NextMessage.COMPLAINT
@@ -236,7 +236,12 @@ def _corrects(first: str, parts: Sequence[_Part], whole: str, *, asked: bool) ->
 def _praises(whole: str, parts: Sequence[_Part]) -> bool:
     words = whole.split()
     asks = any(part.asks for part in parts)
-    return not asks and len(words) <= _MOST_WARM and THANKS.search(whole) is not None and WARM.issuperset(words)
+    return (
+        not asks
+        and len(words) <= _MAX_PRAISE_WORDS
+        and THANKS.search(whole) is not None
+        and PRAISE_WORDS.issuperset(words)
+    )
 
 
 def _asks(answer: str) -> bool:
@@ -246,8 +251,8 @@ def _asks(answer: str) -> bool:
 
 def _same(message: str, before: str) -> bool:
     """True if two requests have enough meaningful words and differ only in others."""
-    one, other = ([word for word in _plain(text).split() if word not in EMPTY] for text in (message, before))
-    return len(one) >= _FEWEST and one == other
+    one, other = ([word for word in _plain(text).split() if word not in STOP_WORDS] for text in (message, before))
+    return len(one) >= _MIN_REPEATED_WORDS and one == other
 
 
 def _parts_of(message: str) -> Iterator[_Part]:

@@ -133,7 +133,7 @@ def _check_values(counts: Iterable[int], most: int) -> None:
         raise TooLarge(f"The body contains more than {most} attributes; export smaller batches.")
 
 
-def _named(name: str, attributes: Attributes, body: str) -> str:
+def _event_name(name: str, attributes: Attributes, body: str) -> str:
     told = attributes.get("event.name")
     return told if isinstance(told, str) and told else name or body
 
@@ -153,7 +153,7 @@ def _log(record: LogRecord) -> Event:
     attributes = _attributes(record.attributes)
     body = record.body.string_value
     return Event(
-        name=_named(record.event_name, attributes, body),
+        name=_event_name(record.event_name, attributes, body),
         time_ns=record.time_unix_nano or record.observed_time_unix_nano,
         attributes=attributes,
         trace_id=record.trace_id.hex(),
@@ -233,7 +233,7 @@ def _json_log(record: Mapping[str, Any]) -> Event:
     body = _json_scalar(record.get("body"))
     text = body if isinstance(body, str) else ""
     return Event(
-        name=_named(_text(record.get("eventName")), attributes, text),
+        name=_event_name(_text(record.get("eventName")), attributes, text),
         time_ns=_time(record.get("timeUnixNano")) or _time(record.get("observedTimeUnixNano")),
         attributes=attributes,
         trace_id=_hex(record.get("traceId")),
@@ -250,7 +250,7 @@ def _json_span(span: Mapping[str, Any]) -> TraceSpan:
         attributes=_json_attributes(span),
         trace_id=trace_id,
         span_id=span_id,
-        failed=isinstance(status, dict) and _whole(status.get("code"), _INT64) == _STATUS_ERROR,
+        failed=isinstance(status, dict) and _integer(status.get("code"), _INT64) == _STATUS_ERROR,
         events=tuple(
             Event(
                 name=_text(event.get("name")),
@@ -283,7 +283,7 @@ def _json_scalar(value: Any) -> Scalar | None:
     if isinstance(flag := value.get("boolValue"), bool):
         return flag
     if "intValue" in value:
-        return _whole(value["intValue"], _INT64)
+        return _integer(value["intValue"], _INT64)
     return _double(value.get("doubleValue"))
 
 
@@ -298,14 +298,14 @@ def _double(value: Any) -> float | None:
         return None
 
 
-def _whole(value: Any, span: range) -> int | None:
+def _integer(value: Any, span: range) -> int | None:
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value in span else None
 
 
 def _time(value: Any) -> int:
-    return _whole(value, _UINT64) or 0
+    return _integer(value, _UINT64) or 0
 
 
 def _hex(value: Any) -> str:

@@ -64,11 +64,11 @@ def _inflated(data: bytes, limit: int, bits: int, name: str) -> bytes:
     try:
         content = stream.decompress(data, limit + 1)
     except zlib.error:
-        raise _other(name) from None
+        raise _wrong_encoding(name) from None
     if len(content) > limit:
         raise _too_long(limit)
     if not stream.eof or stream.unused_data:
-        raise _unended(name)
+        raise _incomplete(name)
     return content
 
 
@@ -81,9 +81,9 @@ def _zstd(data: bytes, limit: int) -> bytes:
         stream = decompressor.decompressobj()
         content = stream.decompress(data)
     except zstandard.ZstdError:
-        raise _other("zstd") from None
+        raise _wrong_encoding("zstd") from None
     if not stream.eof or stream.unused_data:
-        raise _unended("zstd")
+        raise _incomplete("zstd")
     return content
 
 
@@ -91,11 +91,11 @@ def _too_long(limit: int) -> TooLarge:
     return TooLarge(f"The body is longer than {limit} bytes when unpacked; send less at once.")
 
 
-def _other(name: str) -> BadRequest:
+def _wrong_encoding(name: str) -> BadRequest:
     return BadRequest(f"The body is not {name}, as Content-Encoding says; send it so, or uncompressed.")
 
 
-def _unended(name: str) -> BadRequest:
+def _incomplete(name: str) -> BadRequest:
     return BadRequest(f"The body is not one whole piece of {name}; it ends too early, or something follows.")
 
 

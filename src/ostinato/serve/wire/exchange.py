@@ -35,10 +35,10 @@ JSON = b"application/json"
 _SESSION = "ostinato.session"  # a key of the scope
 
 
-def in_session(scope: Scope) -> Scope:
+def strip_session(scope: Scope) -> Scope:
     """Strip `/s/SESSION` from a path and keep the session's name, for clients that can configure a URL but no header.
 
-    Example: ``in_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
+    Example: ``strip_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
     """
     path: str = scope["path"]
     if not path.startswith("/s/"):
@@ -47,13 +47,13 @@ def in_session(scope: Scope) -> Scope:
     return {**scope, "path": f"/{rest}", _SESSION: name} if slash and rest.startswith("v1/") else scope
 
 
-def tidied(scope: Scope) -> Scope:
+def normalised_path(scope: Scope) -> Scope:
     """Remove doubled and trailing slashes from a path below /v1; clients produce them when they join a base URL and a path.
 
-    Example: ``tidied({"path": "//v1//models/"})["path"] == "/v1/models"``
+    Example: ``normalised_path({"path": "//v1//models/"})["path"] == "/v1/models"``
     """
     path = "/" + "/".join(filter(None, scope["path"].split("/")))
-    return in_session({**scope, "path": path}) if path.startswith(("/v1/", "/s/")) else scope
+    return strip_session({**scope, "path": path}) if path.startswith(("/v1/", "/s/")) else scope
 
 
 def _checked(name: str, value: str) -> str:
@@ -67,9 +67,10 @@ def _checked(name: str, value: str) -> str:
 class Exchange:
     """A request and its response, as handlers get it.
 
-    `status` is 0 until the response's head is sent. `said` is False until a part of the body is sent (heartbeats do not count). `watch` is
-    set while a model call runs. `came_at` is when the request's head was read, by `time.monotonic`. `received` is the number of body bytes,
-    decompressed. `shared` holds the CORS headers of every response. `failure` formats an error that ends a stream which has begun.
+    `status` is 0 until the response's head is sent. `body_sent` is False until a part of the body is sent (heartbeats do not count).
+    `watch` is set while a model call runs. `came_at` is when the request's head was read, by `time.monotonic`. `received` is the number
+    of body bytes, decompressed. `shared` holds the CORS headers of every response. `failure` formats an error that ends a stream which
+    has begun.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
@@ -83,7 +84,7 @@ class Exchange:
         self.received = 0
         self.came_at = time.monotonic()
         self.status = 0
-        self.said = False
+        self.body_sent = False
         self.shared: Headers = []
         self.failure: Callable[[OstinatoError], str] = str
         self.watch: DisconnectWatch | None = None
@@ -154,7 +155,7 @@ class Exchange:
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a piece of the body. Raises ClientGone; for the last piece also if the client is known to have disconnected."""
-        watch, self.said = self.watch, True
+        watch, self.body_sent = self.watch, True
         if not last or watch is None:
             await self._put({"type": "http.response.body", "body": data, "more_body": not last})
             return

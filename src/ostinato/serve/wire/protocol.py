@@ -81,11 +81,11 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._entered:
             transport.abort()
             return
-        self._wait()
+        self._start_deadline()
         self._look = self.loop.call_later(self._unread_s, self._look_at_unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._in_time()
+        self._cancel_deadline()
         if self._look is not None:
             self._look.cancel()
         if self._entered:
@@ -115,7 +115,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._head_bytes:
             return
         if self._due is None and self._in_head:
-            self._wait()
+            self._start_deadline()
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LONG)
 
@@ -138,7 +138,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._passed = True
-        self._in_time()
+        self._cancel_deadline()
         if len(self.pipeline) >= MOST_PIPELINED:
             self.transport.abort()
         else:
@@ -156,20 +156,20 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
         # uvicorn's timer for the next head was cancelled when the rest of this request came
         if self.cycle.response_complete:
-            self._in_time()
-            self._wait()
+            self._cancel_deadline()
+            self._start_deadline()
 
     # ------------------------------------------------------------ sending
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        framed: Any = _Unframed(app, cycle) if cycle.scope["http_version"] == "1.0" else app
+        framed: Any = _UnchunkedApp(app, cycle) if cycle.scope["http_version"] == "1.0" else app
         super()._start_asgi_task(cycle, framed)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # the rest of the body will cancel uvicorn's timer, and nothing starts another
         if not self._in_head and self.cycle.response_complete:
-            self._wait()
+            self._start_deadline()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -182,19 +182,19 @@ class BoundedHttp(HttpToolsProtocol):
 
     # ------------------------------------------------------------ deadlines
 
-    def _wait(self) -> None:
-        self._due = self.loop.call_later(HEAD_S, self._late)
+    def _start_deadline(self) -> None:
+        self._due = self.loop.call_later(HEAD_S, self._deadline_passed)
 
-    def _in_time(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
-    def _late(self) -> None:
+    def _deadline_passed(self) -> None:
         self._due = None
         if self.cycle and not self.cycle.response_complete:
             # a part of the next request's head arrived while a response is sent: let the response finish
-            self._wait()
+            self._start_deadline()
         else:  # a client that has sent nothing is closed without a message
             self._refuse(_TOO_SLOW if self._in_head and self._head_bytes else b"")
 
@@ -214,7 +214,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
 
-class _Unframed:
+class _UnchunkedApp:
     """An app whose responses of unknown length end when the connection closes, for HTTP/1.0."""
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
